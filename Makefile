@@ -1,0 +1,49 @@
+# Two commands do everything: `make demo` trains a swarm on this machine, `make test` runs the tests.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: setup demo test check format fast proto table soak clean
+
+setup: $(READY)
+
+# pip, not a faster resolver: it finds a local build of torch where there is one. The lock pins every package; the
+# CUDA libraries that torch's CUDA build needs are pinned by that build itself.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lowcomm needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": run make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(READY)
+
+demo: $(READY)  ## train a swarm of three nodes on this machine and show it
+	$(BIN)/lowcomm-node demo --nodes 3
+
+test: $(READY)  ## every test that CI runs
+	$(BIN)/python -m pytest -m "not soak"
+
+check: $(READY)  ## format, lint, types, import rules, dependencies, fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/deptry .
+	$(BIN)/python -m pytest tests/unit
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(READY)  ## regenerate the committed stubs
+	$(BIN)/python -m grpc_tools.protoc -Iprotocol --python_out=protocol --pyi_out=protocol --grpc_python_out=protocol \
+		protocol/lowcomm_protocol/messages/exchange.proto
+
+table: $(READY)  ## the table of methods in README.md: real processes, three seeds
+	$(BIN)/python benchmarks/methods.py
+
+soak: $(READY)  ## memory of the daemon over hundreds of exchanges
+	$(BIN)/python benchmarks/memory.py
+
+clean:
+	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,275 @@
+"""Checkpoints on disk: never half written, always verifiable, the newest few kept.
+
+checkpoints/
+  .lock                      one writer at a time
+  step-0000000400/
+    manifest.json            sealed: step, time, meta, and size and SHA-256 of every other file
+    weights.safetensors      one file a part, e.g. weights, outer, inner
+  .writing-*, .removing-*    what a crash left behind; swept by the next writer
+  .replaced-step-*           the former checkpoint of a step that is being saved again
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lowcomm_node.durable import disk_full_error, folder_lock, lock, require_space, sync_file, sync_folder
+from lowcomm_node.errors import CheckpointError, ConfigError, RetryLater
+from lowcomm_node.manifest import CheckpointInfo, is_complete, problems_of, read_manifest, write_checkpoint
+from lowcomm_node.state_file import read_state, state_bytes
+
+_STEP = re.compile(r"step-(\d{10})")
+_PART = re.compile(r"[a-z][a-z0-9_-]*")
+_WRITING, _REMOVING, _REPLACED = ".writing-", ".removing-", ".replaced-"
+_OVERHEAD = 1 << 20
+"""Bytes for headers, manifest and the file system's own records, above the tensors themselves."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory: tensors by part and name."""
+
+    info: CheckpointInfo
+    tensors: dict[str, dict[str, Tensor]]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the caller saved with the tensors."""
+        return self.info.meta
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that could not be used, and why."""
+
+    step: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The newest checkpoint that is sound, if there is one, and the newer ones that were passed over."""
+
+    checkpoint: Checkpoint | None
+    skipped: tuple[Skipped, ...]
+
+
+class CheckpointStore:
+    """The checkpoints of one node. Several processes may open it: one writes at a time, others read and pin.
+
+    Raises ConfigError if ``keep`` is less than 1.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep = {keep} would remove every checkpoint: set it to 1 or more.")
+        self.folder = folder
+        self.keep = keep
+        folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(folder, wait=False) as free:
+            # While another process writes, its temporary folder is no leftover; it has swept before it began.
+            if free:
+                self._sweep()
+
+    def save(
+        self, step: int, tensors_by_part: Mapping[str, Mapping[str, Tensor]], meta: dict[str, Any], created_at: float
+    ) -> CheckpointInfo:
+        """Write a checkpoint, then remove the oldest beyond ``keep``; it is durable when this returns.
+
+        ``meta`` must be plain JSON. A step that is saved again replaces its former checkpoint. Raises DiskFull,
+        RetryLater if that former one is pinned, CheckpointError if a name or ``meta`` can't be stored; after any of
+        them, and after a crash at any point, the earlier checkpoints are as they were.
+        """
+        _check_names(step, tensors_by_part)
+        with folder_lock(self.folder):
+            self._sweep()
+            try:
+                self._write(step, tensors_by_part, meta, created_at)
+            except BaseException:
+                with suppress(OSError):
+                    self._sweep()
+                raise
+            self._prune(step)
+            return self.info(step)
+
+    def steps(self) -> list[int]:
+        """Steps of all checkpoints, oldest first, whether they are sound or not."""
+        found = (_STEP.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def entries(self) -> list[CheckpointInfo]:
+        """The checkpoints whose manifest can be read, oldest first; ``verify`` tells about the others."""
+        infos: list[CheckpointInfo] = []
+        for step in self.steps():
+            with suppress(CheckpointError):
+                infos.append(self.info(step))
+        return infos
+
+    def latest(self) -> CheckpointInfo | None:
+        """The newest checkpoint whose manifest can be read."""
+        return next(reversed(self.entries()), None)
+
+    def info(self, step: int) -> CheckpointInfo:
+        """Read the manifest of one checkpoint. Raises CheckpointError if there is none, or it is damaged."""
+        return read_manifest(self._path(step), step)
+
+    def verify(self, step: int) -> list[str]:
+        """Read every byte of a checkpoint; what is wrong with it, or nothing if every bit is as it was written."""
+        try:
+            return problems_of(self.info(step))
+        except CheckpointError as error:
+            return [str(error)]
+
+    def load(self, step: int, parts: Sequence[str] | None = None, device: str = "cpu") -> Checkpoint:
+        """Read some parts (None: all), verified. Raises CheckpointError if one is missing or damaged."""
+        with self.pin(step):
+            info = self._sound(step, parts)
+            wanted = [file.part for file in info.parts] if parts is None else parts
+            files = {file.part: info.path / file.name for file in info.parts}
+            return Checkpoint(info, {part: read_state(files[part], device) for part in wanted})
+
+    def load_newest_usable(self, parts: Sequence[str] | None = None, device: str = "cpu") -> Recovery:
+        """Read the newest checkpoint that is sound; says which were passed over, and why."""
+        skipped: list[Skipped] = []
+        for step in reversed(self.steps()):
+            try:
+                return Recovery(self.load(step, parts, device), tuple(skipped))
+            except (CheckpointError, OSError) as error:
+                skipped.append(Skipped(step, str(error)))
+        return Recovery(None, tuple(skipped))
+
+    @contextmanager
+    def pin(self, step: int) -> Iterator[Path]:
+        """Keep a checkpoint from being removed, by any process, while its files are read; gives its folder.
+
+        Raises CheckpointError if there is none.
+        """
+        path = self._path(step)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise CheckpointError(f"{path} can't be opened ({error.strerror}): see `checkpoint ls`.") from error
+        try:
+            if not lock(descriptor, fcntl.LOCK_SH, wait=False) or not _leads_to(path, descriptor):
+                raise CheckpointError(f"{path} is being removed: use a newer checkpoint.")
+            yield path
+        finally:
+            os.close(descriptor)
+
+    def export(self, step: int, path: Path) -> Path:
+        """Write weights.safetensors and config.json (step, time and meta) into the new folder ``path``.
+
+        Raises CheckpointError if ``path`` exists or the weights are damaged, DiskFull.
+        """
+        if path.exists():
+            raise CheckpointError(f"{path} exists: name a folder that does not.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.pin(step), disk_full_error(path.parent, self.info(step).size):
+            info = self._sound(step, ["weights"])
+            temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=path.parent))
+            try:
+                _write_export(info, temporary)
+                temporary.rename(path)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+            sync_folder(path.parent)
+        return path
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:010d}"
+
+    def _sound(self, step: int, parts: Sequence[str] | None) -> CheckpointInfo:
+        info = self.info(step)
+        problems = problems_of(info, parts)
+        if problems:
+            raise CheckpointError(f"{'; '.join(problems)}: use another checkpoint.")
+        return info
+
+    def _write(
+        self, step: int, tensors_by_part: Mapping[str, Mapping[str, Tensor]], meta: dict[str, Any], created_at: float
+    ) -> None:
+        needed = sum(state_bytes(tensors) for tensors in tensors_by_part.values()) + _OVERHEAD
+        require_space(self.folder, needed)
+        with disk_full_error(self.folder, needed):
+            temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self.folder))
+            write_checkpoint(temporary, step, tensors_by_part, meta, created_at)
+            self._publish(temporary, step)
+
+    def _publish(self, temporary: Path, step: int) -> None:
+        final = self._path(step)
+        if final.exists() and not _move_if_unpinned(final, self.folder / f"{_REPLACED}{final.name}"):
+            raise RetryLater(f"{final} is being served and can't be replaced now: save again at a later step.")
+        temporary.rename(final)
+        sync_folder(self.folder)
+
+    def _prune(self, newest: int) -> None:
+        """Keep the one just saved and the newest complete ones before it.
+
+        A step beyond it was abandoned when the node resumed from an earlier one: it goes first, like a damaged one.
+        """
+        sound = {info.step for info in self.entries() if is_complete(info)}
+        ranked = sorted(self.steps(), key=lambda step: (step in sound and step <= newest, step in sound, step))
+        for step in [step for step in ranked if step != newest][: max(0, len(ranked) - self.keep)]:
+            # The new checkpoint is safe by now: what can't be removed is tried again at the next save.
+            with suppress(OSError):
+                path = self._path(step)
+                _move_if_unpinned(path, self.folder / f"{_REMOVING}{path.name}")
+        with suppress(OSError):
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Clear away what a crash or a removal left behind; only for the holder of the folder's lock."""
+        for path in list(self.folder.iterdir()):
+            former = path.name.removeprefix(_REPLACED)
+            if path.name.startswith(_REPLACED) and not (self.folder / former).exists():
+                path.rename(self.folder / former)
+            elif path.name.startswith((_WRITING, _REMOVING, _REPLACED)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_names(step: int, parts: Mapping[str, Any]) -> None:
+    if not 0 <= step < 10**10:
+        raise CheckpointError(f"step = {step} can't be a checkpoint's number: it must have 1 to 10 digits.")
+    for part in parts:
+        if not _PART.fullmatch(part):
+            raise CheckpointError(f"{part!r} can't be a part's name: use a-z, 0-9, - and _.")
+
+
+def _leads_to(path: Path, descriptor: int) -> bool:
+    """Whether a folder still has the name by which it was opened."""
+    return path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))
+
+
+def _move_if_unpinned(path: Path, target: Path) -> bool:
+    """Take a checkpoint's name away, unless somebody reads it; false if so.
+
+    It is renamed before it is removed, so that a crash in between leaves no half-empty checkpoint under a valid name.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        free = lock(descriptor, fcntl.LOCK_EX, wait=False)
+        if free:
+            path.rename(target)
+        return free
+    finally:
+        os.close(descriptor)
+
+
+def _write_export(info: CheckpointInfo, folder: Path) -> None:
+    weights = folder / "weights.safetensors"
+    config = folder / "config.json"
+    shutil.copyfile(info.path / weights.name, weights)
+    config.write_text(json.dumps({"step": info.step, "created_at": info.created_at, **info.meta}, indent=2) + "\n")
+    for path in (weights, config):
+        sync_file(path)
+    sync_folder(folder)

@@ -1,0 +1,197 @@
+"""What commands ask the daemon of this machine, over its loopback API.
+
+    read home/control.json {"port", "token", "pid", "peer_id"} -> HTTP on 127.0.0.1 with the token -> JSON
+
+The daemon removes the file when it ends; after a crash it stays, so its pid is checked.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
+from lowcomm_node.paths import Paths
+
+TIMEOUT = 10.0
+_START = "start it with `lowcomm-node join --peers ADDR`"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the daemon of a home answers, as its control file tells."""
+
+    port: int
+    token: str
+    pid: int
+    peer_id: str
+
+    def __repr__(self) -> str:
+        return f"Endpoint(port={self.port}, pid={self.pid}, peer_id={self.peer_id!r})"
+
+
+def read_endpoint(home: Path) -> Endpoint:
+    """Read the control file. Raises NotRunning if there is none or its process is gone, ConfigError if unreadable."""
+    path = Paths(home).control
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        endpoint = Endpoint(
+            int(content["port"]), str(content["token"]), int(content["pid"]), str(content.get("peer_id", ""))
+        )
+    except FileNotFoundError:
+        raise NotRunning(f"No node runs in {home}: {_START}, or name its folder with --home.") from None
+    except PermissionError:
+        raise ConfigError(f"{path} belongs to another user: run this command as the user of the node.") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise NotRunning(f"{path} is damaged, so the node can't be found: end it by hand if it runs, then {_START}.") from None
+    if not _alive(endpoint.pid):
+        raise NotRunning(f"The node of {home} (process {endpoint.pid}) ended without a goodbye: {_START}; it resumes.")
+    return endpoint
+
+
+class ControlClient:
+    """A connection to the daemon of one home; use as a context manager.
+
+    Every method raises NotRunning if no daemon answers, Unhealthy if it does not answer in time, and NodeError with
+    what it says if it refuses.
+    """
+
+    def __init__(self, home: Path, timeout: float = TIMEOUT) -> None:
+        self.home = home
+        self.endpoint = read_endpoint(home)
+        self._http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.endpoint.port}",
+            headers={"Authorization": f"Bearer {self.endpoint.token}"},
+            timeout=timeout,
+            # A proxy of the environment has no business between two processes of one machine.
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the daemon goes on."""
+        self._http.close()
+
+    def status(self) -> dict[str, Any]:
+        """Everything about the node at this moment."""
+        return self._call("GET", "/v1/status")
+
+    def peers(self) -> list[dict[str, Any]]:
+        """The peers of the run that are known to be alive."""
+        return self._call("GET", "/v1/peers")
+
+    def rounds(self, limit: int = 20) -> list[dict[str, Any]]:
+        """The last ``limit`` rounds, newest last."""
+        return self._call("GET", "/v1/rounds", params={"limit": limit})
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Events as they happen, until the daemon ends."""
+        timeout = httpx.Timeout(TIMEOUT, read=None)
+        with self._answered(), self._http.stream("GET", "/v1/events", timeout=timeout) as response:
+            _check(response)
+            # A daemon that ends cuts the stream short: that is its end, not a failure.
+            with suppress(httpx.RemoteProtocolError):
+                for line in response.iter_lines():
+                    if line:
+                        yield json.loads(line)
+
+    def finish(self) -> None:
+        """Ask the node to end in peace: finish what is under way, save, say goodbye."""
+        self._call("POST", "/v1/finish")
+
+    def stop(self, now: bool = False) -> None:
+        """Ask the node to save and end; ``now``: without saving."""
+        self._call("POST", "/v1/stop", body={"now": now})
+
+    def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        """Text by the model as it is now; waits as long as it takes."""
+        body = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
+        return str(self._call("POST", "/v1/generate", body=body, timeout=600.0)["text"])
+
+    def wait_ended(self, timeout: float, poll: Callable[[], None] | None = None) -> bool:
+        """Wait until the process of the daemon is gone; whether it is, within ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while _alive(self.endpoint.pid):
+            if time.monotonic() > deadline:
+                return False
+            if poll is not None:
+                poll()
+            time.sleep(0.1)
+        return True
+
+    def _call(
+        self, method: str, path: str, *, params: Any = None, body: Any = None, timeout: float | None = None
+    ) -> Any:
+        with self._answered():
+            response = self._http.request(
+                method, path, params=params, json=body, timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+            )
+            _check(response)
+            return response.json() if response.content else None
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Turn the failures of a connection into what they mean for the daemon."""
+        pid, port = self.endpoint.pid, self.endpoint.port
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise Unhealthy(
+                f"The node (process {pid}) does not answer: see its logs, or end it with `kill {pid}` and start it "
+                "again; it resumes from its last checkpoint."
+            ) from error
+        except httpx.TransportError as error:
+            raise NotRunning(
+                f"No node answers for {self.home} (process {pid}, port {port}): it has just ended, or another program "
+                f"has its number; {_START}."
+            ) from error
+        except ValueError as error:
+            raise Unhealthy(f"What answers on port {port} is not a node: {_START}.") from error
+
+
+def _check(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    response.read()
+    try:
+        content = response.json()
+        message, code = str(content["error"]), int(content.get("exit_code", 1))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code = f"The node answered {response.status_code}", 1
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        raise Unhealthy("The node refuses the token of control.json: it has just been restarted; try again.")
+    error = NodeError(message)
+    error.exit_code = code
+    raise error
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """A daemon whose parent has not reaped it yet has ended, though its number still exists."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,163 @@
+"""Where text comes from: documents one at a time, each either trained on or held out.
+
+A remote run can only choose ``builtin:python`` or leave the choice to each owner; paths come from the owner alone.
+What is held out depends on names or contents, not on chance, so that peers with the same data evaluate on the same.
+"""
+
+import hashlib
+import json
+import platform
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from lowcomm_node.data import documents
+from lowcomm_node.errors import ConfigError, DataError
+
+PYTHON_BYTES = 12 << 20
+"""Bytes of ``builtin:python`` at most: enough for a demo, tokenized within a second."""
+_SKIPPED = {"test", "tests", "idlelib", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+_HELD_OUT_FILES = 20
+_HELD_OUT_DOCUMENTS = 100
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, or a piece of a long one."""
+
+    text: bytes
+    held_out: bool
+    ends: bool = True
+    """Whether the text ends here, rather than in a later piece."""
+
+
+class Corpus(Protocol):
+    """A source of text."""
+
+    @property
+    def name(self) -> str:
+        """Kind and file name; safe to show, as it tells no folder."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """What its owner asked for; the cache keeps one version of each."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Changes when the text does."""
+        ...
+
+    def documents(self) -> Iterator[Document]:
+        """All documents, always in the same order, with bounded memory. Raises DataError."""
+        ...
+
+
+@dataclass(frozen=True)
+class PythonCorpus:
+    """Source text of the standard library of the Python that runs this; every 20th file, by name, is held out."""
+
+    root: Path
+    name: str = "builtin:python"
+    origin: str = "builtin:python"
+
+    def fingerprint(self) -> str:
+        sizes = [(name, path.stat().st_size) for name, path in self._files]
+        return _digest(["python", platform.python_version(), sizes])
+
+    def documents(self) -> Iterator[Document]:
+        for name, path in self._files:
+            yield Document(path.read_bytes(), _one_in(_HELD_OUT_FILES, name.encode()))
+
+    @cached_property
+    def _files(self) -> list[tuple[str, Path]]:
+        found: list[tuple[str, Path]] = []
+        total = 0
+        for name, path in sorted((path.relative_to(self.root).as_posix(), path) for path in self.root.rglob("*.py")):
+            total += path.stat().st_size if _belongs(name) else 0
+            if total > PYTHON_BYTES:
+                break
+            if _belongs(name):
+                found.append((name, path))
+        if not found:
+            raise DataError(f"{self.root} holds no source text of Python: name a text of your own with --data PATH.")
+        return found
+
+
+@dataclass(frozen=True)
+class FileCorpus:
+    """Files of one kind that this machine's owner names; one document in 100, by content, is held out."""
+
+    kind: str
+    origin: str
+    name: str
+    files: tuple[Path, ...]
+    field: str
+
+    def fingerprint(self) -> str:
+        # Size and time of change stand for the content: reading terabytes at each start would take too long.
+        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
+        return _digest([self.kind, self.field, stats])
+
+    def documents(self) -> Iterator[Document]:
+        """At least one document is held out: the last, if no other is."""
+        pending: Document | None = None
+        any_held_out = False
+        for text, ends in self._texts():
+            if pending is not None:
+                yield pending
+            pending = Document(text, _one_in(_HELD_OUT_DOCUMENTS, text), ends)
+            any_held_out |= pending.held_out
+        if pending is not None:
+            yield Document(pending.text, pending.held_out or not any_held_out, pending.ends)
+
+    def _texts(self) -> Iterable[tuple[bytes, bool]]:
+        if self.kind == "text":
+            return documents.read_text(self.files)
+        read = documents.read_jsonl if self.kind == "jsonl" else documents.read_parquet
+        return ((text, True) for text in read(self.files, self.field))
+
+
+def open_corpus(source: str, field: str = "text") -> Corpus:
+    """``builtin:python``, or a path with its kind (``text:``, ``jsonl:``, ``parquet:``) or an ending that tells it.
+
+    Raises ConfigError if it names nothing that is there.
+    """
+    if source == "builtin:python":
+        return PythonCorpus(Path(sysconfig.get_path("stdlib")))
+    if source == "local":
+        raise ConfigError("This run leaves the text to each owner: name a file, folder or glob with --data PATH.")
+    if source.startswith("builtin:"):
+        raise ConfigError(f"data source = {source!r} is not known: use builtin:python, or --data PATH.")
+    kind, path = _kind_and_path(source)
+    files = documents.find_files(path, kind)
+    if not files:
+        raise ConfigError(f"data source = {source!r} names no {kind} file: check the path that --data gives.")
+    return FileCorpus(kind, source, f"{kind}:{PurePosixPath(path).name}", tuple(files), field)
+
+
+def _kind_and_path(source: str) -> tuple[str, str]:
+    kind, separator, path = source.partition(":")
+    if separator and kind in documents.ENDINGS:
+        return kind, path
+    for kind, endings in documents.ENDINGS.items():
+        if source.endswith(endings):
+            return kind, source
+    return "text", source
+
+
+def _belongs(name: str) -> bool:
+    # _sysconfigdata and config-* hold paths of this machine; without them equal Pythons have equal text.
+    parts = name.split("/")
+    return not _SKIPPED.intersection(parts) and not parts[-1].startswith("_sysconfigdata") and name[:7] != "config-"
+
+
+def _one_in(count: int, key: bytes) -> bool:
+    return int.from_bytes(hashlib.sha256(key).digest()) % count == 0
+
+
+def _digest(parts: list[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,0 +1,200 @@
+"""Tokens on disk: made once, memory-mapped by every process that trains on them.
+
+cache/
+  .lock                    one maker at a time; others wait for it and find what it made
+  tokens-<fingerprint>/
+    manifest.json          sealed: origin, tokenizer, and tokens and SHA-256 of every shard
+    train-00000.bin        little-endian uint16 or uint32, at most 256 MiB each
+    held_out-00000.bin
+  .writing-*               what a crash left behind; swept by the next maker
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowcomm_node.data.corpus import Corpus
+from lowcomm_node.data.tokenizer import Tokenizer
+from lowcomm_node.durable import (
+    disk_full_error,
+    folder_lock,
+    read_sealed_json,
+    sha256_file,
+    sync_file,
+    sync_folder,
+    write_sealed_json,
+)
+from lowcomm_node.errors import DataError
+
+FORMAT = 1
+SHARD_BYTES = 256 << 20
+CHECKED_BYTES = 1 << 30
+"""Data up to this size is hashed at every start; of more, only the sizes are compared, as hashing takes minutes."""
+_MANIFEST = "manifest.json"
+_WRITING = ".writing-"
+_SPLITS = ("train", "held_out")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Tokens of one split: shards, one after another."""
+
+    shards: tuple[NDArray[Any], ...] = field(repr=False)
+    """Memory maps of uint16 or uint32."""
+    vocab: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all shards."""
+        return sum(len(shard) for shard in self.shards)
+
+    def window(self, start: int, length: int) -> NDArray[np.int64]:
+        """``length`` tokens from number ``start`` on, int64.
+
+        Raises DataError if one is not below ``vocab``: a GPU would answer that with the loss of its whole process.
+        """
+        parts: list[NDArray[Any]] = []
+        for shard in self.shards:
+            if len(shard) > start and length > 0:
+                parts.append(shard[start : start + length])
+                length -= len(parts[-1])
+            start = max(0, start - len(shard))
+        tokens = np.concatenate(parts).astype(np.int64)
+        if int(tokens.max()) >= self.vocab:
+            raise DataError(f"Token {tokens.max()} is not below {self.vocab}: remove the data cache, it is damaged.")
+        return tokens
+
+
+def open_shards(corpus: Corpus, tokenizer: Tokenizer, cache: Path) -> tuple[Split, Split]:
+    """The train and held-out splits of a corpus; made if they are not there, or not as they were made.
+
+    Raises DataError if there is too little text, DiskFull.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    key = json.dumps([FORMAT, corpus.fingerprint(), tokenizer.name, tokenizer.vocab]).encode()
+    folder = cache / f"tokens-{hashlib.sha256(key).hexdigest()[:16]}"
+    with folder_lock(cache):
+        manifest = _read_manifest(folder)
+        if manifest is None:
+            _make(corpus, tokenizer, cache, folder)
+            manifest = read_sealed_json(folder / _MANIFEST)
+        # Opened under the lock: a maker of a newer version may remove these files once we have them mapped.
+        train, held_out = (_open_split(folder, manifest, split) for split in _SPLITS)
+    return train, held_out
+
+
+def _open_split(folder: Path, manifest: dict[str, Any], split: str) -> Split:
+    files = [folder / shard["file"] for shard in manifest["shards"] if shard["split"] == split]
+    return Split(tuple(np.memmap(file, manifest["dtype"], "r") for file in files), manifest["vocab"])
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest, if it and the shards are as they were made."""
+    with suppress(OSError, ValueError):
+        manifest = read_sealed_json(folder / _MANIFEST)
+        total = sum(shard["size"] for shard in manifest["shards"])
+        for shard in manifest["shards"]:
+            path = folder / shard["file"]
+            if path.stat().st_size != shard["size"]:
+                return None
+            if total <= CHECKED_BYTES and sha256_file(path) != shard["sha256"]:
+                return None
+        return manifest
+    return None
+
+
+def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path) -> None:
+    for leftover in cache.glob(f"{_WRITING}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=cache))
+    try:
+        with disk_full_error(cache):
+            _tokenize(corpus, tokenizer, temporary)
+            sync_folder(temporary)
+            temporary.rename(folder)
+            sync_folder(cache)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    _remove_former(corpus, tokenizer, cache, folder)
+
+
+def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> None:
+    dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
+    separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
+    train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
+    with closing(train), closing(held_out):
+        for document in corpus.documents():
+            writer = held_out if document.held_out else train
+            writer.write(tokenizer.encode(document.text))
+            if document.ends:
+                writer.write(separator)
+        train.finish_shard()
+        held_out.finish_shard()
+    if not train.shards or not held_out.shards:
+        raise DataError(f"{corpus.name} has too little text to hold any of it out: give it at least two documents.")
+    content = {
+        "origin": corpus.origin,
+        "tokenizer": tokenizer.name,
+        "vocab": tokenizer.vocab,
+        "dtype": dtype.str,
+        "shards": train.shards + held_out.shards,
+    }
+    write_sealed_json(folder / _MANIFEST, content)
+
+
+def _remove_former(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path) -> None:
+    """Remove what the same origin gave before it changed, so that edits to a text don't fill the disk."""
+    for manifest in cache.glob(f"tokens-*/{_MANIFEST}"):
+        with suppress(OSError, ValueError):
+            content = read_sealed_json(manifest)
+            same = (content["origin"], content["tokenizer"]) == (corpus.origin, tokenizer.name)
+            if same and manifest.parent != folder:
+                shutil.rmtree(manifest.parent, ignore_errors=True)
+
+
+class _ShardWriter:
+    """Appends tokens to shards of one split; a full shard is synced and hashed."""
+
+    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any]) -> None:
+        self.shards: list[dict[str, Any]] = []
+        self._folder, self._split, self._dtype = folder, split, dtype
+        self._file: BinaryIO | None = None
+        self._room = 0
+
+    def write(self, tokens: NDArray[Any]) -> None:
+        while len(tokens):
+            if self._file is None:
+                self._file = self._path().open("wb")
+                self._room = SHARD_BYTES // self._dtype.itemsize
+            self._file.write(tokens[: self._room].astype(self._dtype).data)
+            self._room, tokens = self._room - min(len(tokens), self._room), tokens[self._room :]
+            if not self._room:
+                self.finish_shard()
+
+    def finish_shard(self) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        self._file = None
+        path = self._path()
+        sync_file(path)
+        size = path.stat().st_size
+        self.shards.append({"split": self._split, "file": path.name, "size": size, "sha256": sha256_file(path)})
+
+    def close(self) -> None:
+        """Let go of the file, finished or not; after a full disk this fails like the write before it."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+    def _path(self) -> Path:
+        return self._folder / f"{self._split}-{len(self.shards):05d}.bin"

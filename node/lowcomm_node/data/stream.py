@@ -1,0 +1,67 @@
+"""The batches that a peer trains and evaluates on."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lowcomm_node.data.shards import Split
+from lowcomm_node.errors import DataError
+
+
+class TrainStream:
+    """Random windows of a split; every peer draws its own, from the run's seed and its id alone.
+
+    Batch number n depends on nothing before it, so a number is all that a resume needs. Raises DataError if the split
+    is shorter than one window.
+    """
+
+    def __init__(self, split: Split, context: int, batch: int, seed: int, peer_id: str) -> None:
+        _require(split, context, "training")
+        self.batches = 0
+        """Batches drawn so far."""
+        self._split, self._context, self._batch = split, context, batch
+        self._key = f"train:{seed}:{peer_id}"
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Tokens and targets (the tokens that follow), int64 ``[batch, context]``."""
+        pair = _windows(self._split, self._context, self._batch, f"{self._key}:{self.batches}")
+        self.batches += 1
+        return pair
+
+    def state(self) -> dict[str, Any]:
+        """What ``restore`` needs to go on from here; plain JSON."""
+        return {"batches": self.batches}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken. Raises DataError if it is not a state of a stream."""
+        batches = state.get("batches")
+        if not isinstance(batches, int) or isinstance(batches, bool) or batches < 0:
+            raise DataError(f"The state of the data stream says batches = {batches!r}: resume from another checkpoint.")
+        self.batches = batches
+
+
+def held_out_windows(split: Split, context: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Tokens and targets, int64 ``[count, context]``, the same on every peer with the same data.
+
+    Raises DataError if the split is shorter than one window.
+    """
+    _require(split, context, "held-out")
+    return _windows(split, context, count, f"held-out:{seed}")
+
+
+def _require(split: Split, context: int, kind: str) -> None:
+    if split.tokens <= context:
+        raise DataError(
+            f"The {kind} text has {split.tokens} tokens, context = {context} needs more: add text to --data."
+        )
+
+
+def _windows(split: Split, context: int, count: int, stream: str) -> tuple[Tensor, Tensor]:
+    generator = np.random.default_rng(int.from_bytes(hashlib.sha256(stream.encode()).digest()))
+    starts: NDArray[np.int64] = generator.integers(0, split.tokens - context, size=count)
+    tokens = torch.from_numpy(np.stack([split.window(int(start), context + 1) for start in starts]))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

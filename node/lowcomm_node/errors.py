@@ -1,0 +1,91 @@
+"""The node's branch of the tree of errors; each knows the exit status of the command that it ends.
+
+LowcommError                 anything that we raise on purpose; str() names the thing, the value and the remedy
+└── NodeError            1   something on this machine; the branches say what
+    ├── NotRunning       3   a command needs the daemon, and none answers
+    ├── Unhealthy        4   the daemon answers, but something that it needs does not work
+    ├── Incompatible     5   this release or machine can't take part in that run
+    ├── NoPeers          6   nobody of the run can be reached
+    ├── ConfigError     78   a flag, a setting or a path that its owner must correct
+    ├── DataError       78   training text that is missing, malformed or too short
+    ├── CheckpointError  1   a saved state that is missing, damaged, or not what was expected
+    ├── TrainerError     1   the trainer process died, or can't do what it was asked
+    ├── LinkLost         1   a stream to a peer broke off, or can't be opened; costs one exchange
+    ├── RetryLater      75   nothing is wrong, only the moment: the same call works later
+    ├── DiskFull        75   a folder without room; what was there before is untouched
+    └── PortInUse       75   another program holds an address that we were told to use
+"""
+
+from lowcomm_protocol.errors import LowcommError
+
+
+class NodeError(LowcommError):
+    """Something on this machine. ``exit_code`` is the exit status of a command that it ends."""
+
+    exit_code: int = 1
+
+
+class NotRunning(NodeError):
+    """A command needs the daemon, and none answers."""
+
+    exit_code = 3
+
+
+class Unhealthy(NodeError):
+    """The daemon answers, but something that it needs does not work."""
+
+    exit_code = 4
+
+
+class Incompatible(NodeError):
+    """This release or machine can't take part in that run."""
+
+    exit_code = 5
+
+
+class NoPeers(NodeError):
+    """Nobody of the run can be reached."""
+
+    exit_code = 6
+
+
+class ConfigError(NodeError):
+    """A flag, a setting or a path that its owner must correct."""
+
+    exit_code = 78
+
+
+class DataError(NodeError):
+    """Training text that is missing, malformed or too short."""
+
+    exit_code = 78
+
+
+class CheckpointError(NodeError):
+    """A saved state that is missing, damaged, or not what was expected."""
+
+
+class TrainerError(NodeError):
+    """The trainer process died, or can't do what it was asked."""
+
+
+class LinkLost(NodeError):
+    """A stream to a peer broke off, or can't be opened. It costs one exchange, no more."""
+
+
+class RetryLater(NodeError):
+    """Nothing is wrong, only the moment: the same call works later."""
+
+    exit_code = 75
+
+
+class DiskFull(NodeError):
+    """A folder without room; what was there before is untouched."""
+
+    exit_code = 75
+
+
+class PortInUse(NodeError):
+    """Another program holds an address that we were told to use."""
+
+    exit_code = 75

@@ -1,0 +1,104 @@
+"""What became of exchanges: counters, the last rounds, and how each peer has behaved."""
+
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+from time import monotonic, time
+from typing import Any
+
+from lowcomm_node.exchange.round import Round
+from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
+
+MAX_ROUNDS = 200
+MAX_PEERS = 1024
+
+
+class Outcome(StrEnum):
+    """How an exchange ended."""
+
+    APPLIED = "applied"
+    NO_PARTNER = "no-partner"
+    FAILED = "failed"
+
+
+@dataclass
+class PeerHistory:
+    """Exchanges with one peer."""
+
+    completed: int = 0
+    refused: int = 0
+    failed: int = 0
+    last_reason: str = ""
+
+
+@dataclass
+class History:
+    """Bounded memory of exchanges."""
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    in_doubt: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    rounds: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
+    last_reason: str = ""
+    """Why the last exchange was not applied; empty after one that was."""
+    _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+
+    def record(self, round_: Round, outcome: Outcome, reason: str, swarm_step: int) -> dict[str, Any]:
+        """Count an exchange that is over; its entry in the list of rounds."""
+        seconds = monotonic() - round_.began
+        self.outcomes[outcome] += 1
+        self.in_doubt += round_.exchange.in_doubt
+        self.bytes_sent += round_.bytes_sent
+        self.bytes_received += round_.bytes_received
+        partners = round_.exchange.partners
+        if outcome is Outcome.APPLIED:
+            self._seconds.append(seconds)
+            for peer in partners:
+                self.of(peer).completed += 1
+        self.last_reason = reason if outcome is not Outcome.APPLIED else ""
+        entry = {
+            "time": time(),
+            "fragment": round_.fragment,
+            "round": round_.offer.round,
+            "outcome": outcome.value,
+            "reason": reason,
+            "partners": list(partners),
+            "swarm_step": swarm_step,
+            "bytes_sent": round_.bytes_sent,
+            "bytes_received": round_.bytes_received,
+            "seconds": seconds,
+        }
+        self.rounds.append(entry)
+        return entry
+
+    def of(self, peer: str) -> PeerHistory:
+        """The history of one peer; the one not met for longest is forgotten first."""
+        if peer not in self._peers:
+            self._peers[peer] = PeerHistory()
+            if len(self._peers) > MAX_PEERS:
+                self._peers.popitem(last=False)
+        self._peers.move_to_end(peer)
+        return self._peers[peer]
+
+    def they_refused(self, peer: str, refusal: Refusal) -> None:
+        """Count an offer of ours that a peer refused."""
+        history = self.of(peer)
+        history.refused += 1
+        history.last_reason = REFUSAL_TEXT[refusal]
+
+    def we_refused(self, peer: str, refusal: Refusal) -> None:
+        """Note why we refused a peer."""
+        self.of(peer).last_reason = f"we refused it: {refusal.value}"
+
+    def lost(self, peer: str, reason: str) -> None:
+        """Count a stream that was lost."""
+        history = self.of(peer)
+        history.failed += 1
+        history.last_reason = reason
+
+    def usual_seconds(self) -> float | None:
+        """Median duration of the last exchanges that were applied; None if there was none."""
+        return median(self._seconds) if self._seconds else None

@@ -1,0 +1,104 @@
+"""TLS and proof of who calls.
+
+Every node makes a self-signed P-256 certificate at start (gRPC can't use Ed25519 certificates) and tells of it in its signed
+record; a caller pins exactly that certificate. The caller proves its own identity by a credential in the metadata of each
+call, signed by its key and bound to the callee, the run and the time.
+"""
+
+import datetime
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from lowcomm_protocol.errors import RecordError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.records import CREDENTIAL_LIFE, read_credential, write_credential
+
+SERVER_NAME = "lowcomm"
+"""The name in every certificate; what is checked is the certificate itself."""
+CREDENTIAL_KEY = "lowcomm-credential-bin"
+_MAX_NONCES = 100_000
+_TEN_YEARS = datetime.timedelta(days=3650)
+_DAY = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A self-signed certificate and its key."""
+
+    der: bytes
+    pem: bytes
+    key_pem: bytes = field(repr=False)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server."""
+        return grpc.ssl_server_credentials([(self.key_pem, self.pem)])
+
+
+def make_certificate(now: datetime.datetime) -> Certificate:
+    """A fresh certificate, good from a day before ``now`` (UTC) for ten years: peers pin it, so dates mean little."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _DAY)
+        .not_valid_after(now + _TEN_YEARS)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    key_pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    return Certificate(certificate.public_bytes(serialization.Encoding.DER), pem, key_pem)
+
+
+def pinned(der: bytes) -> grpc.ChannelCredentials:
+    """Channel credentials that trust one certificate (DER). Raises RecordError if it is not a certificate."""
+    try:
+        pem = x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+    except ValueError:
+        raise RecordError("The peer's certificate can't be read: it is not called.") from None
+    return grpc.ssl_channel_credentials(root_certificates=pem)
+
+
+class Gatekeeper:
+    """Makes our credentials and checks those of callers; each nonce is good once."""
+
+    def __init__(self, identity: Identity, run_id: str, clock: Callable[[], float]) -> None:
+        self._identity, self._run_id, self._clock = identity, run_id, clock
+        self._own_peer_id = identity.peer_id
+        self._seen: OrderedDict[bytes, float] = OrderedDict()
+
+    def credential_for(self, callee: str) -> tuple[tuple[str, bytes], ...]:
+        """Metadata that proves who we are to ``callee``."""
+        nonce = secrets.token_bytes(16)
+        return ((CREDENTIAL_KEY, write_credential(self._identity, callee, self._run_id, self._clock(), nonce)),)
+
+    def caller(self, metadata: dict[str, bytes]) -> str:
+        """The peer id of an authenticated caller. Raises RecordError or SignatureError."""
+        now = self._clock()
+        data = metadata.get(CREDENTIAL_KEY)
+        if not isinstance(data, bytes):
+            raise RecordError("A call without a credential is refused.")
+        peer, nonce = read_credential(data, self._own_peer_id, self._run_id, now)
+        self._forget(now)
+        if nonce in self._seen or len(self._seen) >= _MAX_NONCES:
+            raise RecordError("A credential that was used before is refused.")
+        self._seen[nonce] = now
+        return peer
+
+    def _forget(self, now: float) -> None:
+        while self._seen and next(iter(self._seen.values())) < now - 3 * CREDENTIAL_LIFE:
+            self._seen.popitem(last=False)

@@ -1,0 +1,134 @@
+"""The two ends of a ``Swap`` stream behind one face."""
+
+import asyncio
+from typing import Any, Protocol
+
+import grpc
+from grpc import aio
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_protocol.messages import exchange_pb2 as pb
+
+CLOSE_DEADLINE = 5.0
+"""Seconds for the last frame to reach the other end."""
+
+
+class Stream(Protocol):
+    """Frames out, frames in. Raises LinkLost when the stream is gone."""
+
+    async def send(self, frame: pb.Frame) -> None:
+        """Send one frame; waits while the other end does not read."""
+        ...
+
+    async def receive(self) -> pb.Frame | None:
+        """The next frame; None when the other end has no more to say."""
+        ...
+
+    async def close(self) -> None:
+        """Say that we have no more to say, and let the other end read to the end."""
+        ...
+
+    def cancel(self) -> None:
+        """Drop the stream at once."""
+        ...
+
+
+class CallerStream:
+    """The end that called."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def send(self, frame: pb.Frame) -> None:
+        """See Stream."""
+        try:
+            await self._call.write(frame)
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise LinkLost(await self._why(error)) from None
+
+    async def receive(self) -> pb.Frame | None:
+        """See Stream."""
+        try:
+            frame = await self._call.read()
+        except grpc.RpcError as error:
+            raise LinkLost(await self._why(error)) from None
+        if frame is aio.EOF:
+            if await self._call.code() is not grpc.StatusCode.OK:
+                raise LinkLost(await self._why(None))
+            return None
+        return frame
+
+    async def close(self) -> None:
+        """See Stream."""
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await self._call.done_writing()
+                while await self._call.read() is not aio.EOF:
+                    pass
+        except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+            self._call.cancel()
+
+    def cancel(self) -> None:
+        """See Stream."""
+        self._call.cancel()
+
+    async def _why(self, error: Exception | None) -> str:
+        if isinstance(error, aio.AioRpcError):
+            code, detail = error.code(), error.details()
+        elif self._call.done():
+            code, detail = await self._call.code(), await self._call.details()
+        else:
+            return "the stream broke off"
+        return explain(code, detail)
+
+
+class CalleeStream:
+    """The end that was called."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._dropped = asyncio.Event()
+
+    async def send(self, frame: pb.Frame) -> None:
+        """See Stream."""
+        try:
+            await self._context.write(frame)
+        except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
+            raise LinkLost("the caller has gone") from None
+
+    async def receive(self) -> pb.Frame | None:
+        """See Stream."""
+        try:
+            frame = await self._context.read()
+        except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
+            raise LinkLost("the caller has gone") from None
+        return None if frame is aio.EOF else frame
+
+    async def close(self) -> None:
+        """See Stream. The handler returns after this, which ends our side."""
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                while await self.receive() is not None:
+                    pass
+        except (LinkLost, TimeoutError):
+            return
+
+    def cancel(self) -> None:
+        """See Stream. The handler notices, and aborts the call."""
+        self._dropped.set()
+
+    async def wait_dropped(self) -> None:
+        """Until somebody cancels this end."""
+        await self._dropped.wait()
+
+
+def explain(code: grpc.StatusCode, detail: str | None) -> str:
+    """A status of gRPC in words that a volunteer understands."""
+    words = {
+        grpc.StatusCode.UNAVAILABLE: "can't be reached",
+        grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
+        grpc.StatusCode.CANCELLED: "ended the stream",
+        grpc.StatusCode.UNAUTHENTICATED: "does not accept who we are",
+        grpc.StatusCode.RESOURCE_EXHAUSTED: "is busy",
+    }
+    return words.get(code, f"failed: {code.name.lower()}") + (f" ({detail[:120]})" if detail and code not in words else "")

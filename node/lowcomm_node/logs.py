@@ -1,0 +1,63 @@
+"""Logs on stderr: coloured ``key=value`` for people on a terminal, one JSON object a line for machines.
+
+Events have stable names (``round.merged``); what varies goes into fields.
+"""
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.typing import Processor
+
+_SHARED: list[Processor] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+    structlog.processors.StackInfoRenderer(),
+]
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Looks stderr up at every line, so that a live panel, which replaces it for a while, gets the lines too."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        """The stderr of this moment."""
+        return sys.stderr
+
+
+def configure_logs(verbosity: int = 0, as_json: bool | None = None, colors: bool | None = None) -> None:
+    """Send all logs to stderr. ``verbosity``: -2 errors, -1 warnings, 0 what happens, 1 and more everything.
+
+    ``as_json`` and ``colors`` None: JSON unless stderr is a terminal, colours if it is one.
+    """
+    terminal = sys.stderr.isatty()
+    as_json = not terminal if as_json is None else as_json
+    colors = terminal if colors is None else colors
+    level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG if verbosity > 0 else logging.ERROR)
+    handler = _StderrHandler()
+    handler.setFormatter(_formatter(as_json, colors))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # Libraries talk at INFO about what only their authors need.
+    root.setLevel(logging.DEBUG if verbosity > 1 else max(level, logging.WARNING))
+    logging.getLogger("lowcomm").setLevel(level)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=lambda *_: logging.getLogger("lowcomm"),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+def _formatter(as_json: bool, colors: bool) -> logging.Formatter:
+    last: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if as_json:
+        last += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+    else:
+        last.append(structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", pad_event_to=24))
+    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=last)

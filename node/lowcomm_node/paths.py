@@ -1,0 +1,58 @@
+"""Where the files of a node lie, under one home folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The files of one home; nothing is created here."""
+
+    home: Path
+
+    @property
+    def identity(self) -> Path:
+        """The private key, 0600, in libp2p's form."""
+        return self.home / "identity.key"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the daemon of this home."""
+        return self.home / "lock"
+
+    @property
+    def control(self) -> Path:
+        """Port and token of the control API, 0600; there while the daemon runs."""
+        return self.home / "control.json"
+
+    @property
+    def config(self) -> Path:
+        """Settings that the owner wrote."""
+        return self.home / "config.toml"
+
+    @property
+    def data(self) -> Path:
+        """Cache of tokenized text."""
+        return self.home / "data"
+
+    @property
+    def runs(self) -> Path:
+        """One folder a run, named by its fingerprint."""
+        return self.home / "runs"
+
+    @property
+    def demos(self) -> Path:
+        """One folder a demo."""
+        return self.home / "demo"
+
+    def run(self, fingerprint: str) -> Path:
+        """Folder of one run."""
+        return self.runs / fingerprint
+
+    def signed_run(self, fingerprint: str) -> Path:
+        """The signed specification of one run."""
+        return self.run(fingerprint) / "run.json"
+
+    def checkpoints(self, fingerprint: str) -> Path:
+        """Checkpoints of one run."""
+        return self.run(fingerprint) / "checkpoints"

@@ -1,0 +1,223 @@
+"""What the owner of this machine decides: flag, ``LOWCOMM_*`` environment, ``config.toml``, default, in this order.
+
+Nothing that comes from the network ends up here. Every value remembers where it was set, which ``lowcomm-node config``
+shows.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import platformdirs
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.paths import Paths
+
+PREFIX = "LOWCOMM_"
+MAX_RECORD_LIFE = 600.0
+"""As ``lowcomm_protocol.records.MAX_LIFE``: peers refuse a record that claims more."""
+_LISTS = ("peers", "announce")
+_RUN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(@[0-9a-f]{12,64})?")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Text = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class NodeSettings(BaseModel):
+    """The settings of one node; each is a flag of ``join``, a ``LOWCOMM_*`` variable and a key of ``config.toml``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    home: Path
+    """Folder of identity, checkpoints and control file."""
+    peers: tuple[str, ...] = ()
+    """Multiaddresses of any peers or bootstrap servers of the swarm."""
+    run: str | None = None
+    """``NAME`` or ``NAME@FINGERPRINT``; None: the only run that the swarm knows."""
+    data: Text | None = None
+    """Training text of this machine: a file or folder, or ``text:``, ``jsonl:``, ``parquet:`` and a path."""
+    tokenizer: Text | None = None
+    """A tokenizer.json of this machine, where the run asks for a local one."""
+    host: Text | None = None
+    """Address to listen on; None: loopback if all peers are on loopback, else all interfaces."""
+    port: Port = 0
+    """TCP port for exchanges; 0: any free one."""
+    dht_port: Port = 0
+    """TCP port for the DHT; 0: any free one."""
+    announce: tuple[str, ...] = Field(default=(), max_length=8)
+    """``host:port`` at which others can dial this node, where it differs from what it listens on."""
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """CPU threads of the trainer; None: as many as torch likes."""
+    checkpoint_every: Annotated[int, Field(ge=1)] = 100
+    """Inner steps between two checkpoints."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Checkpoints to keep."""
+    max_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """GiB that daemon and trainer may use together."""
+    control_port: Port = 0
+    """Loopback port of the control API; 0: any free one."""
+    stay: bool = False
+    """Stay and serve the state to others after the run has finished."""
+    record_life: Annotated[float, Field(ge=1, le=MAX_RECORD_LIFE, allow_inf_nan=False)] = 30.0
+    """Seconds that others believe this node alive after its last record."""
+    poll: Seconds = 2.0
+    """Seconds between two looks at the DHT."""
+    exchange_deadline: Seconds = 60.0
+    """Seconds that one exchange may take, at most."""
+
+    @property
+    def paths(self) -> Paths:
+        """Where the files of this node lie."""
+        return Paths(self.home)
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, home: Path) -> Path:
+        return home.expanduser().absolute()
+
+    @field_validator("run")
+    @classmethod
+    def _known_form(cls, run: str | None) -> str | None:
+        if run is not None and not _RUN.fullmatch(run):
+            raise ValueError("expected NAME or NAME@FINGERPRINT (12 to 64 hexadecimal digits), as `create` prints it")
+        return run
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError("expected auto, cpu, cuda or cuda:N")
+        return device
+
+    @field_validator("peers")
+    @classmethod
+    def _multiaddresses(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
+        for peer in peers:
+            if not peer.startswith("/") or "/p2p/" not in peer:
+                raise ValueError(f"{peer!r} is not an address such as /ip4/203.0.113.7/tcp/31330/p2p/12D3KooW...")
+        return tuple(dict.fromkeys(peers))
+
+    @field_validator("announce")
+    @classmethod
+    def _host_and_port(cls, announce: tuple[str, ...]) -> tuple[str, ...]:
+        for address in announce:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ValueError(f"{address!r} is not host:port, such as node.example.org:31331")
+        return announce
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.record_life < 2 * self.poll:
+            raise ValueError(
+                f"record_life = {self.record_life:g} must be at least twice poll = {self.poll:g}, "
+                "or others think this node dead between two of its records"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class LoadedSettings:
+    """Settings, and where each value comes from: ``flag``, a variable, a file, or ``default``."""
+
+    settings: NodeSettings
+    sources: Mapping[str, str]
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> LoadedSettings:
+    """Merge flag, environment, ``config.toml`` of the home and default. A flag that is None or empty was not given.
+
+    Raises ConfigError that names the nearest key for an unknown one, and the source of a value that is not valid.
+    """
+    env = os.environ if env is None else env
+    given = {key: value for key, value in (flags or {}).items() if value is not None and value not in ((), [])}
+    home, home_source = _home(given, env)
+    layers = [
+        *((key, value, f"flag --{key.replace('_', '-')}") for key, value in given.items()),
+        *_from_environment(env),
+        *_from_file(Paths(home).config),
+    ]
+    values: dict[str, Any] = {"home": home}
+    sources = {name: "default" for name in NodeSettings.model_fields} | {"home": home_source}
+    for key, value, source in layers:
+        if key not in values:
+            values[key], sources[key] = value, source
+    return LoadedSettings(_validate(values, sources), sources)
+
+
+def find_home(flag: Path | None = None, env: Mapping[str, str] | None = None) -> Path:
+    """The home folder alone: ``--home``, ``LOWCOMM_HOME``, systemd's ``STATE_DIRECTORY``, or the user's data folder."""
+    return _home({} if flag is None else {"home": flag}, os.environ if env is None else env)[0]
+
+
+def _home(flags: Mapping[str, Any], env: Mapping[str, str]) -> tuple[Path, str]:
+    if "home" in flags:
+        chosen, source = str(flags["home"]), "flag --home"
+    elif env.get(f"{PREFIX}HOME"):
+        chosen, source = env[f"{PREFIX}HOME"], f"environment {PREFIX}HOME"
+    elif env.get("STATE_DIRECTORY"):
+        # systemd joins several state directories by colons; the first is the unit's main one.
+        chosen, source = env["STATE_DIRECTORY"].split(":")[0], "environment STATE_DIRECTORY"
+    else:
+        chosen, source = platformdirs.user_data_dir("lowcomm"), "default"
+    return Path(chosen).expanduser().absolute(), source
+
+
+def _from_environment(env: Mapping[str, str]) -> list[tuple[str, Any, str]]:
+    found: list[tuple[str, Any, str]] = []
+    for variable, value in env.items():
+        if not variable.startswith(PREFIX) or not value:
+            continue
+        key = variable.removeprefix(PREFIX).lower()
+        if key not in NodeSettings.model_fields:
+            names = [PREFIX + name.upper() for name in NodeSettings.model_fields]
+            raise ConfigError(f"environment: unknown variable {variable}; {_nearest(variable, names)}")
+        found.append((key, value.replace(",", " ").split() if key in _LISTS else value, f"environment {variable}"))
+    return found
+
+
+def _from_file(path: Path) -> list[tuple[str, Any, str]]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}. Correct that line.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}: make it readable, or choose another --home.") from None
+    known = [name for name in NodeSettings.model_fields if name != "home"]
+    for key in content:
+        if key == "home":
+            raise ConfigError(f"{path}: home can't be set in a file of the home; use --home or {PREFIX}HOME.")
+        if key not in known:
+            raise ConfigError(f"{path}: unknown key {key!r}; {_nearest(key, known)}")
+    return [(key, value, str(path)) for key, value in content.items()]
+
+
+def _validate(values: dict[str, Any], sources: Mapping[str, str]) -> NodeSettings:
+    try:
+        return NodeSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise ConfigError(f"settings: {message}.") from None
+        key = str(first["loc"][0])
+        if key not in sources:
+            raise ConfigError(f"settings: unknown key {key!r}; {_nearest(key, list(sources))}") from None
+        raise ConfigError(f"{sources[key]}: {key} = {str(values[key])[:200]!r}: {message}.") from None
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    near = get_close_matches(key, known, 1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."

@@ -1,0 +1,98 @@
+"""What the daemon and its trainer say to each other.
+
+One JSON object a line, in both directions:
+
+    daemon  → trainer   {"do": NAME, "id": N, ...}
+    trainer → daemon    {"re": N, ...} or {"re": N, "error": TEXT}     an answer
+                        {"event": NAME, ...}                           news: ready, step, evaluated, saved, finished, failed
+
+Coded fragments pass through slots of a shared memory file (``arena.py``); only their number travels in a line.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+MAX_LINE = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """What a trainer is started with; JSON-able."""
+
+    spec: str
+    """Canonical form of the run specification."""
+    peer_id: str
+    checkpoints: str
+    """Folder of this run's checkpoints."""
+    data_cache: str
+    data: str | None = None
+    tokenizer: str | None = None
+    device: str = "auto"
+    threads: int | None = None
+    max_memory: float | None = None
+    keep: int = 3
+    checkpoint_every: int = 100
+    exchanges: int = 2
+    """How many fragments may be under way at once."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the line that starts the trainer."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The counterpart of ``to_dict``."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What the trainer has built or resumed."""
+
+    device: str
+    parameters: int
+    plan: str
+    """Digest of the fragment plan."""
+    sizes: tuple[int, ...]
+    """Coded bytes of each fragment."""
+    realign_sizes: tuple[int, ...]
+    """Bytes of each fragment where slow weights are brought together again (fp32)."""
+    slots: int
+    slot_bytes: int
+    swarm_step: int
+    steps: int
+    tokens: int
+    progress: tuple[dict[str, int], ...]
+    """Counters of each fragment: fields of FragmentProgress."""
+    slow_digests: tuple[str, ...]
+    """SHA-256 of each fragment's slow weights, hexadecimal."""
+    resumed: int | None
+    """Step of the checkpoint that was loaded."""
+    skipped: tuple[str, ...] = ()
+    """Checkpoints that could not be used, and why."""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Read the answer to ``build``, or to ``adopt``."""
+        lists = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
+        return cls(**{**{k: v for k, v in data.items() if k not in ("re", "event")}, **lists})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """Our contribution, coded into its slot."""
+
+    size: int
+    digest: bytes
+    steps: int
+    """Own inner steps when it was captured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """An outer step was applied."""
+
+    swarm_step: int
+    steps: int
+    tokens: int
+    slow_digest: str

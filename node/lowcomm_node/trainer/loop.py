@@ -1,0 +1,307 @@
+"""The training loop: inner steps, and between two of them whatever the daemon asks for.
+
+    while not told to stop:
+        carry out requests that need a step boundary      capture, merge, snapshot, adopt, generate
+        take one inner step                               unless held, or the run is over
+
+Coding, decoding, outer steps and writing run on two threads beside the loop, so that the accelerator does not wait for them.
+"""
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+import torch
+
+from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.data import open_data
+from lowcomm_node.data.tokenizer import open_tokenizer
+from lowcomm_node.errors import TrainerError
+from lowcomm_node.limits import check_memory
+from lowcomm_node.model import generate
+from lowcomm_node.trainer import state
+from lowcomm_node.trainer.arena import Arena
+from lowcomm_node.trainer.evaluation import held_out_loss
+from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.pipe import Pipe
+from lowcomm_node.trainer.replica import Replica, choose_device, learning_rate
+from lowcomm_protocol.codecs import codec
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.run import parse_canonical
+
+MAX_GENERATED = 4096
+
+
+class TrainerLoop:
+    """One replica at work. ``run`` returns when the daemon says stop or is gone."""
+
+    def __init__(self, pipe: Pipe, memory: int) -> None:
+        self._pipe, self._memory = pipe, memory
+        self._boundary: queue.Queue[Callable[[], None] | dict[str, Any] | None] = queue.Queue()
+        self._coder = ThreadPoolExecutor(1, "coder")
+        self._writer = ThreadPoolExecutor(1, "writer")
+        self._ripening: list[tuple[int, Callable[[], None]]] = []
+        self._training = self._stopping = self._told_finished = False
+        self._speed = 0.0
+
+    def run(self) -> None:
+        """Serve requests and train until told to stop."""
+        self._pipe.start_reading(self._boundary.put)
+        try:
+            while not self._stopping:
+                self._serve(wait=not self._can_step())
+                if self._can_step():
+                    self._step()
+        finally:
+            self._coder.shutdown()
+            self._writer.shutdown()
+
+    # between steps
+
+    def _serve(self, wait: bool) -> None:
+        while not self._stopping:
+            self._release_ripe()
+            try:
+                item = self._boundary.get(block=wait)
+            except queue.Empty:
+                return
+            if item is None:  # the daemon is gone
+                self._stopping = True
+            elif callable(item):
+                item()
+            else:
+                self._carry_out(item)
+            wait = not self._can_step()
+
+    def _carry_out(self, request: dict[str, Any]) -> None:
+        number = request["id"]
+        try:
+            handler = getattr(self, f"_do_{request['do']}")
+            answer = handler(number, request)
+        except (LowcommError, OSError, RuntimeError, ValueError, KeyError) as error:
+            self._pipe.send({"re": number, "error": str(error), "kind": type(error).__name__})
+            return
+        if answer is not None:
+            self._pipe.send({"re": number, **answer})
+
+    def _beside(self, number: int, work: Callable[[], dict[str, Any] | None]) -> None:
+        """Run ``work`` on the coding thread and answer with its result."""
+
+        def job() -> None:
+            try:
+                answer = work()
+            except (LowcommError, RuntimeError, ValueError, KeyError) as error:
+                self._pipe.send({"re": number, "error": str(error), "kind": type(error).__name__})
+                return
+            if answer is not None:
+                self._pipe.send({"re": number, **answer})
+
+        self._coder.submit(job)
+
+    # steps
+
+    def _can_step(self) -> bool:
+        return self._training and not self._finished()
+
+    def _finished(self) -> bool:
+        return self.replica.clock.step >= self.replica.spec.run.steps
+
+    def _step(self) -> None:
+        replica, began = self.replica, monotonic()
+        loss = replica.inner_step()
+        if loss != loss or loss in (float("inf"), float("-inf")):
+            raise TrainerError(
+                f"The loss is {loss} at step {replica.steps}: lower train.learning_rate; the last checkpoint is intact."
+            )
+        rate = replica.spec.tokens_per_step / max(1e-9, monotonic() - began)
+        self._speed = rate if not self._speed else 0.9 * self._speed + 0.1 * rate
+        self._tell_step(loss)
+        if replica.steps % replica.spec.train.evaluate_every == 0 and not self._finished():
+            self._evaluate()
+        if replica.steps % self.settings.checkpoint_every == 0:
+            self._save(None)
+        if self._finished() and not self._told_finished:
+            self._told_finished = True
+            self._pipe.send({"event": "finished", "swarm_step": replica.clock.step, "steps": replica.steps})
+
+    def _tell_step(self, loss: float) -> None:
+        replica = self.replica
+        self._pipe.send(
+            {
+                "event": "step",
+                "swarm_step": replica.clock.step,
+                "steps": replica.steps,
+                "tokens": replica.tokens,
+                "loss": loss,
+                "learning_rate": learning_rate(replica.spec.train, replica.clock.step, replica.spec.run.steps),
+                "tokens_per_second": self._speed,
+            }
+        )
+
+    def _evaluate(self) -> float:
+        loss = held_out_loss(self.replica.model, self.replica.dataset, self.replica.spec.model.context)
+        news = {"event": "evaluated", "loss": loss, "swarm_step": self.replica.clock.step, "steps": self.replica.steps}
+        self._pipe.send(news)
+        return loss
+
+    # requests: build, train, stop
+
+    def _do_build(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        self.settings = TrainerSettings.from_dict(request["settings"])
+        spec = parse_canonical(self.settings.spec)
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        device = choose_device(self.settings.device)
+        check_memory(spec.model, device, self.settings.max_memory)
+        source = spec.data.source if spec.data.source != "local" else self.settings.data
+        if source is None:
+            raise TrainerError("This run trains on text of your own: name it with --data PATH.")
+        tokenizer = spec.data.tokenizer if spec.data.tokenizer != "local" else self.settings.tokenizer
+        if tokenizer is None:
+            raise TrainerError("This run needs its tokenizer file: name it with --tokenizer PATH.")
+        dataset = open_data(source, tokenizer, Path(self.settings.data_cache))
+        self._tokenizer = open_tokenizer(tokenizer)
+        self.replica = Replica(spec, self.settings.peer_id, dataset, device)
+        self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep)
+        found = self.store.load_newest_usable()
+        if found.checkpoint is not None:
+            state.restore(self.replica, found.checkpoint.tensors, found.checkpoint.meta)
+        resumed = found.checkpoint.info.step if found.checkpoint else None
+        self._arena = self._make_arena(spec.sync.codec, spec.sync.group)
+        return self._ready(resumed, [f"step {skipped.step}: {skipped.problem}" for skipped in found.skipped])
+
+    def _make_arena(self, codec_name: str, group: int) -> Arena:
+        largest = max(fragment.numel for fragment in self.replica.plan.fragments)
+        slot_bytes = max(codec(name).coded_size(largest) for name in (codec_name, "fp32"))
+        at_once = min(self.settings.exchanges, len(self.replica.plan.fragments))
+        return Arena(self._memory, at_once * group if group > 1 else 0, -(-slot_bytes // 4096) * 4096)
+
+    def _ready(self, resumed: int | None, skipped: list[str]) -> dict[str, Any]:
+        replica = self.replica
+        numels = [fragment.numel for fragment in replica.plan.fragments]
+        ready = Ready(
+            device=str(replica.device),
+            parameters=sum(numels),
+            plan=replica.plan.digest,
+            sizes=tuple(codec(replica.spec.sync.codec).coded_size(n) for n in numels),
+            realign_sizes=tuple(codec("fp32").coded_size(n) for n in numels),
+            slots=self._arena.slots,
+            slot_bytes=self._arena.slot_bytes,
+            swarm_step=replica.clock.step,
+            steps=replica.steps,
+            tokens=replica.tokens,
+            progress=tuple(asdict(replica.schedule[p]) for p in range(len(numels))),
+            slow_digests=tuple(replica.slow_digest(p) for p in range(len(numels))),
+            resumed=resumed,
+            skipped=tuple(skipped),
+        )
+        return asdict(ready)
+
+    def _do_train(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        self._training = bool(request["on"])
+        if self._training and self._finished() and not self._told_finished:
+            self._told_finished = True
+            self._pipe.send({"event": "finished", "swarm_step": self.replica.clock.step, "steps": self.replica.steps})
+        return {}
+
+    def _do_stop(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        self._stopping = True
+        return {}
+
+    def _do_evaluate(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        return {"loss": self._evaluate()}
+
+    def _do_generate(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        count = min(MAX_GENERATED, int(request["tokens"]))
+        prompt = self._tokenizer.encode(request["prompt"]) or self._tokenizer.encode("\n")
+        tokens = generate(
+            self.replica.model, prompt, count, float(request["temperature"]), request.get("top_k"), int(request["seed"])
+        )
+        return {"text": self._tokenizer.decode(list(tokens))}
+
+    # requests: exchange
+
+    def _do_capture(self, number: int, request: dict[str, Any]) -> None:
+        fragment, slot = int(request["fragment"]), int(request["slot"])
+        self.replica.capture(fragment, bool(request["realign"]))
+        steps = self.replica.steps
+
+        def work() -> dict[str, Any]:
+            size = self.replica.encode(fragment, self._arena.view(slot, self._arena.slot_bytes))
+            return {"size": size, "digest": sha256(self._arena.view(slot, size)).hexdigest(), "steps": steps}
+
+        self._beside(number, work)
+
+    def _do_receive(self, number: int, request: dict[str, Any]) -> None:
+        fragment, peer = int(request["fragment"]), str(request["peer"])
+        data = self._arena.view(int(request["slot"]), int(request["size"]))
+
+        def work() -> dict[str, Any]:
+            self.replica.receive(fragment, peer, data)
+            return {}
+
+        self._beside(number, work)
+
+    def _do_merge(self, number: int, request: dict[str, Any]) -> None:
+        fragment = int(request["fragment"])
+
+        def at_boundary() -> None:
+            self.replica.merge(fragment, int(request["swarm_step"]))
+            self._answer_merge(number, fragment)
+
+        def work() -> None:
+            self.replica.outer(fragment, request["members"])
+            ripe = self.replica.captures[fragment].steps + self.replica.spec.sync.overlap
+            self._boundary.put(lambda: self._ripening.append((ripe, at_boundary)))
+
+        self._beside(number, work)
+
+    def _release_ripe(self) -> None:
+        """Merge what has been captured at least ``overlap`` steps ago; nothing waits once training is held or over."""
+        due = [entry for entry in self._ripening if entry[0] <= self.replica.steps or not self._can_step()]
+        self._ripening = [entry for entry in self._ripening if entry not in due]
+        for _, merge in due:
+            merge()
+
+    def _answer_merge(self, number: int, fragment: int) -> None:
+        replica = self.replica
+        answer = {"swarm_step": replica.clock.step, "steps": replica.steps, "tokens": replica.tokens}
+        digest = replica.slow_digest(fragment) if replica.spec.sync.consensus == 0 else ""
+        self._pipe.send({"re": number, **answer, "slow_digest": digest})
+
+    def _do_drop(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        self.replica.captures.pop(int(request["fragment"]), None)
+        return {}
+
+    # requests: state
+
+    def _do_save(self, number: int, request: dict[str, Any]) -> None:
+        self._save(number)
+
+    def _save(self, number: int | None) -> None:
+        parts, meta = state.snapshot(self.replica)
+
+        def work() -> None:
+            try:
+                info = self.store.save(meta["swarm_step"], parts, meta, created_at=time())
+            except (LowcommError, OSError) as error:
+                self._pipe.send({"event": "not-saved", "reason": str(error)})
+                if number is not None:
+                    self._pipe.send({"re": number, "error": str(error), "kind": type(error).__name__})
+                return
+            news = {"swarm_step": meta["swarm_step"], "path": str(info.path)}
+            self._pipe.send({"event": "saved", **news})
+            if number is not None:
+                self._pipe.send({"re": number, **news})
+
+        self._writer.submit(work)
+
+    def _do_adopt(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        parts, meta = state.read_fetched(self.replica, Path(request["folder"]), int(request["step"]), request["source"])
+        state.adopt(self.replica, parts, meta)
+        return self._ready(None, [])

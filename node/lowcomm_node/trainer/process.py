@@ -1,0 +1,245 @@
+"""Start a trainer, and talk to it from the daemon's event loop.
+
+``TrainerProcess`` runs it as a child process; ``TrainerThread`` runs the same loop on a thread, for tests. Both give the daemon one
+``Trainer``: requests with deadlines, news as a queue, and the shared arena.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from lowcomm_node.errors import TrainerError
+from lowcomm_node.trainer.arena import Arena, create_file
+from lowcomm_node.trainer.interface import MAX_LINE, Captured, Merged, Ready, TrainerSettings
+
+BUILD_DEADLINE = 3600.0
+"""Seconds: the first start on a large corpus tokenizes it."""
+STEP_DEADLINE = 600.0
+"""Seconds that a request may wait for a step boundary."""
+STOP_DEADLINE = 30.0
+
+
+class Trainer:
+    """The daemon's view of its trainer. Every request raises TrainerError if the trainer fails or does not answer."""
+
+    def __init__(self) -> None:
+        self.news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.arena: Arena | None = None
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._number = 0
+        self._memory = -1
+        self._reading: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def start(self, settings: TrainerSettings) -> Ready:
+        """Start it, build or resume the replica, and map the arena."""
+        ours, theirs = socket.socketpair()
+        self._memory = create_file()
+        with theirs:
+            await self._launch(theirs, self._memory)
+        ours.setblocking(False)
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
+        self._reading = asyncio.create_task(self._read(reader))
+        answer = await self._ask("build", BUILD_DEADLINE, settings=settings.to_dict())
+        ready = Ready.from_dict(answer)
+        self.arena = Arena(self._memory, ready.slots, ready.slot_bytes)
+        return ready
+
+    async def train(self, on: bool) -> None:
+        """Let it step, or hold it."""
+        await self._ask("train", on=on)
+
+    async def evaluate(self) -> float:
+        """Loss on held-out text, nats a token."""
+        return float((await self._ask("evaluate"))["loss"])
+
+    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        """Sample text from the fast weights."""
+        answer = await self._ask("generate", prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
+        return str(answer["text"])
+
+    async def capture(self, fragment: int, slot: int, realign: bool) -> Captured:
+        """Capture our contribution at the next step boundary and code it into a slot."""
+        answer = await self._ask("capture", fragment=fragment, slot=slot, realign=realign)
+        return Captured(size=answer["size"], digest=bytes.fromhex(answer["digest"]), steps=answer["steps"])
+
+    async def receive(self, fragment: int, peer: str, slot: int, size: int) -> None:
+        """Decode a member's contribution; the slot is free afterwards."""
+        await self._ask("receive", fragment=fragment, peer=peer, slot=slot, size=size)
+
+    async def merge(self, fragment: int, members: tuple[str, ...], swarm_step: int) -> Merged:
+        """Take the outer step over the members' contributions, and merge."""
+        answer = await self._ask("merge", fragment=fragment, members=members, swarm_step=swarm_step)
+        return Merged(**{key: answer[key] for key in ("swarm_step", "steps", "tokens", "slow_digest")})
+
+    async def drop(self, fragment: int) -> None:
+        """Forget a capture that will not be merged."""
+        await self._ask("drop", fragment=fragment)
+
+    async def save(self) -> dict[str, Any]:
+        """Write a checkpoint now; its swarm step and path."""
+        return await self._ask("save")
+
+    async def adopt(self, folder: str, step: int, source: str) -> Ready:
+        """Take over the snapshot of ``step`` that was fetched from ``source`` into a folder."""
+        return Ready.from_dict(await self._ask("adopt", folder=folder, step=step, source=source))
+
+    async def stop(self) -> None:
+        """End it. What was being written is finished first; past the deadline it is killed."""
+        with contextlib.suppress(TrainerError):
+            await self._ask("stop", STOP_DEADLINE)
+        await self._join()
+        if self._writer is not None:
+            self._writer.close()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        if self.arena is not None:
+            self.arena.close()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+    async def _launch(self, theirs: socket.socket, memory: int) -> None:
+        raise NotImplementedError("a subclass starts the loop")
+
+    async def _join(self) -> None:
+        raise NotImplementedError("a subclass waits for the loop to end")
+
+    async def _ask(self, do: str, deadline: float = STEP_DEADLINE, **arguments: Any) -> dict[str, Any]:
+        if self._writer is None or self._reading is None or self._reading.done():
+            raise TrainerError("The trainer is not running.")
+        self._number += 1
+        number = self._number
+        future = self._answers[number] = asyncio.get_running_loop().create_future()
+        line = json.dumps({"do": do, "id": number, **arguments}, separators=(",", ":")).encode() + b"\n"
+        try:
+            self._writer.write(line)
+            async with asyncio.timeout(deadline):
+                return await future
+        except TimeoutError:
+            raise TrainerError(f"The trainer did not answer {do!r} within {deadline:.0f} s.") from None
+        finally:
+            self._answers.pop(number, None)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        reason = "The trainer ended."
+        try:
+            while line := await reader.readline():
+                self._take_in(json.loads(line))
+        except (OSError, ValueError) as error:
+            reason = f"The trainer can't be understood: {error}."
+        finally:
+            for future in self._answers.values():
+                if not future.done():
+                    future.set_exception(TrainerError(reason))
+            self.news.put_nowait({"event": "ended", "reason": reason})
+
+    def _take_in(self, message: dict[str, Any]) -> None:
+        if "event" in message:
+            self.news.put_nowait(message)
+            return
+        future = self._answers.get(message["re"])
+        if future is None or future.done():
+            return
+        if "error" in message:
+            future.set_exception(TrainerError(message["error"]))
+        else:
+            future.set_result(message)
+
+
+class TrainerProcess(Trainer):
+    """The trainer in a process of its own: a crash there leaves the daemon up."""
+
+    _process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, once started."""
+        return self._process.pid if self._process else None
+
+    async def _launch(self, theirs: socket.socket, memory: int) -> None:
+        descriptors = (theirs.fileno(), memory)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "lowcomm_node.trainer.process",
+            *(str(descriptor) for descriptor in descriptors),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            pass_fds=descriptors,
+        )
+
+    async def _join(self) -> None:
+        if self._process is None:
+            return
+        try:
+            async with asyncio.timeout(STOP_DEADLINE):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+class TrainerThread(Trainer):
+    """The same loop on a thread of this process, for tests."""
+
+    _thread: threading.Thread | None = None
+
+    async def _launch(self, theirs: socket.socket, memory: int) -> None:
+        copy = theirs.dup()
+        self._thread = threading.Thread(target=serve, args=(copy, os.dup(memory)), name="trainer", daemon=True)
+        self._thread.start()
+
+    async def _join(self) -> None:
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, STOP_DEADLINE)
+
+
+def serve(sock: socket.socket, memory: int) -> int:
+    """Run the training loop over a socket; the exit code."""
+    from lowcomm_node.trainer.loop import TrainerLoop  # torch is imported only where it is used
+    from lowcomm_node.trainer.pipe import Pipe
+    from lowcomm_protocol.errors import LowcommError
+
+    pipe = Pipe(sock)
+    try:
+        TrainerLoop(pipe, memory).run()
+    except (LowcommError, RuntimeError, OSError) as error:
+        pipe.send({"event": "failed", "reason": f"{error}" or type(error).__name__})
+        return 1
+    finally:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
+        os.close(memory)
+    return 0
+
+
+def main() -> int:
+    """Entry of the child process: ``python -m lowcomm_node.trainer.process SOCKET MEMORY``."""
+    die_with_parent()
+    # The daemon decides when to stop; a Ctrl-C at the terminal reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+
+
+def die_with_parent() -> None:
+    """Ask the kernel (Linux) to end this process when its parent dies, also by SIGKILL."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Whom to meet: the order of candidates, and whether to accept an offer, with the reason.
+
+For every (run seed, fragment, round) all peers compute the same permutation of the live roster, by sorting the hashes of
+peer ids; peers whose views differ in one peer still agree on the order of the rest. The peer at ``order[k]`` first tries
+``order[k xor 1]``, so equal views give a perfect matching. Groups are consecutive slices of the same permutation.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+
+
+class Refusal(StrEnum):
+    """Why an offer is refused; the value travels and is shown."""
+
+    BUSY = "busy"
+    CROSSED = "crossed"
+    TOO_SOON = "too-soon"
+    FULL = "full"
+    NOT_TRAINING = "not-training"
+    OTHER_PROTOCOL = "other-protocol"
+    OTHER_RUN = "other-run"
+    OTHER_PLAN = "other-plan"
+    OTHER_CODEC = "other-codec"
+    UNKNOWN_FRAGMENT = "unknown-fragment"
+    IMPLAUSIBLE_STEP = "implausible-step"
+    NOT_ALLOWED = "not-allowed"
+
+
+REFUSAL_TEXT: dict[Refusal, str] = {
+    Refusal.BUSY: "is exchanging this fragment with another peer",
+    Refusal.CROSSED: "has called us at the same moment",
+    Refusal.TOO_SOON: "has merged this fragment a few steps ago",
+    Refusal.FULL: "holds as many contributions as it can",
+    Refusal.NOT_TRAINING: "is not training now",
+    Refusal.OTHER_PROTOCOL: "speaks another protocol version",
+    Refusal.OTHER_RUN: "takes part in another run",
+    Refusal.OTHER_PLAN: "cuts the model in another way",
+    Refusal.OTHER_CODEC: "uses another codec",
+    Refusal.UNKNOWN_FRAGMENT: "does not know this fragment",
+    Refusal.IMPLAUSIBLE_STEP: "does not believe our swarm step",
+    Refusal.NOT_ALLOWED: "does not know us yet",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one side brings to an exchange, checked for size and type."""
+
+    protocol: int
+    run_id: str
+    plan: str
+    codec: str
+    fragment: int
+    stage: int
+    round: int
+    swarm_step: int
+    steps: int
+    tokens: int
+    version: int
+    slow_digest: bytes
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What decides whether we take part in an exchange of one fragment now."""
+
+    training: bool
+    busy: bool
+    has_room: bool
+    min_steps: int
+    step_is_supported: bool
+    fragment_count: int
+
+
+def order(seed: int, fragment: int, round_: int, peers: Iterable[str]) -> list[str]:
+    """The permutation of ``peers`` for one sync of one fragment, the same at every peer."""
+    prefix = f"{seed}/{fragment}/{round_}/".encode()
+    return sorted(set(peers), key=lambda peer: sha256(prefix + peer.encode()).digest())
+
+
+def candidates(seed: int, fragment: int, round_: int, me: str, peers: Iterable[str], group: int) -> list[str]:
+    """Whom ``me`` should meet, best first.
+
+    In pairs (``group`` = 2) that is everybody: the partner by the permutation, then the others in an order of our own. In
+    larger groups it is the rest of our slice, all of whom take part.
+    """
+    line = order(seed, fragment, round_, [me, *peers])
+    place = line.index(me)
+    if group > 2:
+        start = place - place % group
+        return [peer for peer in line[start : start + group] if peer != me]
+    others = order(seed, fragment, round_, (peer for peer in line if peer != me))
+    others.sort(key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest())
+    partner = line[place ^ 1] if place ^ 1 < len(line) else None
+    return ([partner] if partner else []) + [peer for peer in others if peer != partner]
+
+
+def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:
+    """Whether we accept an offer: None, or the first reason against it."""
+    reasons = (
+        (theirs.protocol != ours.protocol, Refusal.OTHER_PROTOCOL),
+        (theirs.run_id != ours.run_id, Refusal.OTHER_RUN),
+        (theirs.plan != ours.plan or theirs.stage != ours.stage, Refusal.OTHER_PLAN),
+        (theirs.codec != ours.codec, Refusal.OTHER_CODEC),
+        (theirs.fragment >= ready.fragment_count, Refusal.UNKNOWN_FRAGMENT),
+        (not ready.training, Refusal.NOT_TRAINING),
+        (not ready.step_is_supported, Refusal.IMPLAUSIBLE_STEP),
+        (ready.busy, Refusal.BUSY),
+        (ours.steps < ready.min_steps, Refusal.TOO_SOON),
+        (not ready.has_room, Refusal.FULL),
+    )
+    return next((refusal for applies, refusal in reasons if applies), None)
+
+
+def wins_crossing(me: str, other: str) -> bool:
+    """Of two calls that cross, the one of the smaller peer id goes on."""
+    return me < other

@@ -1,0 +1,175 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Frame(_message.Message):
+    __slots__ = ("hello", "accept", "refuse", "content", "chunk", "confirm", "abandon")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_FIELD_NUMBER: _ClassVar[int]
+    REFUSE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CONFIRM_FIELD_NUMBER: _ClassVar[int]
+    ABANDON_FIELD_NUMBER: _ClassVar[int]
+    hello: Offer
+    accept: Offer
+    refuse: Refuse
+    content: Content
+    chunk: Chunk
+    confirm: Confirm
+    abandon: Abandon
+    def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "stage", "round", "swarm_step", "steps", "tokens", "version", "slow_digest")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SWARM_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run_id: bytes
+    plan: bytes
+    codec: str
+    fragment: int
+    stage: int
+    round: int
+    swarm_step: int
+    steps: int
+    tokens: int
+    version: int
+    slow_digest: bytes
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ...) -> None: ...
+
+class Refuse(_message.Message):
+    __slots__ = ("reason", "detail")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    detail: str
+    def __init__(self, reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Content(_message.Message):
+    __slots__ = ("size", "digest")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    digest: bytes
+    def __init__(self, size: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("offset", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Confirm(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: bytes
+    def __init__(self, members: _Optional[bytes] = ...) -> None: ...
+
+class Abandon(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("part", "snapshot", "offset")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    snapshot: int
+    offset: int
+    def __init__(self, part: _Optional[str] = ..., snapshot: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class FetchChunk(_message.Message):
+    __slots__ = ("offset", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Introduction(_message.Message):
+    __slots__ = ("record", "release")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    record: SignedRecord
+    release: str
+    def __init__(self, record: _Optional[_Union[SignedRecord, _Mapping]] = ..., release: _Optional[str] = ...) -> None: ...
+
+class SignedRecord(_message.Message):
+    __slots__ = ("payload", "signature")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    signature: bytes
+    def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class PeerRecord(_message.Message):
+    __slots__ = ("protocol", "run_id", "peer_id", "issued_ms", "expires_ms", "phase", "addresses", "certificate", "swarm_step", "steps", "tokens_per_second", "stage", "entry_points")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SWARM_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_POINTS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run_id: bytes
+    peer_id: str
+    issued_ms: int
+    expires_ms: int
+    phase: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    certificate: bytes
+    swarm_step: int
+    steps: int
+    tokens_per_second: float
+    stage: int
+    entry_points: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., phase: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., stage: _Optional[int] = ..., entry_points: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Credential(_message.Message):
+    __slots__ = ("caller", "callee", "run_id", "issued_ms", "nonce")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    CALLEE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_MS_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    caller: str
+    callee: str
+    run_id: bytes
+    issued_ms: int
+    nonce: bytes
+    def __init__(self, caller: _Optional[str] = ..., callee: _Optional[str] = ..., run_id: _Optional[bytes] = ..., issued_ms: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class SignedCredential(_message.Message):
+    __slots__ = ("payload", "signature")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    signature: bytes
+    def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,218 @@
+"""The outer step: what a group of any size does with its members' progress, from one vector a peer.
+
+``theta`` fast weights, ``phi`` slow weights, ``delta`` outer momentum, ``D = theta - phi`` progress, all of one
+fragment as flat float32 vectors on one device. Means are over the group, ``gamma`` is ``consensus``::
+
+    nesterov    pooled = mean(D) - gamma * (phi - mean(phi))            DiLoCo, 2311.08105, for gamma = 0
+                delta  = momentum * delta - pooled
+                phi    = phi - outer_lr * (-pooled + momentum * delta)
+    noloco      delta  = momentum * delta + outer_lr * mean(D) - gamma * (phi - mean(phi))      NoLoCo, 2506.10911
+                phi    = phi + delta
+
+A peer sends one vector, ``c = gain * D + gamma * phi`` (gain is outer_lr for noloco, 1 for nesterov), because
+``gain * mean(D) - gamma * (phi_i - mean(phi)) = gain * D_i - (c_i - mean(c))``. For gamma = 0 that is ``mean(c)``
+itself: nothing is subtracted and added again, so members that start equal stay equal to the bit.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from lowcomm_protocol.errors import PlanError, SpecError
+
+
+@dataclass(frozen=True)
+class OuterSettings:
+    """The outer optimizer and the merge of a run. ``mix`` is the share of the fast weights that a mix keeps."""
+
+    kind: Literal["nesterov", "noloco"]
+    outer_lr: float
+    momentum: float
+    consensus: float
+    merge: Literal["mix", "shift"]
+    mix: float
+
+    @property
+    def gain(self) -> float:
+        """Factor of the progress in a contribution."""
+        return self.outer_lr if self.kind == "noloco" else 1.0
+
+
+def contribution(
+    settings: OuterSettings,
+    phi: torch.Tensor,
+    theta: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    share: float = 1.0,
+) -> torch.Tensor:
+    """What a peer sends: ``c = gain * share * (theta - phi) + consensus * phi``; float32 [numel], into ``out``.
+
+    ``share`` is group size times the peer's weight (1 for equal weights): it weighs progress and leaves the consensus
+    alone, so the group takes the plain mean of contributions. Raises `PlanError` for vectors that are not alike.
+    """
+    _check_alike(phi=phi, theta=theta, out=phi if out is None else out)
+    sent = torch.sub(theta, phi, out=out)
+    if settings.gain * share != 1.0:
+        sent.mul_(settings.gain * share)
+    return sent.add_(phi, alpha=settings.consensus) if settings.consensus else sent
+
+
+def mean_contribution(contributions: Sequence[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
+    """Mean of the group's contributions as everyone decoded them: a new float32 [numel] vector.
+
+    Summed in the order given, which all members must share, so all get the same bits. ``weights`` (at least 0, any sum)
+    weigh whole contributions, so with a consensus term also the weights that it pulls to; `contribution`'s ``share``
+    does not. Raises `PlanError` for vectors that are not alike and `SpecError` for weights that are not valid.
+    """
+    if not contributions:
+        raise PlanError("a mean of no contributions: pass at least the peer's own")
+    _check_alike(**{f"contribution {index}": one for index, one in enumerate(contributions)})
+    if weights is None:
+        total = contributions[0].clone()
+        for one in contributions[1:]:
+            total.add_(one)
+        return total.div_(len(contributions))
+    shares = _normalized(weights, len(contributions))
+    total = contributions[0] * shares[0]
+    for one, share in zip(contributions[1:], shares[1:], strict=True):
+        total.add_(one, alpha=share)
+    return total
+
+
+def outer_step(
+    settings: OuterSettings,
+    phi: torch.Tensor,
+    delta: torch.Tensor,
+    progress: torch.Tensor,
+    own_decoded: torch.Tensor,
+    mean_c: torch.Tensor,
+    *,
+    share: float = 1.0,
+) -> None:
+    """One outer step of one peer, in place on ``phi`` and ``delta``; all vectors float32 [numel].
+
+    ``progress`` is D at capture, ``own_decoded`` the peer's contribution as the others decoded it, ``mean_c`` the
+    group's mean, ``share`` what `contribution` got. Raises `PlanError` for vectors that are not alike.
+    """
+    _check_alike(phi=phi, delta=delta, progress=progress, own_decoded=own_decoded, mean_c=mean_c)
+    pooled = mean_c
+    if settings.consensus:
+        pooled = (progress * (settings.gain * share)).sub_(own_decoded - mean_c)
+    if settings.kind == "noloco":
+        phi.add_(delta.mul_(settings.momentum).add_(pooled))
+        return
+    # the operations of torch.optim.SGD(nesterov=True), in its order: the result is the same to the bit
+    gradient = pooled.neg()
+    delta.mul_(settings.momentum).add_(gradient)
+    phi.add_(gradient.add_(delta, alpha=settings.momentum), alpha=-settings.outer_lr)
+
+
+def merge(settings: OuterSettings, theta: torch.Tensor, phi_new: torch.Tensor, theta_captured: torch.Tensor) -> None:
+    """Bring a finished outer step into the fast weights, in place on ``theta``; all vectors float32 [numel].
+
+    shift: ``theta += phi_new - theta_captured``, which keeps the inner steps done since the capture; a value that has
+    not moved since becomes ``phi_new`` exactly, without rounding. mix: ``theta = mix * theta + (1 - mix) * phi_new``.
+    Raises `PlanError` for vectors that are not alike.
+    """
+    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured)
+    if settings.merge == "mix":
+        theta.lerp_(phi_new, 1.0 - settings.mix)
+        return
+    unmoved = theta == theta_captured
+    theta.add_(phi_new - theta_captured)
+    torch.where(unmoved, phi_new, theta, out=theta)
+
+
+def consensus_radius(settings: OuterSettings, group: int, swarm: int | None = None) -> float:
+    """Factor by which the mean square of the peers' disagreement changes in one outer step without any progress.
+
+    Groups of ``group`` are drawn at random from ``swarm`` peers (None: very many). Below 1 the disagreement dies out.
+    With x the distance of phi to the group's mean, an outer step is ``phi' = phi + p*delta + q*x`` and
+    ``delta' = r*delta + s*x``. For peers alike and uncorrelated but for their zero sum, E[x*x] = E[x*phi] = k*E[phi^2]
+    and E[x*delta] = k*E[phi*delta], with k = (1 - 1/group) * swarm / (swarm - 1). So the three second moments
+    (phi*phi, phi*delta, delta*delta) follow a matrix, whose spectral radius this is. For noloco in a large swarm it is
+    below 1 for consensus < 2 * (1 - a*a) / (1 + a - 2*a*k), a = momentum: 1.82, 1.5, 0.38 for pairs at .3, .5, .9.
+    """
+    k = (1.0 - 1.0 / group) * (1.0 if swarm is None else swarm / (swarm - 1.0))
+    lr, mu, gamma = settings.outer_lr, settings.momentum, settings.consensus
+    if settings.kind == "noloco":
+        p, q, r, s = mu, -gamma, mu, -gamma
+    else:
+        p, q, r, s = -lr * mu * mu, -lr * gamma * (1.0 + mu), mu, gamma
+    moments = [
+        [1.0 + 2.0 * q * k + q * q * k, 2.0 * p * (1.0 + q * k), p * p],
+        [s * k * (1.0 + q), r + (p * s + q * r) * k, p * r],
+        [s * s * k, 2.0 * r * s * k, r * r],
+    ]
+    return float(np.abs(np.linalg.eigvals(np.array(moments))).max())
+
+
+def validate_outer(settings: OuterSettings, group: int) -> None:
+    """Raise `SpecError` when a setting is out of range, or when a consensus term makes the peers diverge.
+
+    Tested for pairs too, because a group that has lost members is a smaller one and less stable. Without a consensus
+    term nothing pulls the peers together and nothing diverges: that is for groups of all peers.
+    """
+    _check_ranges(settings, group)
+    for size in sorted({2, group}) if settings.consensus else ():
+        if _diverges(settings, size):
+            raise SpecError(
+                f"{settings.kind} with consensus = {settings.consensus} and momentum = {settings.momentum} diverges in"
+                f" groups of {size}: use a consensus below {_largest_consensus(settings, size):.3g}, or less momentum"
+            )
+
+
+def _check_ranges(settings: OuterSettings, group: int) -> None:
+    valid = {
+        ("kind", settings.kind, "'nesterov' or 'noloco'"): settings.kind in ("nesterov", "noloco"),
+        ("outer_lr", settings.outer_lr, "a number above 0"): 0.0 < settings.outer_lr < math.inf,
+        ("momentum", settings.momentum, "a number from 0 to below 1"): 0.0 <= settings.momentum < 1.0,
+        ("consensus", settings.consensus, "a number of at least 0"): 0.0 <= settings.consensus < math.inf,
+        ("merge", settings.merge, "'mix' or 'shift'"): settings.merge in ("mix", "shift"),
+        ("mix", settings.mix, "a number from 0 to 1"): 0.0 <= settings.mix <= 1.0,
+        ("group", group, "a whole number of at least 2"): group >= 2,
+    }
+    for (name, value, remedy), holds in valid.items():
+        if not holds:
+            raise SpecError(f"{name} = {value!r} is not valid: use {remedy}")
+
+
+def _diverges(settings: OuterSettings, group: int) -> bool:
+    return consensus_radius(settings, group) > 1.0 + 1e-9  # a very small consensus rounds to a radius of 1
+
+
+def _largest_consensus(settings: OuterSettings, group: int) -> float:
+    """The consensus where the radius reaches 1, by bisection below the unstable one of ``settings``."""
+    low, high = 0.0, settings.consensus
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        diverges = _diverges(replace(settings, consensus=middle), group)
+        low, high = (low, middle) if diverges else (middle, high)
+    return low
+
+
+def _normalized(weights: Sequence[float], count: int) -> list[float]:
+    valid = len(weights) == count and all(0.0 <= one < math.inf for one in weights)
+    total = sum(weights) if valid else 0.0
+    if not 0.0 < total < math.inf:
+        raise SpecError(
+            f"weights {list(weights)} of {count} contributions: give one finite number of at least 0 each, not all 0"
+        )
+    return [one / total for one in weights]
+
+
+def _check_alike(**vectors: torch.Tensor) -> None:
+    """All float32, 1-D, of one length: torch would broadcast or promote what is not, without a word."""
+    names = list(vectors)
+    numel = vectors[names[0]].numel()
+    for name, vector in vectors.items():
+        if vector.dtype != torch.float32 or vector.shape != (numel,):
+            raise PlanError(
+                f"{name}: a vector of {vector.dtype} and shape {tuple(vector.shape)} beside {names[0]} with {numel}"
+                f" values: pass float32 of shape ({numel},)"
+            )

@@ -1,0 +1,186 @@
+"""Signed records: what a peer tells of itself, and proof of who calls.
+
+A record is accepted only when the peer that it speaks of has signed it, when it does not live too long, and when every
+field is within bounds. Nothing in a record is used before that.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+
+from google.protobuf.message import DecodeError
+
+from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.errors import RecordError, VersionError
+from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, public_key_of, verify
+from lowcomm_protocol.messages import exchange_pb2 as pb
+
+MAX_RECORD_BYTES = 8 * 1024
+MAX_LIFE = 600.0
+"""Longest life of a record in seconds; a stranger could otherwise store one for centuries."""
+MAX_CLOCK_SKEW = 60.0
+CREDENTIAL_LIFE = 60.0
+"""Seconds that a credential is good for, before and after its time of issue."""
+_RECORD, _CREDENTIAL = "peer record", "credential"
+
+
+class Phase(StrEnum):
+    """What a peer is doing, as others see it."""
+
+    JOINING = "joining"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerInfo:
+    """One peer, as its newest signed record tells."""
+
+    peer_id: str
+    run_id: str
+    phase: Phase
+    issued: float
+    """Unix time, seconds."""
+    expires: float
+    addresses: tuple[str, ...] = ()
+    """``host:port`` of its Exchange service, best first."""
+    certificate: bytes = b""
+    """DER of its TLS certificate."""
+    swarm_step: int = 0
+    steps: int = 0
+    tokens_per_second: float = 0.0
+    stage: int = 0
+    entry_points: tuple[str, ...] = ()
+    """Multiaddresses of its DHT peer."""
+
+    @property
+    def certificate_fingerprint(self) -> str:
+        """SHA-256 of the certificate, hexadecimal."""
+        return sha256(self.certificate).hexdigest()
+
+
+def write_record(info: PeerInfo, identity: Identity) -> bytes:
+    """Sign what a peer tells of itself; the serialized SignedRecord."""
+    payload = pb.PeerRecord(
+        protocol=PROTOCOL_VERSION,
+        run_id=bytes.fromhex(info.run_id),
+        peer_id=info.peer_id,
+        issued_ms=int(info.issued * 1000),
+        expires_ms=int(info.expires * 1000),
+        phase=info.phase.value,
+        addresses=info.addresses,
+        certificate=info.certificate,
+        swarm_step=info.swarm_step,
+        steps=info.steps,
+        tokens_per_second=info.tokens_per_second,
+        stage=info.stage,
+        entry_points=info.entry_points,
+    ).SerializeToString()
+    return pb.SignedRecord(payload=payload, signature=identity.sign(_RECORD, payload)).SerializeToString()
+
+
+def read_record(data: bytes, now: float) -> PeerInfo:
+    """Check a serialized SignedRecord at Unix time ``now`` (seconds).
+
+    Raises RecordError if it is malformed, expired or lives too long, VersionError if it is of another protocol version,
+    SignatureError if the peer that it names has not signed it.
+    """
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordError(f"A peer record of {len(data)} bytes is refused: at most {MAX_RECORD_BYTES}.")
+    signed, record = pb.SignedRecord(), pb.PeerRecord()
+    try:
+        signed.ParseFromString(data)
+        record.ParseFromString(signed.payload)
+    except DecodeError:
+        raise RecordError("A peer record that is not a SignedRecord message is refused.") from None
+    if record.protocol != PROTOCOL_VERSION:
+        raise VersionError(f"A peer record of protocol {record.protocol} is refused: this release speaks {PROTOCOL_VERSION}.")
+    verify(record.peer_id, _RECORD, signed.payload, signed.signature)
+    _check_times(record, now)
+    _check_fields(record)
+    return PeerInfo(
+        peer_id=record.peer_id,
+        run_id=record.run_id.hex(),
+        phase=Phase(record.phase),
+        issued=record.issued_ms / 1000,
+        expires=record.expires_ms / 1000,
+        addresses=tuple(record.addresses),
+        certificate=record.certificate,
+        swarm_step=record.swarm_step,
+        steps=record.steps,
+        tokens_per_second=record.tokens_per_second,
+        stage=record.stage,
+        entry_points=tuple(record.entry_points),
+    )
+
+
+def write_credential(identity: Identity, callee: str, run_id: str, now: float, nonce: bytes) -> bytes:
+    """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``; ``nonce`` has 16 fresh random bytes."""
+    payload = pb.Credential(
+        caller=identity.peer_id, callee=callee, run_id=bytes.fromhex(run_id), issued_ms=int(now * 1000), nonce=nonce
+    ).SerializeToString()
+    return pb.SignedCredential(payload=payload, signature=identity.sign(_CREDENTIAL, payload)).SerializeToString()
+
+
+def read_credential(data: bytes, callee: str, run_id: str, now: float) -> tuple[str, bytes]:
+    """Check a credential; the caller's peer id and the nonce, which the callee must not have seen before.
+
+    Raises RecordError if it is malformed, stale or meant for someone else, SignatureError if it is forged.
+    """
+    signed, credential = pb.SignedCredential(), pb.Credential()
+    try:
+        if len(data) > 1024:
+            raise DecodeError
+        signed.ParseFromString(data)
+        credential.ParseFromString(signed.payload)
+    except DecodeError:
+        raise RecordError("A credential that is not a SignedCredential message is refused.") from None
+    if len(signed.signature) != SIGNATURE_BYTES or len(credential.nonce) != 16:
+        raise RecordError("A credential with a signature or nonce of the wrong length is refused.")
+    verify(credential.caller, _CREDENTIAL, signed.payload, signed.signature)
+    if credential.callee != callee or credential.run_id.hex() != run_id:
+        raise RecordError("A credential that was made for another peer or run is refused.")
+    if abs(credential.issued_ms / 1000 - now) > CREDENTIAL_LIFE:
+        raise RecordError(f"A credential more than {CREDENTIAL_LIFE:.0f} s off is refused: set both clocks right.")
+    return credential.caller, credential.nonce
+
+
+def _check_times(record: pb.PeerRecord, now: float) -> None:
+    issued, expires = record.issued_ms / 1000, record.expires_ms / 1000
+    if issued > now + MAX_CLOCK_SKEW:
+        raise RecordError(f"The record of {record.peer_id} is from {issued - now:.0f} s ahead: set both clocks right.")
+    if expires <= now:
+        raise RecordError(f"The record of {record.peer_id} expired {now - expires:.0f} s ago.")
+    if expires - issued > MAX_LIFE:
+        raise RecordError(f"The record of {record.peer_id} claims a life of {expires - issued:.0f} s: at most {MAX_LIFE:.0f}.")
+
+
+def _check_fields(record: pb.PeerRecord) -> None:
+    public_key_of(record.peer_id)
+    if len(record.run_id) != 32:
+        raise RecordError(f"The record of {record.peer_id} names a run of {len(record.run_id)} bytes: expected 32.")
+    if record.phase not in Phase:
+        raise RecordError(f"The record of {record.peer_id} tells of an unknown phase {record.phase[:20]!r}.")
+    if len(record.certificate) > 2048:
+        raise RecordError(f"The record of {record.peer_id} holds a certificate of {len(record.certificate)} bytes.")
+    if not math.isfinite(record.tokens_per_second) or record.tokens_per_second < 0:
+        raise RecordError(f"The record of {record.peer_id} claims {record.tokens_per_second} tokens a second.")
+    if max(record.swarm_step, record.steps) >= 2**53:
+        raise RecordError(f"The record of {record.peer_id} claims step {max(record.swarm_step, record.steps)}.")
+    if len(record.addresses) > 8 or len(record.entry_points) > 8:
+        raise RecordError(f"The record of {record.peer_id} names too many addresses: at most 8.")
+    if any(len(entry) > 256 or not entry.isascii() for entry in record.entry_points):
+        raise RecordError(f"The record of {record.peer_id} names an entry point that is not a multiaddress.")
+    for address in record.addresses:
+        _check_address(address, record.peer_id)
+
+
+def _check_address(address: str, peer_id: str) -> None:
+    host, _, port = address.rpartition(":")
+    plain = host.strip("[]").replace(".", "").replace(":", "").replace("-", "")
+    if not (0 < len(host) <= 255 and plain.isascii() and plain.isalnum() and port.isdecimal() and 0 < int(port) < 65536):
+        raise RecordError(f"The record of {peer_id} names the address {address[:80]!r}: expected host:port.")

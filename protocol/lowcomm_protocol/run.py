@@ -1,0 +1,362 @@
+"""The run specification: what a swarm agrees on.
+
+A creator writes it as TOML; presets fill in what it leaves out; the canonical form (JSON, sorted keys, every setting
+explicit) is signed, and its SHA-256 is the run id. A specification comes from strangers, so nothing in it can name a
+file, a module or an address: it can only choose from what is listed here, within bounds.
+"""
+
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lowcomm_protocol.codecs import CODECS
+from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
+from lowcomm_protocol.identity import Identity, verify
+from lowcomm_protocol.outer import OuterSettings, validate_outer
+
+SPEC_VERSION = 1
+MAX_SPEC_BYTES = 24 * 1024
+"""A signed specification must fit into one DHT record (32 KiB) with room to spare."""
+MAX_GROUP = 8
+_PURPOSE = "run specification"
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RunSettings(_Settings):
+    """``[run]``: the name that people use, the seed that all randomness derives from, and the length."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    description: Annotated[str, Field(max_length=500)] = ""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    steps: Annotated[int, Field(ge=1, le=100_000_000)] = 400
+    """Length of the run in swarm steps."""
+    start_peers: Annotated[int, Field(ge=1, le=1024)] = 1
+    """How many peers must be there before the first step; after it nobody waits for anybody."""
+
+
+class ModelSettings(_Settings):
+    """``[model]``: a decoder-only transformer; the defaults are the demo model of about 230,000 parameters."""
+
+    kind: Literal["transformer"] = "transformer"
+    vocab: Annotated[int, Field(ge=2, le=1_000_000)] = 256
+    layers: Annotated[int, Field(ge=1, le=512)] = 4
+    width: Annotated[int, Field(ge=8, le=65_536)] = 64
+    heads: Annotated[int, Field(ge=1, le=1024)] = 4
+    feed_forward: Annotated[int, Field(ge=8, le=262_144)] = 176
+    context: Annotated[int, Field(ge=8, le=1_048_576)] = 64
+    tied: bool = False
+    rope_base: Annotated[float, Field(gt=1.0, le=1e9, allow_inf_nan=False)] = 10_000.0
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width = {self.width} must be a multiple of 2 * heads = {2 * self.heads}, "
+                "because rotary embedding turns pairs of channels in every head"
+            )
+        return self
+
+
+class DataSettings(_Settings):
+    """``[data]``: which text. ``local`` means that every owner names their own with ``--data``."""
+
+    source: Literal["builtin:python", "local"] = "builtin:python"
+    tokenizer: Literal["bytes", "local"] = "bytes"
+
+
+class TrainSettings(_Settings):
+    """``[train]``: the inner optimizer (AdamW) and its schedule over swarm steps."""
+
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 3e-3
+    warmup: Annotated[int, Field(ge=0, le=10_000_000)] = 40
+    final_learning_rate: Fraction = 0.1
+    """Fraction of ``learning_rate`` at the end of the cosine."""
+    batch: Annotated[int, Field(ge=1, le=65_536)] = 8
+    """Sequences an inner step."""
+    weight_decay: Fraction = 0.1
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.9
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.95
+    clip: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] = 1.0
+    """Largest norm of the gradient."""
+    evaluate_every: Positive = 100
+    """Inner steps between two evaluations on held-out text."""
+
+
+class SyncSettings(_Settings):
+    """``[sync]``: when, with how many, and how fragments are exchanged; a method is a preset of these."""
+
+    method: Literal["local", "gossip", "diloco", "streaming-diloco", "noloco"] = "noloco"
+    interval: Annotated[int, Field(ge=1, le=1_000_000)]
+    """H: swarm steps between two syncs of one fragment."""
+    fragments: Annotated[int, Field(ge=1, le=4096)]
+    """P: pieces that the model is cut into."""
+    pattern: Literal["strided", "sequential"]
+    overlap: Annotated[int, Field(ge=0, le=1_000_000)]
+    """tau: inner steps between capture and merge, at least; an exchange that takes longer merges when it is done."""
+    codec: str
+    group: Annotated[int, Field(ge=1, le=MAX_GROUP)]
+    """How many peers meet in one exchange, at most: 1 never communicates, 2 are pairs."""
+    min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
+    """Inner steps since a fragment's last merge before a peer accepts another exchange of it."""
+    outer: Literal["nesterov", "noloco"]
+    outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+    consensus: Annotated[float, Field(ge=0.0, le=10.0, allow_inf_nan=False)]
+    """Pull of the slow weights towards those of the group (NoLoCo's gamma); 0 where all peers always meet."""
+    merge: Literal["shift", "mix"]
+    mix: Fraction
+    """Share of the fast weights that ``merge = "mix"`` keeps."""
+
+    @property
+    def outer_settings(self) -> OuterSettings:
+        """The settings of the outer optimizer alone."""
+        return OuterSettings(self.outer, self.outer_lr, self.momentum, self.consensus, self.merge, self.mix)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        try:
+            codec = CODECS[self.codec]
+        except KeyError:
+            near = get_close_matches(self.codec, CODECS, 1) or list(CODECS)
+            raise ValueError(f"codec = {self.codec!r} is not known; did you mean {near[0]!r}?") from None
+        if self.fragments > self.interval:
+            raise ValueError(
+                f"fragments = {self.fragments} exceeds interval = {self.interval}: two fragments would be due at once"
+            )
+        if self.min_steps > self.interval:
+            raise ValueError(f"min_steps = {self.min_steps} exceeds interval = {self.interval}: nobody could ever accept")
+        if self.consensus > 0 and not codec.absolute:
+            raise ValueError(
+                f"codec = {self.codec!r} is too coarse for absolute weights, which consensus = {self.consensus} needs: "
+                'set consensus = 0 with groups of the whole swarm, or codec = "fp32" or "bf16"'
+            )
+        if self.group > 1:
+            validate_outer(self.outer_settings, self.group)
+        return self
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "noloco": {
+        "interval": 20,
+        "fragments": 1,
+        "pattern": "strided",
+        "overlap": 0,
+        "codec": "fp32",
+        "group": 2,
+        "outer": "noloco",
+        "outer_lr": 1.0,
+        "momentum": 0.3,
+        "consensus": 1.0,
+        "merge": "shift",
+        "mix": 0.0,
+    },
+    "diloco": {
+        "interval": 20,
+        "fragments": 1,
+        "pattern": "strided",
+        "overlap": 0,
+        "codec": "fp32",
+        "group": MAX_GROUP,
+        "outer": "nesterov",
+        # 0.7 and 0.9 of the paper suit runs of 100,000 steps; here the gain lr / (1 - momentum) of 7 loses silently.
+        "outer_lr": 0.7,
+        "momentum": 0.5,
+        # With equal slow weights this term vanishes and the rule is DiLoCo's; after a missed exchange it heals.
+        "consensus": 1.0,
+        "merge": "shift",
+        "mix": 0.0,
+    },
+    "streaming-diloco": {
+        "interval": 20,
+        "fragments": 4,
+        "pattern": "strided",
+        "overlap": 1,
+        "codec": "e3m0",
+        "group": MAX_GROUP,
+        "outer": "nesterov",
+        "outer_lr": 0.7,
+        "momentum": 0.5,
+        "consensus": 0.0,
+        "merge": "mix",
+        "mix": 0.5,
+    },
+}
+# Gossip is NoLoCo without momentum: the slow weights become the mean of both peers' fast weights.
+PRESETS["gossip"] = PRESETS["noloco"] | {"momentum": 0.0}
+PRESETS["local"] = PRESETS["noloco"] | {"group": 1}
+
+METHODS: dict[str, str] = {
+    "noloco": "pairs drawn anew each time average what they learned; nobody waits for more than one peer",
+    "gossip": "pairs average their weights; the simplest thing that works, without outer momentum",
+    "diloco": "the whole group (at most 8) averages the whole model every interval, in full precision",
+    "streaming-diloco": "the group averages one quarter of the model at a time, in 4 bits, while it trains on",
+    "local": "no communication at all: the baseline that every method must beat",
+}
+"""What each method is for, in one line."""
+
+
+class RunSpec(_Settings):
+    """Everything that the peers of one run agree on, with every setting explicit."""
+
+    version: int = SPEC_VERSION
+    run: RunSettings
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings()
+    sync: SyncSettings
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        spec = cast("dict[str, Any]", data)
+        sync = spec.get("sync", {})
+        if not isinstance(sync, dict):
+            return spec
+        settings = cast("dict[str, Any]", sync)
+        method = settings.get("method", "noloco")
+        settings = PRESETS.get(method if isinstance(method, str) else "", {}) | settings
+        interval = settings.get("interval")
+        if "min_steps" not in settings and isinstance(interval, int):
+            settings["min_steps"] = max(1, interval // 2)
+        return spec | {"sync": settings}
+
+    def canonical(self) -> bytes:
+        """The one encoding that is signed: JSON with sorted keys and every setting explicit."""
+        return json.dumps(
+            self.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        ).encode()
+
+    @property
+    def run_id(self) -> str:
+        """SHA-256 of the canonical form, 64 hexadecimal digits."""
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one peer trains on in one inner step."""
+        return self.train.batch * self.model.context
+
+
+@dataclass(frozen=True)
+class SignedRun:
+    """A run specification with its creator's signature."""
+
+    spec: RunSpec
+    creator: str
+    """Peer id of the creator."""
+    signature: bytes
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run: digest of its specification."""
+        return self.spec.run_id
+
+    @property
+    def fingerprint(self) -> str:
+        """The first 12 digits of the run id, enough to pin a run by hand: ``NAME@FINGERPRINT``."""
+        return self.run_id[:12]
+
+    def to_bytes(self) -> bytes:
+        """The form that is published and kept in files."""
+        return json.dumps(
+            {"creator": self.creator, "signature": self.signature.hex(), "spec": self.spec.canonical().decode()}
+        ).encode()
+
+
+def parse_toml(text: str, source: str = "run specification") -> RunSpec:
+    """Read a specification that a person wrote. Raises SpecError or VersionError with the remedy."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{source}: not valid TOML: {error}. Correct that line.") from None
+    return _parse(data, source)
+
+
+def parse_canonical(text: str) -> RunSpec:
+    """Read a canonical form back. Raises SpecError or VersionError."""
+    try:
+        return _parse(json.loads(text), "run specification")
+    except (ValueError, RecursionError):
+        raise SpecError("run specification: not in its canonical form.") from None
+
+
+def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
+    """Sign a specification. Raises SpecError if it is too large to publish."""
+    payload = spec.canonical()
+    if len(payload) > MAX_SPEC_BYTES:
+        raise SpecError(f"The specification has {len(payload)} bytes, more than {MAX_SPEC_BYTES}: shorten description.")
+    return SignedRun(spec, creator.peer_id, creator.sign(_PURPOSE, payload))
+
+
+def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun:
+    """Read a published specification and check its signature.
+
+    Raises SpecError if it is malformed, VersionError if it is of another version, SignatureError if the signature is
+    not the creator's.
+    """
+    if len(data) > 2 * MAX_SPEC_BYTES:
+        raise SpecError(f"{source}: {len(data)} bytes are too many for a signed run; it is refused.")
+    try:
+        envelope = json.loads(data)
+        creator, spec_text = str(envelope["creator"]), str(envelope["spec"])
+        signature = bytes.fromhex(envelope["signature"])
+        content = json.loads(spec_text)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SpecError(f"{source}: not a signed run; create one with `lowcomm-node create run.toml`.") from None
+    verify(creator, _PURPOSE, spec_text.encode(), signature)
+    spec = _parse(content, source)
+    if spec.canonical() != spec_text.encode():
+        raise SignatureError(f"{source}: the specification is not in its canonical form; ask its creator to sign it anew.")
+    return SignedRun(spec, creator, signature)
+
+
+def _parse(data: dict[str, Any], source: str) -> RunSpec:
+    version = data.get("version", SPEC_VERSION) if isinstance(data, dict) else SPEC_VERSION  # pyright: ignore[reportUnnecessaryIsInstance]
+    if version != SPEC_VERSION:
+        raise VersionError(
+            f"{source}: version {version!r} is not {SPEC_VERSION}, which this release speaks: "
+            "install the release that the run's creator names."
+        )
+    try:
+        return RunSpec.model_validate(data)
+    except ValidationError as error:
+        raise SpecError(f"{source}: {_explain(error)}") from None
+    except (SpecError, CodecError) as error:
+        raise SpecError(f"{source}: sync: {error}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        *path, key = (str(part) for part in first["loc"])
+        near = get_close_matches(key, _keys_at(path), 1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(_keys_at(path))}."
+        return f"unknown key {where!r}; {remedy}"
+    if first["type"] == "missing":
+        return f"{where!r} is missing: add it."
+    value = first.get("input")
+    shown = "" if isinstance(value, dict) else f" = {value!r}"[:80]
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}{shown}: {message}."
+
+
+def _keys_at(path: list[str]) -> list[str]:
+    model: type[BaseModel] = RunSpec
+    for part in path:
+        model = cast("type[BaseModel]", model.model_fields[part].annotation)
+    return list(model.model_fields)

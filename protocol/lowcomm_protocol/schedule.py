@@ -1,0 +1,59 @@
+"""When each fragment is due, and how far it is."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from lowcomm_protocol.fragments import sync_index
+
+
+@dataclass(frozen=True)
+class FragmentProgress:
+    """The counters of one fragment. They never go back, except when older state is loaded."""
+
+    version: int = 0
+    """Outer steps applied."""
+    merged_steps: int = 0
+    """Own inner steps at the last merge."""
+    merged_tokens: int = 0
+    synced: int = 0
+    """Sync index at the last merge, or at the last attempt that found no partner."""
+
+
+class SyncSchedule:
+    """Which fragments are due at a swarm step.
+
+    The swarm step can jump, so a fragment is due when its sync index has grown since its last sync, not only at the step
+    itself.
+    """
+
+    def __init__(self, interval: int, progress: Sequence[FragmentProgress]) -> None:
+        self.interval = interval
+        self._progress = list(progress)
+
+    def __getitem__(self, fragment: int) -> FragmentProgress:
+        return self._progress[fragment]
+
+    def __len__(self) -> int:
+        return len(self._progress)
+
+    def due(self, swarm_step: int) -> Iterable[int]:
+        """The fragments that are due, the one that has waited longest first."""
+        late = [p for p in range(len(self)) if self.round_of(p, swarm_step) > self._progress[p].synced]
+        return sorted(late, key=lambda p: self._progress[p].merged_steps)
+
+    def round_of(self, fragment: int, swarm_step: int) -> int:
+        """Which sync of this fragment a swarm step belongs to."""
+        return sync_index(swarm_step, fragment, len(self), self.interval)
+
+    def skip(self, fragment: int, swarm_step: int) -> None:
+        """Count a sync that found no partner: the fragment waits for its next sync point."""
+        old = self._progress[fragment]
+        self._progress[fragment] = replace(old, synced=max(old.synced, self.round_of(fragment, swarm_step)))
+
+    def merged(self, fragment: int, swarm_step: int, steps: int, tokens: int) -> FragmentProgress:
+        """Count a merge at ``swarm_step``, after ``steps`` own inner steps on ``tokens``."""
+        self.skip(fragment, swarm_step)
+        old = self._progress[fragment]
+        new = replace(old, version=old.version + 1, merged_steps=steps, merged_tokens=tokens)
+        self._progress[fragment] = new
+        return new

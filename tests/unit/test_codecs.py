@@ -1,0 +1,299 @@
+"""What must hold for every codec: exact bytes, the same bytes again, and nothing bad gets through."""
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from lowcomm_protocol.codecs import CODECS, codec, kernels
+from lowcomm_protocol.errors import CodecError
+from numba.core import caching
+
+NAMES = sorted(CODECS)
+BLOCKWISE = ("int8", "e3m0")
+vectors = hnp.arrays(
+    np.float32, st.integers(0, 600), elements=st.floats(-(2.0**127), 2.0**127, width=32), fill=st.just(np.float32(0))
+)
+
+
+def encoded(name: str, values) -> bytes:
+    vector = np.asarray(values, dtype=np.float32)
+    out = bytearray(codec(name).coded_size(vector.size))
+    assert codec(name).encode(vector, memoryview(out)) == len(out)
+    return bytes(out)
+
+
+def decoded(name: str, data: bytes, numel: int) -> np.ndarray:
+    out = np.full(numel, np.float32(-77.0))
+    codec(name).decode(data, out)
+    return out
+
+
+def relative_error(name: str, values: np.ndarray) -> float:
+    restored = decoded(name, encoded(name, values), values.size).astype(np.float64)
+    return float(np.mean((values - restored) ** 2) / np.mean(values.astype(np.float64) ** 2))
+
+
+def test_fp32_layout_is_little_endian_binary32():
+    assert encoded("fp32", [1.0, -2.5]) == bytes.fromhex("0000803f 000020c0")
+
+
+def test_bf16_layout_is_the_upper_half_rounded_to_even():
+    values = [1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -2.0]
+    assert encoded("bf16", values) == bytes.fromhex("803f 803f 823f 813f 00c0")
+
+
+def test_int8_layout_is_a_scale_then_codes_with_ties_to_even():
+    assert encoded("int8", [63.5, -63.5, 0.25, 0.75, -0.5, 0.0]) == bytes.fromhex("0000003f 7f 81 00 02 ff 00")
+
+
+def test_int8_scale_keeps_17_significant_bits():
+    scale = struct.unpack("<I", encoded("int8", [1.0])[:4])[0]
+    assert scale == (struct.unpack("<I", struct.pack("<f", 1 / 127))[0] + 0x40) & 0xFFFFFF80
+
+
+def test_e3m0_layout_is_a_scale_then_two_values_a_byte_the_first_one_low():
+    values = [16, -16, 8, -8, 4, 2, 1, 0.5, 0.25, -0.25, 0.0, -0.0, -1.0]
+    assert encoded("e3m0", values) == bytes.fromhex("0000803f f7 e6 45 23 91 00 0b")
+
+
+def test_e3m0_takes_the_nearest_magnitude_and_the_larger_of_two_as_near():
+    magnitudes = np.array([0, 0.25, 0.5, 1, 2, 4, 8, 16])
+    values = np.concatenate([[16.0], np.linspace(-16, 16, 4097)]).astype(np.float32)
+    distance = np.abs(np.abs(values)[:, None] - magnitudes)
+    nearest = 7 - np.argmin(distance[:, ::-1], axis=1)
+    got = np.concatenate([decoded("e3m0", encoded("e3m0", [16.0, one]), 2)[1:] for one in values])
+    assert np.array_equal(got, np.sign(values) * magnitudes[nearest])
+
+
+@pytest.mark.parametrize(("name", "block_bytes"), [("int8", 260), ("e3m0", 132)])
+def test_the_second_block_has_a_scale_of_its_own_and_may_be_short(name, block_bytes):
+    data = encoded(name, [*[0.0] * 255, 1.0, 2.0])
+    assert data[:4] == encoded(name, [1.0])[:4]
+    assert data[block_bytes:] == encoded(name, [2.0])
+    assert len(data) == block_bytes + 5
+    assert np.isclose(decoded(name, data, 257)[255:], [1.0, 2.0], rtol=1e-4).all()
+
+
+@pytest.mark.parametrize("numel", [0, 1, 2, 255, 256, 257, 512, 513])
+def test_coded_sizes_are_exact(numel):
+    blocks = -(-numel // 256)
+    sizes = {name: CODECS[name].coded_size(numel) for name in NAMES}
+    assert sizes == {
+        "fp32": 4 * numel,
+        "bf16": 2 * numel,
+        "int8": numel + 4 * blocks,
+        "e3m0": (numel + 1) // 2 + 4 * blocks,
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(vector=vectors)
+def test_coding_what_was_decoded_gives_the_same_bytes(name, vector):
+    data = encoded(name, vector)
+    restored = decoded(name, data, vector.size)
+    assert np.isfinite(restored).all()
+    assert encoded(name, restored) == data
+
+
+@given(vector=vectors)
+def test_fp32_is_exact(vector):
+    assert decoded("fp32", encoded("fp32", vector), vector.size).tobytes() == vector.tobytes()
+
+
+@given(vector=vectors)
+def test_bf16_is_torchs_bf16(vector):
+    expected = torch.from_numpy(vector.copy()).to(torch.bfloat16).float().numpy()
+    assert decoded("bf16", encoded("bf16", vector), vector.size).tobytes() == expected.tobytes()
+
+
+@given(vector=vectors)
+def test_int8_is_within_half_a_step(vector):
+    restored = decoded("int8", encoded("int8", vector), vector.size).astype(np.float64)
+    for start in range(0, vector.size, 256):
+        part = vector[start : start + 256].astype(np.float64)
+        step = np.abs(part).max() / 127
+        assert np.abs(part - restored[start : start + 256]).max() <= step * 0.5005 + 127 * 2.0**-100
+
+
+@pytest.mark.parametrize(
+    ("name", "gaussian", "student"),
+    [("fp32", 0.0, 0.0), ("bf16", 2.8e-6, 2.8e-6), ("int8", 5e-5, 2.9e-4), ("e3m0", 0.038, 0.030)],
+)
+def test_relative_errors_are_those_of_the_formats(name, gaussian, student):
+    rng = np.random.default_rng(0)
+    assert relative_error(name, rng.standard_normal(1 << 18).astype(np.float32)) == pytest.approx(gaussian, rel=0.12)
+    assert relative_error(name, rng.standard_t(3, 1 << 18).astype(np.float32)) == pytest.approx(student, rel=0.12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("numel", [1, 256, 300])
+def test_zeros_of_either_sign_decode_to_zeros(name, numel):
+    data = encoded(name, np.full(numel, -0.0))
+    assert (decoded(name, data, numel) == 0).all()
+    if name in BLOCKWISE:
+        assert data == bytes(len(data))
+
+
+@pytest.mark.parametrize("name", BLOCKWISE)
+def test_a_small_negative_value_has_the_code_of_zero(name):
+    assert encoded(name, [16.0, -1e-6]) == encoded(name, [16.0, 0.0]) == encoded(name, [16.0, 1e-6])
+
+
+@pytest.mark.parametrize("name", BLOCKWISE)
+@pytest.mark.parametrize("extreme", [np.finfo(np.float32).max, 2.0**-94, 2.0**-98, 1e-45, 3e-39])
+def test_extreme_blocks_stay_finite_and_stable(name, extreme):
+    data = encoded(name, [extreme, -extreme, extreme / 3])
+    restored = decoded(name, data, 3)
+    assert np.isfinite(restored).all()
+    assert encoded(name, restored) == data
+    if extreme > 2.0**-90:
+        assert restored[0] == pytest.approx(extreme, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_do_not_depend_on_flushing_subnormals(name):
+    values = np.array([2.0**-93, 2.0**-96, 1e-40, -3e-39, 2.0**-120], dtype=np.float32)
+    usual = encoded(name, values)
+    torch.set_flush_denormal(True)
+    try:
+        flushed = encoded(name, values)
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed == usual
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 299])
+def test_nan_and_infinity_are_refused_with_their_place(name, bad, at):
+    vector = np.ones(300, dtype=np.float32)
+    vector[at] = bad
+    with pytest.raises(CodecError, match=rf"value {at} of 300 is -?(nan|inf)"):
+        encoded(name, vector)
+
+
+def test_bf16_refuses_what_would_round_to_infinity():
+    largest = np.float32(2.0**128 - 2.0**119 - 2.0**104)
+    assert np.isfinite(decoded("bf16", encoded("bf16", [largest]), 1)).all()
+    with pytest.raises(CodecError, match="value 1 of 2"):
+        encoded("bf16", [1.0, -np.nextafter(largest, np.float32(np.inf))])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "vector",
+    [np.ones(4), np.ones((2, 2), np.float32), np.ones(8, np.float32)[::2], np.float32(1).reshape(())],
+    ids=["float64", "2-D", "strided", "0-D"],
+)
+def test_arrays_that_are_not_flat_float32_are_refused(name, vector):
+    data = bytearray(codec(name).coded_size(4))
+    with pytest.raises(CodecError, match=name):
+        codec(name).encode(vector, memoryview(data))
+    with pytest.raises(CodecError, match=name):
+        codec(name).decode(data, vector)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("difference", [-1, 1, 4])
+def test_buffers_of_the_wrong_length_are_refused(name, difference):
+    vector = np.ones(256, np.float32)
+    wrong = bytearray(codec(name).coded_size(256) + difference)
+    with pytest.raises(CodecError, match="exactly"):
+        codec(name).encode(vector, memoryview(wrong))
+    with pytest.raises(CodecError, match="exactly"):
+        codec(name).decode(bytes(wrong), vector)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_read_only_targets_are_refused(name):
+    vector = np.ones(3, np.float32)
+    with pytest.raises(CodecError, match="read-only"):
+        codec(name).encode(vector, memoryview(bytes(codec(name).coded_size(3))))
+    data = encoded(name, vector)
+    vector.flags.writeable = False
+    assert encoded(name, vector) == data
+    with pytest.raises(CodecError, match="read-only"):
+        codec(name).decode(data, vector)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_negative_number_of_values_is_refused(name):
+    with pytest.raises(CodecError, match="-1 values"):
+        codec(name).coded_size(-1)
+
+
+def refused_untouched(name: str, data: bytes, numel: int) -> None:
+    out = np.full(numel, np.float32(5.0))
+    with pytest.raises(CodecError, match=name):
+        codec(name).decode(data, out)
+    assert (out == 5.0).all()
+
+
+@pytest.mark.parametrize(("name", "infinity"), [("fp32", "0000807f"), ("fp32", "0100c0ff"), ("bf16", "80ff")])
+def test_coded_nan_and_infinity_are_refused_before_anything_is_written(name, infinity):
+    good = encoded(name, np.ones(100_000))
+    refused_untouched(name, good + bytes.fromhex(infinity), 100_001)
+
+
+@pytest.mark.parametrize("name", BLOCKWISE)
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, -0.0, 1e-40, 2.0**-101, 2.2e37])
+@pytest.mark.parametrize("block", [0, 1])
+def test_scales_that_no_encoder_writes_are_refused_before_anything_is_written(name, scale, block):
+    data = bytearray(encoded(name, np.ones(300)))
+    at = block * {"int8": 260, "e3m0": 132}[name]
+    data[at : at + 4] = struct.pack("<f", scale)
+    refused_untouched(name, bytes(data), 300)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [("int8", 4, 0x80), ("int8", 260 + 4 + 44, 0x80), ("e3m0", 4, 0x80), ("e3m0", 4, 0x08), ("e3m0", 132 + 26, 0x17)],
+    ids=["-128", "-128 at the end", "high -0", "low -0", "filled padding"],
+)
+def test_codes_that_no_encoder_writes_are_refused_before_anything_is_written(name, at, value):
+    data = bytearray(encoded(name, np.ones(301)))
+    data[at] = value
+    refused_untouched(name, bytes(data), 301)
+
+
+@pytest.mark.parametrize("name", BLOCKWISE)
+@given(data=st.data())
+def test_whatever_decodes_is_finite(name, data):
+    numel = data.draw(st.integers(0, 270))
+    size = codec(name).coded_size(numel)
+    out = np.zeros(numel, np.float32)
+    try:
+        codec(name).decode(data.draw(st.binary(min_size=size, max_size=size)), out)
+    except CodecError:
+        return
+    assert np.isfinite(out).all()
+
+
+def test_only_the_fine_codecs_carry_absolute_values():
+    assert {name for name in NAMES if CODECS[name].absolute} == {"fp32", "bf16"}
+
+
+def test_an_unknown_codec_is_refused_with_the_nearest_name():
+    with pytest.raises(CodecError, match="'e3mo' does not exist: use 'e3m0'"):
+        codec("e3mo")
+    with pytest.raises(CodecError, match="does not exist"):
+        codec("")
+
+
+def test_kernels_compile_without_a_writable_folder(monkeypatch):
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    assert kernels.kernel(lambda value: value + 1)(41) == 42
+
+
+@pytest.mark.parametrize("failing", ["save", "load"])
+def test_kernels_compile_when_the_cache_fails_at_the_first_call(monkeypatch, failing):
+    def fail(*_: object) -> None:
+        raise (OSError if failing == "save" else EOFError)("the cache is broken")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, failing, fail)
+    made = kernels.kernel(lambda value: value + 1)
+    assert [made(41), made(1)] == [42, 2]

@@ -1,0 +1,314 @@
+"""What must hold for the outer step: the papers' rules from one vector a peer, to the bit where that is promised."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from lowcomm_protocol.codecs import codec
+from lowcomm_protocol.errors import PlanError, SpecError
+from lowcomm_protocol.outer import (
+    OuterSettings,
+    consensus_radius,
+    contribution,
+    mean_contribution,
+    merge,
+    outer_step,
+    validate_outer,
+)
+
+NESTEROV = OuterSettings("nesterov", 0.7, 0.9, 0.0, "mix", 0.5)
+NOLOCO = OuterSettings("noloco", 0.7, 0.5, 0.7, "shift", 0.0)
+NUMEL = 1003  # not a multiple of a vector register
+
+
+def group_of(size: int, seed: int = 0, spread: float = 1.0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Slow weights (``spread`` apart) and zero momenta of a group."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(NUMEL, generator=generator)
+    phis = [start + spread * torch.randn(NUMEL, generator=generator) for _ in range(size)]
+    return phis, [torch.zeros(NUMEL) for _ in range(size)]
+
+
+def progress_of(size: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return [0.1 * torch.randn(NUMEL, generator=generator) for _ in range(size)]
+
+
+def meet(settings, phis, deltas, thetas, shares=None, code=lambda sent: sent) -> None:
+    """One exchange of a whole group, each member on its own."""
+    shares = shares or [1.0] * len(phis)
+    sent = [code(contribution(settings, p, t, share=s)) for p, t, s in zip(phis, thetas, shares, strict=True)]
+    for phi, delta, theta, own, share in zip(phis, deltas, thetas, sent, shares, strict=True):
+        outer_step(settings, phi, delta, theta - phi, own, mean_contribution(sent), share=share)
+
+
+def literal(settings, phis, deltas, progress, weights):
+    """The rules as the papers write them, two vectors a peer, in float64: progress is weighted, the consensus not."""
+    pooled = sum(w * d for w, d in zip(weights, progress, strict=True))
+    pulls = [settings.consensus * (phi - sum(phis) / len(phis)) for phi in phis]
+    for i, pull in enumerate(pulls):
+        if settings.kind == "noloco":
+            deltas[i] = settings.momentum * deltas[i] + settings.outer_lr * pooled - pull
+            phis[i] = phis[i] + deltas[i]
+        else:
+            gradient = -(pooled - pull)
+            deltas[i] = settings.momentum * deltas[i] + gradient
+            phis[i] = phis[i] - settings.outer_lr * (gradient + settings.momentum * deltas[i])
+
+
+@pytest.mark.parametrize("lr, momentum", [(0.7, 0.9), (0.4, 0.9), (1.0, 0.5), (0.7, 0.0)])
+def test_nesterov_without_consensus_is_torchs_sgd_to_the_bit_over_50_steps(lr, momentum):
+    settings = replace(NESTEROV, outer_lr=lr, momentum=momentum)
+    phis, deltas = group_of(3, spread=0.0)
+    parameter = torch.nn.Parameter(phis[0].clone())
+    sgd = torch.optim.SGD([parameter], lr=lr, momentum=momentum, nesterov=momentum > 0)
+    for step in range(50):
+        thetas = [phi + one for phi, one in zip(phis, progress_of(3, step), strict=True)]
+        parameter.grad = -mean_contribution([theta - parameter.detach() for theta in thetas])
+        sgd.step()
+        meet(settings, phis, deltas, thetas)
+        for phi in phis:
+            assert torch.equal(phi, parameter.detach())
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [NOLOCO, replace(NOLOCO, consensus=0.0), replace(NESTEROV, consensus=0.8, momentum=0.5), NESTEROV],
+    ids=["noloco", "noloco without consensus", "nesterov with consensus", "nesterov"],
+)
+def test_one_vector_gives_what_the_papers_compute_from_two(settings, size, weighted):
+    phis, deltas = group_of(size)
+    exact_phis, exact_deltas = [phi.double() for phi in phis], [delta.double() for delta in deltas]
+    weights = [(i + 1) / (size * (size + 1) / 2) for i in range(size)] if weighted else [1 / size] * size
+    shares = [size * weight for weight in weights]
+    for step in range(5):
+        thetas = [phi + one for phi, one in zip(phis, progress_of(size, step), strict=True)]
+        progress = [(theta - phi).double() for theta, phi in zip(thetas, phis, strict=True)]
+        literal(settings, exact_phis, exact_deltas, progress, weights)
+        meet(settings, phis, deltas, thetas, shares)
+        for got, expected in zip(phis + deltas, exact_phis + exact_deltas, strict=True):
+            assert (got - expected).abs().max() <= 1e-6 * exact_phis[0].abs().max()
+
+
+@pytest.mark.parametrize("consensus, tolerance", [(0.0, 0.0), (1.0, 1e-6)])
+def test_noloco_in_a_group_of_all_with_equal_start_is_heavy_ball_diloco(consensus, tolerance):
+    settings = replace(NOLOCO, consensus=consensus)
+    phis, deltas = group_of(4, spread=0.0)
+    parameter = torch.nn.Parameter(phis[0].clone())
+    sgd = torch.optim.SGD([parameter], lr=1.0, momentum=settings.momentum)
+    for step in range(10):
+        thetas = [phi + one for phi, one in zip(phis, progress_of(4, step), strict=True)]
+        parameter.grad = -mean_contribution([settings.outer_lr * (theta - parameter.detach()) for theta in thetas])
+        sgd.step()
+        meet(settings, phis, deltas, thetas)
+        for phi in phis:
+            assert (phi - parameter.detach()).abs().max() <= tolerance * parameter.detach().abs().max()
+
+
+@pytest.mark.parametrize("name", ["e3m0", "int8"])
+@pytest.mark.parametrize("settings", [NESTEROV, replace(NOLOCO, consensus=0.0)], ids=["nesterov", "noloco"])
+def test_members_stay_equal_to_the_bit_under_a_lossy_codec(name, settings):
+    def code(sent: torch.Tensor) -> torch.Tensor:
+        data, restored = bytearray(codec(name).coded_size(NUMEL)), torch.empty(NUMEL)
+        codec(name).encode(sent.numpy(), memoryview(data))
+        codec(name).decode(data, restored.numpy())
+        return restored
+
+    phis, deltas = group_of(3, spread=0.0)
+    for step in range(10):
+        thetas = [phi + one for phi, one in zip(phis, progress_of(3, step), strict=True)]
+        meet(settings, phis, deltas, thetas, code=code)
+        assert torch.equal(phis[0], phis[1])
+        assert torch.equal(phis[0], phis[2])
+        assert torch.equal(deltas[0], deltas[2])
+
+
+def test_a_lossy_consensus_moves_the_groups_mean_exactly_as_everyone_sees_it():
+    phis, deltas = group_of(2, spread=0.01)
+    thetas = [phi + one for phi, one in zip(phis, progress_of(2, 0), strict=True)]
+    coarse = [contribution(NOLOCO, phi, theta).bfloat16().float() for phi, theta in zip(phis, thetas, strict=True)]
+    for phi, delta, theta, own in zip(phis, deltas, thetas, coarse, strict=True):
+        expected = 0.7 * (theta - phi) - (own - (coarse[0] + coarse[1]) / 2)
+        outer_step(NOLOCO, phi, delta, theta - phi, own, mean_contribution(coarse))
+        assert torch.allclose(delta, expected, atol=1e-6)
+
+
+def test_a_contribution_is_gain_times_progress_plus_consensus_times_phi_into_out():
+    phi, theta, out = torch.tensor([2.0, -4.0]), torch.tensor([3.0, -4.5]), torch.zeros(2)
+    assert contribution(replace(NOLOCO, outer_lr=0.5, consensus=0.25), phi, theta, out) is out
+    assert out.tolist() == [1.0, -1.25]
+    assert contribution(replace(NESTEROV, consensus=0.5), phi, theta, share=2.0).tolist() == [3.0, -3.0]
+    assert (phi.tolist(), theta.tolist()) == ([2.0, -4.0], [3.0, -4.5])
+
+
+def test_the_mean_is_summed_in_the_order_given_and_changes_nothing():
+    parts = [torch.tensor([1e8, 1.0]), torch.tensor([1.0, 2.0]), torch.tensor([-1e8, 6.0])]
+    assert mean_contribution(parts).tolist() == [0.0, 3.0]
+    assert mean_contribution([parts[0], parts[2], parts[1]])[0].item() == pytest.approx(1 / 3)
+    assert parts[0].tolist() == [1e8, 1.0]
+
+
+def test_weights_of_any_sum_weigh_contributions():
+    parts = [torch.tensor([1.0]), torch.tensor([5.0]), torch.tensor([9.0])]
+    assert mean_contribution(parts, [3, 1, 0]).tolist() == [2.0]
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, math.nan], [1.0, math.inf], [1e308, 1e308]])
+def test_weights_that_are_not_valid_are_refused(weights):
+    with pytest.raises(SpecError, match="weights"):
+        mean_contribution([torch.ones(2), torch.ones(2)], weights)
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(1), torch.ones(3, 1), torch.ones(3).double()], ids=["1", "2-D", "f64"])
+def test_vectors_that_torch_would_broadcast_or_promote_are_refused(wrong):
+    right = torch.ones(3)
+    calls = [
+        lambda: contribution(NOLOCO, right, wrong),
+        lambda: contribution(NOLOCO, right, right, wrong),
+        lambda: mean_contribution([right, wrong]),
+        lambda: mean_contribution([]),
+        lambda: merge(NOLOCO, right, wrong, right),
+        lambda: merge(NOLOCO, right, right, wrong),
+        *[
+            lambda at=at: outer_step(NOLOCO, right, *[wrong if k == at else right.clone() for k in range(4)])
+            for at in range(4)
+        ],
+    ]
+    for call in calls:
+        with pytest.raises(PlanError):
+            call()
+    assert right.tolist() == [1, 1, 1]
+
+
+def test_shift_gives_phi_to_the_bit_where_nothing_moved_and_keeps_the_steps_elsewhere():
+    generator = torch.Generator().manual_seed(0)
+    captured, phi = torch.randn(NUMEL, generator=generator), torch.randn(NUMEL, generator=generator) * 1e-3
+    assert not torch.equal(captured + (phi - captured), phi)  # rounding would show
+    theta = captured.clone()
+    theta[::2] += 0.5
+    merge(NOLOCO, theta, phi, captured)
+    assert torch.equal(theta[1::2], phi[1::2])
+    assert torch.allclose(theta[::2], phi[::2] + 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.25, 1.0])
+def test_mix_keeps_its_share_of_the_fast_weights(mix):
+    phis, _ = group_of(2)
+    theta = phis[0].clone()
+    merge(replace(NESTEROV, mix=mix), theta, phis[1], torch.zeros(NUMEL))
+    assert torch.allclose(theta, mix * phis[0] + (1 - mix) * phis[1], atol=1e-6)
+    if mix in (0.0, 1.0):
+        assert torch.equal(theta, phis[0 if mix else 1])
+
+
+def measured_growth(settings: OuterSettings, group: int, swarm: int, steps: int = 2000) -> float:
+    """Growth of the mean square disagreement in an outer step: a swarm at random, through the real outer step."""
+    generator = torch.Generator().manual_seed(7)
+    phi, delta = torch.randn(swarm, 16, generator=generator), torch.zeros(swarm, 16)
+    logs = []
+    for _ in range(steps):
+        places = torch.randperm(swarm, generator=generator).view(group, -1)  # column k is group k, row j its member j
+        phis, deltas = [phi[row].flatten() for row in places], [delta[row].flatten() for row in places]
+        meet(settings, phis, deltas, phis)
+        for row, new_phi, new_delta in zip(places, phis, deltas, strict=True):
+            phi[row], delta[row] = new_phi.view(-1, 16), new_delta.view(-1, 16)
+        phi -= phi.mean(0)
+        size = phi.square().mean().sqrt()
+        phi, delta = phi / size, delta / size
+        logs.append(2 * math.log(size))
+    return sum(logs[steps // 4 :]) / (steps - steps // 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "momentum", "group", "bound"),
+    [("noloco", 0.3, 2, 1.83), ("noloco", 0.5, 2, 1.51), ("noloco", 0.9, 2, 0.386), ("nesterov", 0.5, 4, 2.03)],
+)
+def test_the_radius_is_the_growth_that_a_swarm_of_64_shows(kind, momentum, group, bound):
+    for factor in (0.8, 1.2):
+        settings = OuterSettings(kind, 0.7, momentum, factor * bound, "shift", 0.0)
+        predicted = math.log(consensus_radius(settings, group, 64))
+        assert predicted * (factor - 1) > 0
+        assert measured_growth(settings, group, 64) == pytest.approx(predicted, rel=0.15, abs=0.004)
+
+
+@pytest.mark.parametrize("momentum, bound", [(0.0, 2.0), (0.3, 1.82), (0.5, 1.5), (0.9, 0.38)])
+def test_pairs_are_stable_up_to_the_consensus_of_the_closed_form(momentum, bound):
+    def radius(consensus: float) -> float:
+        return consensus_radius(replace(NOLOCO, momentum=momentum, consensus=consensus), 2)
+
+    assert radius(bound * 0.999) < 1 < radius(bound * 1.001)
+
+
+def test_a_group_of_the_whole_swarm_follows_the_plain_recursion():
+    settings = replace(NOLOCO, momentum=0.0, consensus=0.25)
+    assert consensus_radius(settings, 8, 8) == pytest.approx(0.75**2)
+
+
+@pytest.mark.parametrize("kind", ["noloco", "nesterov"])
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("lr", [0.1, 0.7, 1.0])
+def test_a_consensus_that_is_stable_in_pairs_is_stable_in_every_larger_group(kind, momentum, lr):
+    for consensus in np.geomspace(0.01, 30, 40):
+        settings = OuterSettings(kind, lr, momentum, float(consensus), "mix", 0.5)
+        if consensus_radius(settings, 2) < 1:
+            assert all(consensus_radius(settings, size) < 1 for size in (3, 4, 8, 64, 10_000))
+
+
+@pytest.mark.parametrize(
+    ("settings", "group"),
+    [
+        (NESTEROV, 2),
+        (NESTEROV, 8),
+        (NOLOCO, 2),
+        (replace(NOLOCO, outer_lr=1.0, momentum=0.3, consensus=1.0), 2),
+        (replace(NOLOCO, momentum=0.9, consensus=1e-17), 2),
+    ],
+)
+def test_the_papers_settings_are_allowed(settings, group):
+    validate_outer(settings, group)
+
+
+def test_diverging_settings_are_refused_with_the_largest_stable_consensus():
+    with pytest.raises(SpecError, match=r"consensus = 0.7 and momentum = 0.9 diverges in groups of 2.*below 0.38,"):
+        validate_outer(replace(NOLOCO, momentum=0.9), 2)
+    with pytest.raises(SpecError, match=r"below 1.21,"):
+        validate_outer(replace(NESTEROV, consensus=1.25), 2)
+    validate_outer(replace(NESTEROV, consensus=1.2), 2)
+
+
+def test_a_large_group_must_be_stable_as_the_pair_that_may_be_left_of_it():
+    settings = replace(NESTEROV, consensus=1.5)
+    assert consensus_radius(settings, 8) < 1
+    with pytest.raises(SpecError, match="groups of 2"):
+        validate_outer(settings, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kind", "adam"),
+        ("outer_lr", 0.0),
+        ("outer_lr", math.inf),
+        ("outer_lr", math.nan),
+        ("momentum", -0.1),
+        ("momentum", 1.0),
+        ("momentum", math.nan),
+        ("consensus", -0.1),
+        ("consensus", math.inf),
+        ("merge", "replace"),
+        ("mix", 1.1),
+        ("mix", -0.1),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(name, value):
+    with pytest.raises(SpecError, match=f"{name} = "):
+        validate_outer(replace(NOLOCO, **{name: value}), 2)
+
+
+def test_a_group_of_one_is_refused():
+    with pytest.raises(SpecError, match="group = 1"):
+        validate_outer(NOLOCO, 1)
