@@ -1,7 +1,7 @@
 """How to share out rows over parts of similar size: the arithmetic under a fragment plan, in exact fractions."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -50,11 +50,11 @@ def room(loads: Sequence[int], volume: int) -> list[Fraction]:
     return [max(Fraction(0), level - load) for load in loads]
 
 
-def fill(stack: Stack, left: list[Fraction], order: Iterable[int]) -> list[tuple[int, int, int]]:
-    """Split a stack over the room ``left`` in parts, in this order: (part, start, stop); lowers ``left``."""
+def fill(stack: Stack, left: list[Fraction]) -> list[tuple[int, int, int]]:
+    """Split a stack over the room ``left``, the first part first: (part, start, stop); lowers ``left``."""
     taken: list[tuple[int, int, int]] = []
     row, filled = 0, Fraction(0)
-    for part in order:
+    for part in range(len(left)):
         amount = min(left[part], stack.rows * stack.width - filled)
         left[part] -= amount
         filled += amount

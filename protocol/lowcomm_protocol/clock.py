@@ -1,7 +1,7 @@
 """The swarm step: one Lamport-style clock for the schedule of the whole run.
 
-``step += 1`` for every own inner step; on every merge ``step = max(own, partner's)``. The learning rate, the sync points
-and the end of the run follow it, so that a late or slow peer is on the schedule of those it meets.
+``step += 1`` for every own inner step; on every merge ``step = max(own, partner's)``. The learning rate, the sync
+points and the end of the run follow it, so that a late or slow peer is on the schedule of those it meets.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class SwarmClock:
 def is_supported(claim: int, own: int, others: Iterable[int], max_jump: int) -> bool:
     """Whether ``claim`` of one peer may move our clock: nobody alone can push the swarm ahead.
 
-    ``others`` are the swarm steps that third peers tell of themselves; ``max_jump`` (swarm steps) is what one peer may be
-    ahead of the most advanced of all the others.
+    ``others`` are the swarm steps that third peers tell of themselves; ``max_jump`` (swarm steps) is what one peer may
+    be ahead of the most advanced of all the others.
     """
     return claim <= max([own, *others]) + max_jump

@@ -21,6 +21,9 @@ LIMIT = Fraction(5, 4)
 
 Role = Literal["embedding", "block", "norm", "head"]
 
+PLACING: tuple[Role, ...] = ("block", "embedding", "norm", "head")
+"""Layers are placed first, so that the others fill the gaps, and embeddings before heads: they take the first room."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -221,7 +224,7 @@ def _whole_layers(tensors: Sequence[TensorSpec], count: int, pattern: str) -> li
     loads = [0] * count
     limit = LIMIT * sum(tensor.numel for tensor in tensors) / count
     split: list[TensorSpec] = []
-    for tensor in sorted(tensors, key=lambda one: one.role != "block"):  # layers first: the others fill the gaps
+    for tensor in sorted(tensors, key=lambda one: PLACING.index(one.role)):
         block = tensor.role == "block"
         home = homes[tensor.layer] if block else (0 if tensor.role == "embedding" else count - 1)
         if block or loads[home] + tensor.numel <= limit:
@@ -231,8 +234,7 @@ def _whole_layers(tensors: Sequence[TensorSpec], count: int, pattern: str) -> li
             split.append(tensor)
     left = balance.room(loads, sum(tensor.numel for tensor in split))
     for tensor in split:
-        order = range(count) if tensor.role == "embedding" else range(count - 1, -1, -1)
-        for part, start, stop in balance.fill(tensor.stack, left, order):
+        for part, start, stop in balance.fill(tensor.stack, left):
             parts[part].append(_slice(tensor, start, stop))
     return parts
 

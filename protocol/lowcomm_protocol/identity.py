@@ -79,9 +79,11 @@ def public_key_of(peer_id: str) -> bytes:
         raw = base58.b58decode(peer_id)
     except ValueError:
         raise SignatureError(f"{peer_id[:64]!r} is not a peer id: expected base58 such as 12D3KooW...") from None
-    if len(raw) != len(_PEER_ID_PREFIX) + KEY_BYTES or not raw.startswith(_PEER_ID_PREFIX):
-        raise SignatureError(f"The peer id {peer_id} holds no Ed25519 key: expected one that begins with 12D3KooW.")
-    return raw[len(_PEER_ID_PREFIX) :]
+    public_key = raw[len(_PEER_ID_PREFIX) :]
+    # base58 decoding forgives white space at the end: without this one key would have many names.
+    if len(raw) != len(_PEER_ID_PREFIX) + KEY_BYTES or peer_id_of(public_key) != peer_id:
+        raise SignatureError(f"The peer id {peer_id!r} holds no Ed25519 key: expected one that begins with 12D3KooW.")
+    return public_key
 
 
 def verify(peer_id: str, purpose: str, payload: bytes, signature: bytes) -> None:

@@ -1,8 +1,8 @@
 """Whom to meet: the order of candidates, and whether to accept an offer, with the reason.
 
-For every (run seed, fragment, round) all peers compute the same permutation of the live roster, by sorting the hashes of
-peer ids; peers whose views differ in one peer still agree on the order of the rest. The peer at ``order[k]`` first tries
-``order[k xor 1]``, so equal views give a perfect matching. Groups are consecutive slices of the same permutation.
+For every (run seed, fragment, round) all peers compute the same permutation of the live roster, by sorting the hashes
+of peer ids; peers whose views differ in one peer still agree on the order of the rest. The peer at ``order[k]`` first
+tries ``order[k xor 1]``, so equal views give a perfect matching. Groups are consecutive slices of the same permutation.
 """
 
 from collections.abc import Iterable
@@ -83,18 +83,18 @@ def order(seed: int, fragment: int, round_: int, peers: Iterable[str]) -> list[s
 def candidates(seed: int, fragment: int, round_: int, me: str, peers: Iterable[str], group: int) -> list[str]:
     """Whom ``me`` should meet, best first.
 
-    In pairs (``group`` = 2) that is everybody: the partner by the permutation, then the others in an order of our own. In
-    larger groups it is the rest of our slice, all of whom take part.
+    In pairs (``group`` = 2) that is everybody: the partner by the permutation, then the others in an order of our own.
+    In larger groups it is the rest of our slice, all of whom take part; a group of 1 meets nobody.
     """
     line = order(seed, fragment, round_, [me, *peers])
     place = line.index(me)
-    if group > 2:
+    if group != 2:
         start = place - place % group
         return [peer for peer in line[start : start + group] if peer != me]
-    others = order(seed, fragment, round_, (peer for peer in line if peer != me))
-    others.sort(key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest())
     partner = line[place ^ 1] if place ^ 1 < len(line) else None
-    return ([partner] if partner else []) + [peer for peer in others if peer != partner]
+    others = [peer for peer in line if peer not in (me, partner)]
+    others.sort(key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest())
+    return ([partner] if partner else []) + others
 
 
 def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:

@@ -5,6 +5,7 @@ field is within bounds. Nothing in a record is used before that.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -13,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.errors import RecordError, VersionError
-from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, public_key_of, verify
+from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 MAX_RECORD_BYTES = 8 * 1024
@@ -23,6 +24,7 @@ MAX_CLOCK_SKEW = 60.0
 CREDENTIAL_LIFE = 60.0
 """Seconds that a credential is good for, before and after its time of issue."""
 _RECORD, _CREDENTIAL = "peer record", "credential"
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z](?:[0-9A-Za-z.-]{0,253}[0-9A-Za-z.])?):([0-9]{1,5})")
 
 
 class Phase(StrEnum):
@@ -98,7 +100,7 @@ def read_record(data: bytes, now: float) -> PeerInfo:
     except DecodeError:
         raise RecordError("A peer record that is not a SignedRecord message is refused.") from None
     if record.protocol != PROTOCOL_VERSION:
-        raise VersionError(f"A peer record of protocol {record.protocol} is refused: this release speaks {PROTOCOL_VERSION}.")
+        raise VersionError(f"A peer record of protocol {record.protocol} is refused: this is {PROTOCOL_VERSION}.")
     verify(record.peer_id, _RECORD, signed.payload, signed.signature)
     _check_times(record, now)
     _check_fields(record)
@@ -119,7 +121,7 @@ def read_record(data: bytes, now: float) -> PeerInfo:
 
 
 def write_credential(identity: Identity, callee: str, run_id: str, now: float, nonce: bytes) -> bytes:
-    """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``; ``nonce`` has 16 fresh random bytes."""
+    """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``; ``nonce``: 16 fresh random bytes."""
     payload = pb.Credential(
         caller=identity.peer_id, callee=callee, run_id=bytes.fromhex(run_id), issued_ms=int(now * 1000), nonce=nonce
     ).SerializeToString()
@@ -156,14 +158,14 @@ def _check_times(record: pb.PeerRecord, now: float) -> None:
     if expires <= now:
         raise RecordError(f"The record of {record.peer_id} expired {now - expires:.0f} s ago.")
     if expires - issued > MAX_LIFE:
-        raise RecordError(f"The record of {record.peer_id} claims a life of {expires - issued:.0f} s: at most {MAX_LIFE:.0f}.")
+        life = expires - issued
+        raise RecordError(f"The record of {record.peer_id} claims a life of {life:.0f} s: at most {MAX_LIFE:.0f}.")
 
 
 def _check_fields(record: pb.PeerRecord) -> None:
-    public_key_of(record.peer_id)
     if len(record.run_id) != 32:
         raise RecordError(f"The record of {record.peer_id} names a run of {len(record.run_id)} bytes: expected 32.")
-    if record.phase not in Phase:
+    if record.phase not in tuple(Phase):
         raise RecordError(f"The record of {record.peer_id} tells of an unknown phase {record.phase[:20]!r}.")
     if len(record.certificate) > 2048:
         raise RecordError(f"The record of {record.peer_id} holds a certificate of {len(record.certificate)} bytes.")
@@ -173,14 +175,13 @@ def _check_fields(record: pb.PeerRecord) -> None:
         raise RecordError(f"The record of {record.peer_id} claims step {max(record.swarm_step, record.steps)}.")
     if len(record.addresses) > 8 or len(record.entry_points) > 8:
         raise RecordError(f"The record of {record.peer_id} names too many addresses: at most 8.")
-    if any(len(entry) > 256 or not entry.isascii() for entry in record.entry_points):
+    if any(len(entry) > 256 or not (entry.isascii() and entry.isprintable()) for entry in record.entry_points):
         raise RecordError(f"The record of {record.peer_id} names an entry point that is not a multiaddress.")
     for address in record.addresses:
         _check_address(address, record.peer_id)
 
 
 def _check_address(address: str, peer_id: str) -> None:
-    host, _, port = address.rpartition(":")
-    plain = host.strip("[]").replace(".", "").replace(":", "").replace("-", "")
-    if not (0 < len(host) <= 255 and plain.isascii() and plain.isalnum() and port.isdecimal() and 0 < int(port) < 65536):
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[1]) < 65536:
         raise RecordError(f"The record of {peer_id} names the address {address[:80]!r}: expected host:port.")

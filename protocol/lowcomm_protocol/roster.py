@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.records import PeerInfo, Phase, read_record
+from lowcomm_protocol.records import MAX_LIFE, PeerInfo, Phase, read_record
 
 MAX_PEERS = 4096
 _GONE = (Phase.LEFT, Phase.FINISHED)
@@ -31,7 +31,6 @@ class Roster:
         self._sweep(now)
         if known is None and len(self._records) >= MAX_PEERS:
             return None
-        # The record of a peer that left is kept until it expires, so that an older one does not bring it back.
         self._records[info.peer_id] = info
         return info
 
@@ -52,7 +51,11 @@ class Roster:
         return (info for info in self._records.values() if _is_alive(info, now))
 
     def _sweep(self, now: float) -> None:
-        for peer_id in [peer_id for peer_id, info in self._records.items() if info.expires <= now]:
+        # A record is kept until no older one can be valid any more, which would bring back a peer that has left; in
+        # a full roster only until it expires.
+        full = len(self._records) >= MAX_PEERS
+        ends = {peer: info.expires if full else info.issued + MAX_LIFE for peer, info in self._records.items()}
+        for peer_id in [peer_id for peer_id, end in ends.items() if end <= now]:
             del self._records[peer_id]
 
 

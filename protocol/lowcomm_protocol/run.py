@@ -44,6 +44,13 @@ class RunSettings(_Settings):
     start_peers: Annotated[int, Field(ge=1, le=1024)] = 1
     """How many peers must be there before the first step; after it nobody waits for anybody."""
 
+    @model_validator(mode="after")
+    def _description_is_plain(self) -> Self:
+        # It is shown on the terminals of strangers, who must not get escape sequences.
+        if not self.description.isprintable():
+            raise ValueError("description must be one line of printable text")
+        return self
+
 
 class ModelSettings(_Settings):
     """``[model]``: a decoder-only transformer; the defaults are the demo model of about 230,000 parameters."""
@@ -136,7 +143,7 @@ class SyncSettings(_Settings):
                 f"fragments = {self.fragments} exceeds interval = {self.interval}: two fragments would be due at once"
             )
         if self.min_steps > self.interval:
-            raise ValueError(f"min_steps = {self.min_steps} exceeds interval = {self.interval}: nobody could ever accept")
+            raise ValueError(f"min_steps = {self.min_steps} exceeds interval = {self.interval}: nobody would accept")
         if self.consensus > 0 and not codec.absolute:
             raise ValueError(
                 f"codec = {self.codec!r} is too coarse for absolute weights, which consensus = {self.consensus} needs: "
@@ -283,6 +290,8 @@ def parse_toml(text: str, source: str = "run specification") -> RunSpec:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{source}: not valid TOML: {error}. Correct that line.") from None
+    except (ValueError, RecursionError):
+        raise SpecError(f"{source}: a number is too long or a list too deep: nothing in a run needs that.") from None
     return _parse(data, source)
 
 
@@ -314,13 +323,13 @@ def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun
         envelope = json.loads(data)
         creator, spec_text = str(envelope["creator"]), str(envelope["spec"])
         signature = bytes.fromhex(envelope["signature"])
-        content = json.loads(spec_text)
+        payload, content = spec_text.encode(), json.loads(spec_text)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SpecError(f"{source}: not a signed run; create one with `lowcomm-node create run.toml`.") from None
-    verify(creator, _PURPOSE, spec_text.encode(), signature)
+    verify(creator, _PURPOSE, payload, signature)
     spec = _parse(content, source)
-    if spec.canonical() != spec_text.encode():
-        raise SignatureError(f"{source}: the specification is not in its canonical form; ask its creator to sign it anew.")
+    if spec.canonical() != payload:
+        raise SignatureError(f"{source}: the specification is not in its canonical form; its creator must sign it anew.")
     return SignedRun(spec, creator, signature)
 
 
@@ -328,7 +337,7 @@ def _parse(data: dict[str, Any], source: str) -> RunSpec:
     version = data.get("version", SPEC_VERSION) if isinstance(data, dict) else SPEC_VERSION  # pyright: ignore[reportUnnecessaryIsInstance]
     if version != SPEC_VERSION:
         raise VersionError(
-            f"{source}: version {version!r} is not {SPEC_VERSION}, which this release speaks: "
+            f"{source}: version {_show(version)} is not {SPEC_VERSION}, which this release speaks: "
             "install the release that the run's creator names."
         )
     try:
@@ -341,7 +350,7 @@ def _parse(data: dict[str, Any], source: str) -> RunSpec:
 
 def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(str(part) for part in first["loc"])[:80]
     if first["type"] == "extra_forbidden":
         *path, key = (str(part) for part in first["loc"])
         near = get_close_matches(key, _keys_at(path), 1)
@@ -349,10 +358,16 @@ def _explain(error: ValidationError) -> str:
         return f"unknown key {where!r}; {remedy}"
     if first["type"] == "missing":
         return f"{where!r} is missing: add it."
-    value = first.get("input")
-    shown = "" if isinstance(value, dict) else f" = {value!r}"[:80]
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}{shown}: {message}."
+    if isinstance(first["input"], dict):  # settings that do not work together
+        return f"{where}: {message}."
+    return f"{where} = {_show(first['input'])}: {message}." if where else f"{message}."
+
+
+def _show(value: object) -> str:
+    """A value of a stranger, short, whatever it is: a huge number or a deep list has no ``repr``."""
+    plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
+    return repr(value)[:80] if plain else f"({type(value).__name__})"
 
 
 def _keys_at(path: list[str]) -> list[str]:

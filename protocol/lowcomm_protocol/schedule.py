@@ -22,8 +22,8 @@ class FragmentProgress:
 class SyncSchedule:
     """Which fragments are due at a swarm step.
 
-    The swarm step can jump, so a fragment is due when its sync index has grown since its last sync, not only at the step
-    itself.
+    The swarm step can jump, so a fragment is due when its sync index has grown since its last sync, not only at the
+    step itself.
     """
 
     def __init__(self, interval: int, progress: Sequence[FragmentProgress]) -> None:

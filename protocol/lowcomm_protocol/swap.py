@@ -5,8 +5,8 @@
     both   ── content, chunk* ────► both              at once, in both directions
     both   ── confirm ────────────► both              "I hold the contributions of exactly these members"
 
-The table is the protocol: a missing key is a violation. An exchange (``exchange.py``) runs one such stream to every other
-member and decides what is captured, confirmed and applied.
+The table is the protocol: a missing key is a violation. An exchange (``exchange.py``) runs one such stream to every
+other member and decides what is captured, confirmed and applied. ``docs/states.md`` draws the table.
 """
 
 from enum import StrEnum
@@ -80,4 +80,15 @@ def step(state: State, event: Input) -> tuple[tuple[Output, ...], State]:
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise ProtocolViolation(f"{event.value!r} is not allowed in state {state.value!r}: the stream is closed.") from None
+        told = f"{event.value!r} is not allowed in state {state.value!r}: the stream is closed."
+        raise ProtocolViolation(told) from None
+
+
+def mermaid() -> str:
+    """The table as a Mermaid state diagram, for docs/states.md: inputs on the arrows, outputs after the slash."""
+    lines = ["stateDiagram-v2", f"    [*] --> {State.OFFERED.value}: we called", f"    [*] --> {State.AGREED.value}: called us"]
+    for (state, event), (outputs, after) in TRANSITIONS.items():
+        sent = "".join(f" / {output.value}" for output in outputs)
+        lines.append(f"    {state.value} --> {after.value}: {event.value}{sent}")
+    lines += [f"    {state.value} --> [*]" for state in State if state in TERMINAL]
+    return "\n".join(lines) + "\n"

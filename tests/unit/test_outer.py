@@ -265,11 +265,17 @@ def test_a_consensus_that_is_stable_in_pairs_is_stable_in_every_larger_group(kin
         (NESTEROV, 8),
         (NOLOCO, 2),
         (replace(NOLOCO, outer_lr=1.0, momentum=0.3, consensus=1.0), 2),
-        (replace(NOLOCO, momentum=0.9, consensus=1e-17), 2),
     ],
 )
 def test_the_papers_settings_are_allowed(settings, group):
     validate_outer(settings, group)
+
+
+@pytest.mark.parametrize("kind", ["noloco", "nesterov"])
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.5, 0.9, 0.99])
+def test_a_consensus_too_small_to_matter_is_allowed(kind, momentum):
+    for consensus in np.geomspace(1e-18, 1e-4, 60):
+        validate_outer(OuterSettings(kind, 0.7, momentum, float(consensus), "mix", 0.5), 2)
 
 
 def test_diverging_settings_are_refused_with_the_largest_stable_consensus():

@@ -27,7 +27,7 @@ SMALLEST_SCALE = np.float32(2.0**-100)
 SMALLEST_SCALE_BITS = np.uint32((127 - 100) << 23)
 
 INT8_LARGEST_SCALE = np.float32(66052.0 * 2.0**105)
-"""The largest scale of 17 significant bits that is finite when multiplied by 127."""
+"""The largest float32 divided by 127, rounded to 17 significant bits: 127 times it is finite."""
 
 INT8_SCALE_HALF, INT8_SCALE_KEPT = np.uint32(0x40), np.uint32(0xFFFFFF80)
 """Rounds a scale to 17 significant bits: 7 bits of code times 17 bits of scale fit float32, so decoding is exact."""
@@ -110,7 +110,6 @@ def int8_encode(values: Vector, out: Bytes) -> int:
             return block
         scale = np.float32(peak.view(np.float32) / np.float32(127.0))
         scale = np.uint32((scale.view(np.uint32) + INT8_SCALE_HALF) & INT8_SCALE_KEPT).view(np.float32)
-        scale = min(scale, INT8_LARGEST_SCALE)
         if scale < SMALLEST_SCALE:
             out[at : at + 4 + stop - start] = 0
             continue
