@@ -16,7 +16,7 @@ from enum import StrEnum
 from hashlib import sha256
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.matching import Offer, Refusal
+from lowcomm_protocol.matching import Offer, Refusal, wins_crossing
 from lowcomm_protocol.swap import HOLDING, TERMINAL, Input, Output, State, step
 
 
@@ -87,7 +87,7 @@ class GatheringClosed:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlinePassed:
-    """Time is up for the exchange."""
+    """Time is up: the first time for contributions, the second time for confirmations too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,10 +180,11 @@ class Exchange:
     reason: str = ""
     _members: dict[str, _Member] = field(default_factory=dict[str, _Member])
     _next: int = 0
+    _late: bool = False
 
     def start(self) -> list[Effect]:
         """Begin to call candidates."""
-        return self._dial_next() if self.group == 2 else self._dial_all()
+        return self._gather() if self.group == 2 else self._dial_all()
 
     def expect(self, peer: str) -> None:
         """Take in a peer that has called us, before ``start``: it is not called back."""
@@ -206,12 +207,9 @@ class Exchange:
 
     def has_room_for(self, peer: str) -> bool:
         """Whether a peer that calls us can still take part."""
-        known = self._members.get(peer)
-        if self.stage is not Stage.GATHERING or (known is not None and known.state is not State.OFFERED):
-            return False
-        if self.group == 2:
-            return not self.partners and all(m.state is not State.OFFERED for p, m in self._members.items() if p != peer)
-        return known is not None or len(self.partners) < self.group - 1
+        # A peer that has refused us, or that we could not reach, may still call us itself.
+        others = [p for p, m in self._members.items() if p != peer and m.state not in _OUT]
+        return self.stage is Stage.GATHERING and peer not in self.partners and len(others) < self.group - 1
 
     def is_calling(self, peer: str) -> bool:
         """Whether we have called this peer and it has not answered."""
@@ -237,8 +235,9 @@ class Exchange:
             case Verified(peer=peer):
                 return self._advance(peer, Input.VERIFIED) + self._settle()
             case Confirmed(peer=peer, members=members):
+                effects = self._advance(peer, Input.CONFIRMED)
                 self._members[peer].confirmed = members
-                return self._advance(peer, Input.CONFIRMED) + self._conclude()
+                return effects + self._conclude()
             case Lost(peer=peer, reason=reason):
                 return self._on_lost(peer, reason)
             case GatheringClosed():
@@ -260,7 +259,8 @@ class Exchange:
         return self._close_gathering()
 
     def _dial_all(self) -> list[Effect]:
-        peers = [peer for peer in self.candidates if peer not in self._members]
+        room = self.group - 1 - len(self._members)
+        peers = [peer for peer in self.candidates if peer not in self._members][:room]
         self._members.update({peer: _Member(State.OFFERED) for peer in peers})
         return [Dial(peer=peer) for peer in peers] or self._gather()
 
@@ -278,17 +278,22 @@ class Exchange:
         return [Capture()]
 
     def _on_accepted(self, event: Accepted) -> list[Effect]:
-        member = self._members.setdefault(event.peer, _Member(State.OFFERED))
-        if self.stage is not Stage.GATHERING:
-            return [Abandon(peer=event.peer, reason="the exchange has begun without you")]
+        peer, member = event.peer, self._members.get(event.peer)
+        if peer in self.partners or (not event.called_us and (member is None or member.state is State.REFUSED)):
+            raise ProtocolViolation(f"{peer} has accepted a call that is not open.")
+        if event.called_us and self.has_room_for(peer):
+            member = self._members[peer] = _Member(State.OFFERED)
+        if self.stage is not Stage.GATHERING or member is None or member.state is not State.OFFERED:
+            return [Abandon(peer=peer, reason="the exchange has begun without you")]
+        effects = self._advance(peer, Input.ACCEPTED)
         member.offer = event.offer
-        return self._advance(event.peer, Input.ACCEPTED) + self._gather()
+        return effects + self._gather()
 
     def _on_refused(self, peer: str, reason: Refusal, detail: str) -> list[Effect]:
-        if reason is Refusal.CROSSED:
+        if reason is Refusal.CROSSED and wins_crossing(peer, self.me):
             return []  # Their own call is on its way to us; until it comes the member counts as called.
-        self._members[peer].reason = detail
         effects = self._advance(peer, Input.REFUSED)
+        self._members[peer].reason = self._members[peer].reason or detail
         return effects + (self._gather() if self.stage is Stage.GATHERING else [])
 
     def _on_gathering_closed(self) -> list[Effect]:
@@ -341,7 +346,7 @@ class Exchange:
         member = self._members.get(peer)
         if member is None or member.state in TERMINAL:
             return []
-        member.reason = reason
+        member.reason = reason = reason or "was lost"
         member.state = step(member.state, Input.FAILED)[1]
         if self.stage is Stage.CONFIRMING:
             return self._end(f"{reason} before everybody had confirmed")
@@ -352,10 +357,13 @@ class Exchange:
         return self._settle()
 
     def _on_deadline(self) -> list[Effect]:
-        if self.stage is not Stage.TRADING:
-            return self._end("ran past its deadline")
-        effects = self._lose_all(State.STREAMING, State.PROMISED, reason="was too slow for the deadline")
-        return effects + self._settle()
+        first, self._late = not self._late, True
+        if self.stage is Stage.TRADING:
+            effects = self._lose_all(State.STREAMING, State.PROMISED, reason="was too slow for the deadline")
+            return effects + self._settle()
+        if self.stage is Stage.CONFIRMING and first:
+            return []  # The others' confirmations may be on their way: ending now would put both ends in doubt.
+        return self._end("ran past its deadline")
 
     def _lose_all(self, *states: State, reason: str) -> list[Effect]:
         late = [peer for peer, m in self._members.items() if m.state in states]
@@ -371,9 +379,11 @@ class Exchange:
         return [*(Abandon(peer=peer, reason=reason) for peer in open_), End(reason=reason)]
 
     def _advance(self, peer: str, event: Input) -> list[Effect]:
-        member = self._members[peer]
-        if member.state in TERMINAL and event is not Input.FAILED:
-            raise ProtocolViolation(f"{peer}: {event.value!r} came after the stream was {member.state.value}.")
+        member = self._members.get(peer)
+        if member is None:
+            raise ProtocolViolation(f"{peer}: {event.value!r} from a peer that has no part in this exchange.")
+        if member.state is State.LOST:
+            return []  # It was on its way when we gave the member up.
         outputs, member.state = step(member.state, event)
         return [self._send(peer, output) for output in outputs]
 

@@ -31,7 +31,9 @@ class Identity:
 
     def __post_init__(self) -> None:
         if len(self.secret) != KEY_BYTES:
-            raise SignatureError(f"An identity key has {KEY_BYTES} bytes, not {len(self.secret)}: restore the key file.")
+            raise SignatureError(
+                f"An identity key has {KEY_BYTES} bytes, not {len(self.secret)}: restore the key file."
+            )
 
     @property
     def public_key(self) -> bytes:
@@ -59,7 +61,9 @@ def identity_from_libp2p(data: bytes) -> Identity:
     """Read the key file of p2pd. Raises SignatureError if it is not an Ed25519 key, or damaged."""
     expected = len(_PRIVATE_KEY_PREFIX) + 2 * KEY_BYTES
     if len(data) != expected or not data.startswith(_PRIVATE_KEY_PREFIX):
-        raise SignatureError(f"The identity key is not an Ed25519 key in libp2p's form ({len(data)} bytes): restore it.")
+        raise SignatureError(
+            f"The identity key is not an Ed25519 key in libp2p's form ({len(data)} bytes): restore it."
+        )
     identity = Identity(data[len(_PRIVATE_KEY_PREFIX) : len(_PRIVATE_KEY_PREFIX) + KEY_BYTES])
     if not data.endswith(identity.public_key):
         raise SignatureError("The two halves of the identity key do not belong together: restore the key file.")

@@ -329,7 +329,9 @@ def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun
     verify(creator, _PURPOSE, payload, signature)
     spec = _parse(content, source)
     if spec.canonical() != payload:
-        raise SignatureError(f"{source}: the specification is not in its canonical form; its creator must sign it anew.")
+        raise SignatureError(
+            f"{source}: the specification is not in its canonical form; its creator must sign it anew."
+        )
     return SignedRun(spec, creator, signature)
 
 

@@ -86,7 +86,7 @@ def step(state: State, event: Input) -> tuple[tuple[Output, ...], State]:
 
 def mermaid() -> str:
     """The table as a Mermaid state diagram, for docs/states.md: inputs on the arrows, outputs after the slash."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.OFFERED.value}: we called", f"    [*] --> {State.AGREED.value}: called us"]
+    lines = ["stateDiagram-v2", f"    [*] --> {State.OFFERED.value}"]
     for (state, event), (outputs, after) in TRANSITIONS.items():
         sent = "".join(f" / {output.value}" for output in outputs)
         lines.append(f"    {state.value} --> {after.value}: {event.value}{sent}")

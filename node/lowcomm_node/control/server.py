@@ -1,0 +1,166 @@
+"""The serving side of the control API: HTTP on loopback, with a token that only the owner's files hold.
+
+    GET  /v1/status, /v1/peers, /v1/rounds?limit=N        GET  /v1/events     one JSON object a line, as things happen
+    POST /v1/finish                                       POST /v1/stop       {"now": bool}
+    POST /v1/generate  {"prompt", "tokens", "temperature", "seed"}
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from lowcomm_node.errors import PortInUse
+from lowcomm_node.files import write_atomic
+from lowcomm_protocol.errors import LowcommError
+
+MAX_BODY = 64 * 1024
+LOOPBACK = "127.0.0.1"
+
+
+class Controlled(Protocol):
+    """What the API steers."""
+
+    def status(self) -> dict[str, Any]: ...
+    def peers(self) -> list[dict[str, Any]]: ...
+    def rounds(self, limit: int) -> list[dict[str, Any]]: ...
+    def subscribe(self) -> asyncio.Queue[dict[str, Any]]: ...
+    def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None: ...
+    def request_finish(self) -> None: ...
+    def request_stop(self) -> None: ...
+    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
+
+
+class ControlServer:
+    """Runs in the daemon's own event loop."""
+
+    def __init__(self, node: Controlled, file: Path) -> None:
+        self._node, self._file = node, file
+        self._token = secrets.token_urlsafe(32)
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self, port: int, peer_id: str) -> None:
+        """Listen, and tell port and token in the control file (0600). Raises PortInUse."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((LOOPBACK, port))
+        except OSError:
+            sock.close()
+            raise PortInUse(f"Port {port} of {LOOPBACK} is in use: choose another with --control-port.") from None
+        config = uvicorn.Config(
+            self._app(), log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
+        self._server.capture_signals = _leave_signals_alone  # type: ignore[method-assign] - the daemon has its own
+        self._serving = asyncio.create_task(self._server.serve([sock]))
+        content = {"port": sock.getsockname()[1], "token": self._token, "pid": os.getpid(), "peer_id": peer_id}
+        write_atomic(self._file, json.dumps(content).encode(), 0o600)
+
+    async def close(self) -> None:
+        """Stop listening, and remove the control file."""
+        self._file.unlink(missing_ok=True)
+        if self._server is None or self._serving is None:
+            return
+        self._server.should_exit = True
+        try:
+            async with asyncio.timeout(5):
+                await self._serving
+        except TimeoutError:
+            self._serving.cancel()
+
+    def _app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/status", self._guarded(self._status)),
+                Route("/v1/peers", self._guarded(self._peers)),
+                Route("/v1/rounds", self._guarded(self._rounds)),
+                Route("/v1/events", self._guarded(self._events)),
+                Route("/v1/finish", self._guarded(self._finish), methods=["POST"]),
+                Route("/v1/stop", self._guarded(self._stop), methods=["POST"]),
+                Route("/v1/generate", self._guarded(self._generate), methods=["POST"]),
+            ]
+        )
+
+    def _guarded(self, handler: Any) -> Any:
+        async def guarded(request: Request) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not secrets.compare_digest(given.encode(), self._token.encode()):
+                return JSONResponse({"error": "Wrong token: read it from control.json in the node's home."}, 401)
+            try:
+                return await handler(request)
+            except (LowcommError, ValueError, KeyError) as error:
+                return JSONResponse({"error": str(error)}, 400)
+
+        return guarded
+
+    async def _status(self, request: Request) -> Response:
+        return JSONResponse(self._node.status())
+
+    async def _peers(self, request: Request) -> Response:
+        return JSONResponse(self._node.peers())
+
+    async def _rounds(self, request: Request) -> Response:
+        return JSONResponse(self._node.rounds(max(1, int(request.query_params.get("limit", "20")))))
+
+    async def _events(self, request: Request) -> Response:
+        queue = self._node.subscribe()
+
+        async def lines() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield json.dumps(await queue.get()).encode() + b"\n"
+            finally:
+                self._node.unsubscribe(queue)
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def _finish(self, request: Request) -> Response:
+        self._node.request_finish()
+        return JSONResponse({})
+
+    async def _stop(self, request: Request) -> Response:
+        body = await _body(request)
+        if body.get("now"):
+            self._node.request_stop()
+        else:
+            self._node.request_finish()
+        return JSONResponse({})
+
+    async def _generate(self, request: Request) -> Response:
+        body = await _body(request)
+        text = await self._node.generate(
+            str(body.get("prompt", "")),
+            int(body.get("tokens", 200)),
+            float(body.get("temperature", 0.8)),
+            int(body.get("seed", 0)),
+        )
+        return JSONResponse({"text": text})
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    if int(request.headers.get("content-length", "0")) > MAX_BODY:
+        raise ValueError(f"A request of more than {MAX_BODY} bytes is refused.")
+    data = await request.body()
+    content = json.loads(data) if data else {}
+    if not isinstance(content, dict):
+        raise ValueError("Expected a JSON object.")
+    return content
+
+
+class _leave_signals_alone:  # noqa: N801 - stands in for a method
+    """uvicorn would take SIGINT and SIGTERM for itself."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...

@@ -1,0 +1,395 @@
+"""The life of a node: starting, joining, loading, syncing, training, leaving. Wires the rest; decides nothing itself.
+
+    starting    lock the home, read the identity, open the control API
+    joining     enter the DHT, find the run, check its signature
+    loading     start the trainer: data, model, newest checkpoint
+    syncing     copy the state of a peer that is ahead; wait for the peers that the run begins with
+    training    until the run is over or the owner says finish
+    finishing   end exchanges, evaluate, save
+    left        goodbye is said
+"""
+
+import asyncio
+import datetime
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.control.server import ControlServer
+from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, TrainerError
+from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.exchanger import Exchanger
+from lowcomm_node.exchange.fetch import Fetcher, SnapshotServer
+from lowcomm_node.exchange.security import Gatekeeper, make_certificate
+from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
+from lowcomm_node.exchange.stream import CalleeStream
+from lowcomm_node.files import HomeLock, load_or_create_identity
+from lowcomm_node.finding import find_run, open_discovery
+from lowcomm_node.logs import log
+from lowcomm_node.membership import Membership, listening
+from lowcomm_node.news import News
+from lowcomm_node.report import report, report_peers
+from lowcomm_node.settings import NodeSettings
+from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.process import Trainer, TrainerProcess
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo, Phase
+from lowcomm_protocol.roster import Roster
+from lowcomm_protocol.run import SignedRun
+
+FETCH_ROUNDS = 5
+START_DEADLINE = 300.0
+"""Seconds that a node waits for the peers that a run begins with; then it begins with those that are there."""
+LEAVE_DEADLINE = 45.0
+
+
+class Daemon:
+    """One node. ``run`` lives its whole life; the other methods may be called at any time from the same event loop."""
+
+    def __init__(self, settings: NodeSettings, trainer: Trainer | None = None) -> None:
+        self.settings = settings
+        self.trainer: Trainer = trainer or TrainerProcess()
+        self.news = News()
+        self.phase = "starting"
+        self.waiting: str | None = None
+        self.began = monotonic()
+        self.run_: SignedRun | None = None
+        self.ready: Ready | None = None
+        self.exchanger: Exchanger | None = None
+        self.membership: Membership | None = None
+        self.peer_id = ""
+        self.progress: dict[str, Any] = {}
+        self.checkpoint: dict[str, Any] | None = None
+        self.warnings: list[str] = []
+        self._finish = asyncio.Event()
+        self._over = asyncio.Event()
+        self._failure: NodeError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._main: asyncio.Task[Any] | None = None
+
+    # what the command line asks
+
+    def status(self) -> dict[str, Any]:
+        """Everything that ``status`` and the panel show."""
+        return report(self)
+
+    def peers(self) -> list[dict[str, Any]]:
+        """The peers that are alive, and how exchanges with them went."""
+        return report_peers(self)
+
+    def rounds(self, limit: int) -> list[dict[str, Any]]:
+        """The last exchanges, newest last."""
+        return list(self.exchanger.history.rounds)[-limit:] if self.exchanger else []
+
+    def subscribe(self) -> asyncio.Queue[dict[str, Any]]:
+        """Events from now on; a queue that is full loses the oldest."""
+        return self.news.subscribe()
+
+    def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
+        """The counterpart of ``subscribe``."""
+        self.news.unsubscribe(queue)
+
+    def request_finish(self) -> None:
+        """End the running exchanges, save, say goodbye, leave."""
+        self._finish.set()
+
+    def request_stop(self) -> None:
+        """Leave now, without saving."""
+        if self._main is not None:
+            self._main.cancel()
+
+    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        """Sample text from the fast weights. Raises TrainerError while there is no model yet."""
+        if self.ready is None:
+            raise TrainerError(f"The model is not loaded yet (the node is {self.phase}): try again in a moment.")
+        return await self.trainer.generate(prompt, tokens, temperature, seed)
+
+    # the life
+
+    async def run(self) -> int:
+        """Live; the exit code. Raises NodeError or another LowcommError that ended it."""
+        self._main = asyncio.current_task()
+        self.settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with HomeLock(self.settings.paths.lock):
+            self.identity = load_or_create_identity(self.settings.paths.identity)
+            self.peer_id = self.identity.peer_id
+            control = ControlServer(self, self.settings.paths.control)
+            await control.start(self.settings.control_port, self.peer_id)
+            try:
+                await self._live()
+            except asyncio.CancelledError:
+                self._enter("left", None)
+                return 130
+            finally:
+                await control.close()
+        if self._failure is not None:
+            raise self._failure
+        return 0
+
+    async def _live(self) -> None:
+        discovery = open_discovery(self.settings, self.identity)
+        try:
+            self._enter("joining", f"looking for the swarm at {', '.join(self.settings.peers) or 'no address'}")
+            await discovery.start()
+            self.waiting = "no run is published yet"
+            self.run_ = await self._unless_finished(find_run(discovery, self.settings))
+            if self.run_ is None:
+                return
+            await self._take_part(discovery)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.trainer.stop()
+            await discovery.close()
+            self._enter("left", None)
+
+    async def _take_part(self, discovery: Any) -> None:
+        assert self.run_ is not None
+        spec, paths = self.run_.spec, self.settings.paths
+        self._enter("joining", "starting the trainer: text, model, newest checkpoint")
+        checkpoints = paths.checkpoints(self.run_.fingerprint)
+        self.ready = await self._unless_finished(self.trainer.start(self._trainer_settings(checkpoints)))
+        if self.ready is None:
+            return
+        for skipped in self.ready.skipped:
+            self._warn(f"checkpoint skipped: {skipped}")
+        self.progress = {"steps": self.ready.steps, "swarm_step": self.ready.swarm_step, "tokens": self.ready.tokens}
+
+        gatekeeper = Gatekeeper(self.identity, self.run_.run_id, time)
+        self.channels = Channels(gatekeeper)
+        roster = Roster(self.peer_id, self.run_.run_id)
+        self.exchanger = Exchanger(
+            peer_id=self.peer_id,
+            spec=spec,
+            ready=self.ready,
+            trainer=self.trainer,
+            roster=roster,
+            channels=self.channels,
+            deadline=self.settings.exchange_deadline,
+            tell=self._tell,
+        )
+        self._snapshots = SnapshotServer(CheckpointStore(checkpoints, self.settings.keep), self._refresh, max_age=2.0)
+        certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+        server = ExchangeServer(certificate, ExchangeService(gatekeeper, self))
+        host, announce = listening(self.settings)
+        port = await server.start(host, self.settings.port)
+        self.membership = Membership(
+            identity=self.identity,
+            run=self.run_,
+            roster=roster,
+            discovery=discovery,
+            channels=self.channels,
+            settings=self.settings,
+            certificate=certificate.der,
+            addresses=self.settings.announce or tuple(f"{address}:{port}" for address in announce),
+            progress=self._own_progress,
+            warn=self._warn,
+        )
+        self._tasks += [asyncio.create_task(self._follow_trainer()), asyncio.create_task(self.membership.run())]
+        try:
+            await self._unless_finished(self._sync_and_train())
+        finally:
+            await self._leave(server)
+
+    async def _sync_and_train(self) -> None:
+        assert self.exchanger and self.membership and self.run_
+        self._enter("syncing", "looking for peers")
+        await self.membership.announce(Phase.SYNCING)
+        await self._catch_up()
+        await self._wait_for_start()
+        await self.trainer.evaluate()
+        self.exchanger.open = True
+        self._enter("training", None)
+        await self.membership.announce(Phase.TRAINING)
+        await self.trainer.train(True)
+        await self._over.wait()
+        if self._failure is not None:
+            return
+        await self._conclude()
+        self._enter("finished", "the run is over: serving its state to others" if self.settings.stay else None)
+        await self.membership.announce(Phase.FINISHED)
+        if self.settings.stay:
+            await asyncio.Event().wait()
+
+    async def _catch_up(self) -> None:
+        """Copy the state of the most advanced peer, if it is ahead by more than a merge can heal."""
+        assert self.exchanger and self.membership and self.ready and self.run_
+        sync = self.run_.spec.sync
+        tolerated = 2 * sync.interval if sync.consensus > 0 else sync.interval // sync.fragments
+        for attempt in range(FETCH_ROUNDS):
+            await self.membership.look()
+            ahead = [p for p in self.membership.donors() if p.swarm_step > self.ready.swarm_step + tolerated]
+            if not ahead or sync.group == 1:
+                return
+            donor = ahead[attempt % len(ahead)]
+            self.waiting = f"fetching the state of {donor.peer_id[-6:]} at swarm step {donor.swarm_step}"
+            try:
+                await self._fetch_from(donor)
+                return
+            except (LinkLost, CheckpointError, TrainerError) as error:
+                self._warn(f"state of {donor.peer_id[-6:]}: {error}")
+        self._warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
+
+    async def _fetch_from(self, donor: PeerInfo) -> None:
+        assert self.exchanger and self.ready and self.run_
+        folder = self.settings.paths.run(self.run_.fingerprint) / "incoming"
+        parameters, told = self.ready.parameters, f"fetching the state of {donor.peer_id[-6:]}"
+
+        def tell(part: str, have: int, size: int) -> None:
+            self.waiting = f"{told}: {part}, {have / 1e6:.1f} of {size / 1e6:.1f} MB" if part != "manifest" else told
+
+        fetcher = Fetcher(self.channels, folder, parameters, tell)
+        info = await fetcher.fetch(donor)
+        self.waiting = "checking the state and loading it"
+        self.ready = await self.trainer.adopt(str(folder), info.step, donor.peer_id)
+        self.exchanger.take_over(self.ready)
+        self.progress |= {"steps": self.ready.steps, "swarm_step": self.ready.swarm_step, "tokens": self.ready.tokens}
+        shutil.rmtree(folder, ignore_errors=True)
+        event = {"event": "state.adopted", "donor": donor.peer_id, "swarm_step": self.ready.swarm_step}
+        self._tell({**event, "bytes": fetcher.bytes_received})
+
+    async def _wait_for_start(self) -> None:
+        """At the very beginning of a run, wait for the peers that it begins with."""
+        assert self.membership and self.ready and self.run_
+        wanted = self.run_.spec.run.start_peers
+        deadline = monotonic() + START_DEADLINE
+        while self.ready.swarm_step == 0 and not self.membership.anybody_training():
+            there = 1 + self.membership.count_ready()
+            if there >= wanted:
+                return
+            if monotonic() > deadline:
+                self._warn(f"only {there} of {wanted} peers came within {START_DEADLINE:.0f} s: beginning with them")
+                return
+            self.waiting = f"the run begins with {wanted} peers: {there} are here"
+            await self.membership.wait_changed(0.5)
+
+    async def _conclude(self) -> None:
+        """Exchanges end, then a last evaluation and a checkpoint."""
+        assert self.exchanger
+        self._enter("finishing", "ending the exchanges that are under way")
+        await self.exchanger.close("the node leaves")
+        self.waiting = "evaluating and saving"
+        with suppress(TrainerError):
+            await self.trainer.train(False)
+            await self.trainer.evaluate()
+        await self._save()
+
+    async def _save(self) -> None:
+        try:
+            saved = await self.trainer.save()
+            self.checkpoint = {"step": saved["swarm_step"], "path": saved["path"]}
+        except TrainerError as error:
+            self._warn(f"the last checkpoint could not be saved: {error}")
+
+    async def _leave(self, server: ExchangeServer) -> None:
+        assert self.exchanger and self.membership
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_DEADLINE):
+                if self.phase in ("training", "syncing") and self._failure is None and not self._stopped_now():
+                    await self._conclude()
+                await self.membership.say_goodbye()
+        await server.close()
+        await self.channels.close()
+
+    def _stopped_now(self) -> bool:
+        return self._main is not None and self._main.cancelling() > 0
+
+    async def _unless_finished(self, work: Any) -> Any:
+        """Wait for ``work``, but no longer than until the owner says finish; None then."""
+        task = asyncio.ensure_future(work)
+        finish = asyncio.ensure_future(self._finish.wait())
+        try:
+            await asyncio.wait({task, finish}, return_when=asyncio.FIRST_COMPLETED)
+            return await task if task.done() else None
+        finally:
+            for waiter in (task, finish):
+                waiter.cancel()
+            await asyncio.gather(task, finish, return_exceptions=True)
+
+    # news of the trainer
+
+    async def _follow_trainer(self) -> None:
+        assert self.exchanger
+        while True:
+            event = await self.trainer.news.get()
+            match event["event"]:
+                case "step":
+                    self.progress |= {key: value for key, value in event.items() if key != "event"}
+                    self.exchanger.on_step(event["swarm_step"], event["steps"], event["tokens"])
+                    self.news.tell(event, quiet=True)
+                    continue
+                case "evaluated":
+                    self.progress.setdefault("val_loss_first", event["loss"])
+                    self.progress["val_loss_last"] = event["loss"]
+                case "saved":
+                    self.checkpoint = {"step": event["swarm_step"], "path": event["path"]}
+                case "not-saved":
+                    self._warn(f"checkpoint not saved, training goes on: {event['reason']}")
+                case "finished":
+                    self._over.set()
+                case "failed" | "ended":
+                    self._failure = self._failure or TrainerError(event["reason"])
+                    self._over.set()
+            self._tell(event)
+
+    # calls of other peers (exchange.service.Handlers)
+
+    async def swap(self, peer: str, stream: CalleeStream) -> None:
+        """Answer one Swap."""
+        assert self.exchanger
+        await self.exchanger.serve(peer, stream)
+
+    def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+        """Serve a joiner."""
+        return self._snapshots.chunks(peer, request)
+
+    def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
+        """Take in a peer's record, and tell our own."""
+        assert self.membership
+        return self.membership.meet(introduction)
+
+    async def _refresh(self) -> int:
+        saved = await self.trainer.save()
+        return int(saved["swarm_step"])
+
+    # small things
+
+    def _own_progress(self) -> tuple[int, int, float]:
+        get = self.progress.get
+        return int(get("swarm_step", 0)), int(get("steps", 0)), float(get("tokens_per_second", 0.0))
+
+    def _trainer_settings(self, checkpoints: Path) -> TrainerSettings:
+        assert self.run_ is not None
+        settings = self.settings
+        return TrainerSettings(
+            spec=self.run_.spec.canonical().decode(),
+            peer_id=self.peer_id,
+            checkpoints=str(checkpoints),
+            data_cache=str(settings.paths.data),
+            data=settings.data,
+            tokenizer=settings.tokenizer,
+            device=settings.device,
+            threads=settings.threads,
+            max_memory=settings.max_memory,
+            keep=settings.keep,
+            checkpoint_every=settings.checkpoint_every,
+        )
+
+    def _enter(self, phase: str, waiting: str | None) -> None:
+        changed = phase != self.phase
+        self.phase, self.waiting = phase, waiting
+        if changed:
+            self._tell({"event": "phase", "phase": phase})
+
+    def _warn(self, text: str) -> None:
+        self.warnings = [*self.warnings, text][-20:]
+        self._tell({"event": "warning", "text": text})
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self.news.tell(event)
+        log.info(event["event"], **{key: value for key, value in event.items() if key not in ("event", "time")})

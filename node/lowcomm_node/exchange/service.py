@@ -1,0 +1,136 @@
+"""The gRPC server: every call is authenticated first, then handed on."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import grpc
+from grpc import aio
+
+from lowcomm_node.errors import LinkLost, PortInUse, RetryLater
+from lowcomm_node.exchange.security import Certificate, Gatekeeper
+from lowcomm_node.exchange.stream import CalleeStream
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
+
+MAX_CALLS_PER_PEER = 16
+MAX_CALLS = 256
+MAX_MESSAGE = 2 * 1024 * 1024
+"""Bytes of one incoming message: a chunk has at most 1 MiB."""
+SHUTDOWN_GRACE = 3.0
+
+
+class Handlers(Protocol):
+    """What the daemon does with authenticated calls."""
+
+    async def swap(self, peer: str, stream: CalleeStream) -> None:
+        """Answer one Swap; returns when the stream is done."""
+        ...
+
+    def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+        """The chunks of one part of a snapshot."""
+        ...
+
+    def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
+        """Take in a peer's record, and tell our own."""
+        ...
+
+
+class ExchangeService(ExchangeServicer):
+    """The Exchange service of one node."""
+
+    def __init__(self, gatekeeper: Gatekeeper, handlers: Handlers) -> None:
+        self._gatekeeper, self._handlers = gatekeeper, handlers
+        self._calls: Counter[str] = Counter()
+
+    async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name in the .proto
+        """One exchange of one fragment with the caller."""
+        peer = await self._authenticate(context)
+        await self._guard(context, peer, lambda: self._handlers.swap(peer, CalleeStream(context)))
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
+        """A part of our newest snapshot."""
+        peer = await self._authenticate(context)
+        with self._count(peer):
+            try:
+                async for chunk in self._handlers.fetch(peer, request):
+                    yield chunk
+            except RetryLater as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            except LowcommError as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def Describe(self, request: pb.Introduction, context: Any) -> pb.Introduction:  # noqa: N802
+        """Hello and goodbye: both sides hand over their newest signed record."""
+        peer = await self._authenticate(context)
+        return self._handlers.describe(peer, request)
+
+    async def _authenticate(self, context: Any) -> str:
+        try:
+            peer = self._gatekeeper.caller(dict(context.invocation_metadata() or ()))
+        except LowcommError as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            raise
+        if self._calls[peer] >= MAX_CALLS_PER_PEER:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_CALLS_PER_PEER} calls at once")
+        return peer
+
+    @contextmanager
+    def _count(self, peer: str):  # noqa: ANN202
+        self._calls[peer] += 1
+        try:
+            yield
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
+
+    async def _guard(self, context: Any, peer: str, work: Callable[[], Awaitable[None]]) -> None:
+        with self._count(peer):
+            try:
+                await work()
+            except ProtocolViolation as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except LinkLost:
+                await context.abort(grpc.StatusCode.CANCELLED, "the stream broke off")
+
+
+class ExchangeServer:
+    """The listening side of a node."""
+
+    def __init__(self, certificate: Certificate, service: ExchangeService) -> None:
+        self._server = aio.server(
+            maximum_concurrent_rpcs=MAX_CALLS,
+            options=(
+                ("grpc.max_receive_message_length", MAX_MESSAGE),
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+            ),
+        )
+        add_ExchangeServicer_to_server(service, self._server)
+        self._certificate = certificate
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; the port. Raises PortInUse."""
+        try:
+            bound = self._server.add_secure_port(f"{host}:{port}", self._certificate.server_credentials())
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise PortInUse(f"Port {port} of {host} is in use: choose another with --port, or 0 for any free one.")
+        await self._server.start()
+        return bound
+
+    async def close(self) -> None:
+        """Answer no more calls; those under way get a moment."""
+        try:
+            async with asyncio.timeout(2 * SHUTDOWN_GRACE):
+                await self._server.stop(SHUTDOWN_GRACE)
+        except TimeoutError:
+            return

@@ -1,0 +1,117 @@
+"""What ``status`` and ``peers`` show, as plain JSON; the API, the panel and the command line read the same."""
+
+import os
+from importlib.metadata import version
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any
+
+from lowcomm_node.exchange.history import Outcome
+
+if TYPE_CHECKING:
+    from lowcomm_node.daemon import Daemon
+
+_PROGRESS = (
+    "steps",
+    "swarm_step",
+    "tokens",
+    "tokens_per_second",
+    "loss",
+    "learning_rate",
+    "val_loss_first",
+    "val_loss_last",
+)
+
+
+def report(node: "Daemon") -> dict[str, Any]:
+    """The status of a node."""
+    membership, exchanger = node.membership, node.exchanger
+    history = exchanger.history if exchanger else None
+    running = [round_.describe(monotonic()) for round_ in exchanger.running.values()] if exchanger else []
+    sent = sum(round_["bytes_sent"] for round_ in running)
+    received = sum(round_["bytes_received"] for round_ in running)
+    return {
+        "peer_id": node.peer_id,
+        "release": release(),
+        "pid": os.getpid(),
+        "run": _run(node),
+        "phase": node.phase,
+        "waiting": node.waiting or _why_alone(node),
+        "uptime": monotonic() - node.began,
+        "trainer": {
+            "state": node.phase,
+            "device": node.ready.device if node.ready else None,
+            "parameters": node.ready.parameters if node.ready else None,
+            "total_steps": node.run_.spec.run.steps if node.run_ else None,
+            **{key: node.progress.get(key) for key in _PROGRESS},
+        },
+        "exchanges_running": running,
+        "exchanges": {
+            "completed": history.outcomes[Outcome.APPLIED] if history else 0,
+            "refused": history.outcomes[Outcome.NO_PARTNER] if history else 0,
+            "failed": history.outcomes[Outcome.FAILED] if history else 0,
+            "no_partner": history.outcomes[Outcome.NO_PARTNER] if history else 0,
+            "in_doubt": history.in_doubt if history else 0,
+        },
+        "bytes_sent": (history.bytes_sent if history else 0) + sent,
+        "bytes_received": (history.bytes_received if history else 0) + received,
+        "peers": membership.count() if membership else 0,
+        "dht_peers": membership.dht_peers if membership else 0,
+        "checkpoint": node.checkpoint,
+        "addresses": list(membership.addresses) if membership else [],
+        "entry_points": list(membership.entry_points) if membership else [],
+        "warnings": node.warnings,
+    }
+
+
+def report_peers(node: "Daemon") -> list[dict[str, Any]]:
+    """The peers of a node."""
+    if node.membership is None or node.exchanger is None:
+        return []
+    now, history = time(), node.exchanger.history
+    return [
+        {
+            "peer_id": info.peer_id,
+            "phase": info.phase.value,
+            "swarm_step": info.swarm_step,
+            "steps": info.steps,
+            "tokens_per_second": info.tokens_per_second,
+            "address": info.addresses[0] if info.addresses else None,
+            "age": now - info.issued,
+            "completed": history.of(info.peer_id).completed,
+            "refused": history.of(info.peer_id).refused,
+            "failed": history.of(info.peer_id).failed,
+            "last_reason": history.of(info.peer_id).last_reason,
+        }
+        for info in node.membership.roster.alive(now)
+    ]
+
+
+def release() -> str:
+    """The version of this software."""
+    return version("lowcomm-node")
+
+
+def _run(node: "Daemon") -> dict[str, Any] | None:
+    run = node.run_
+    if run is None:
+        return None
+    return {
+        "name": run.spec.run.name,
+        "run_id": run.run_id,
+        "fingerprint": run.fingerprint,
+        "method": run.spec.sync.method,
+        "creator": run.creator,
+        "steps": run.spec.run.steps,
+    }
+
+
+def _why_alone(node: "Daemon") -> str | None:
+    """Training never waits; but if the last exchange was not applied, the owner wants to know why."""
+    if node.phase != "training" or node.exchanger is None or node.run_ is None:
+        return None
+    if node.run_.spec.sync.group == 1:
+        return None
+    if node.membership is not None and node.membership.count() == 0:
+        return "training alone: no other peer is alive"
+    reason = node.exchanger.history.last_reason
+    return f"training on; the last exchange was not applied: {reason}" if reason else None
