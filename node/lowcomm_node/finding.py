@@ -1,10 +1,10 @@
 """Enter the DHT and find the run that the owner means."""
 
 import asyncio
-from time import monotonic, time
+from time import monotonic
 
 from lowcomm_node.discovery.interface import Discovery
-from lowcomm_node.discovery.keys import RUNS_KEY, validate
+from lowcomm_node.discovery.keys import RUNS_KEY
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.files import write_atomic
 from lowcomm_node.membership import listening
@@ -30,7 +30,6 @@ def open_discovery(settings: NodeSettings, identity: Identity, require_peers: bo
         key_file=settings.paths.identity,
         listen=(f"/{family}/{host}/tcp/{settings.dht_port}",),
         initial_peers=settings.peers,
-        validator=lambda key, subkey, value, expires: validate(key, subkey, value, expires, time()),
         require_peers=require_peers,
     )
 

@@ -1,0 +1,72 @@
+"""Small files that must survive a crash, and the lock of a home."""
+
+import fcntl
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from lowcomm_node.durable import disk_full_error, sync_folder
+from lowcomm_node.errors import ConfigError, RetryLater
+from lowcomm_protocol.errors import SignatureError
+from lowcomm_protocol.identity import KEY_BYTES, Identity, identity_from_libp2p
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write a file as a whole or not at all: temporary file, fsync, rename. Raises DiskFull."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_full_error(path.parent, len(data)):
+        descriptor, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def load_or_create_identity(path: Path) -> Identity:
+    """Read the key of this node, or make one (0600). Raises ConfigError if the file is not a key; it is never replaced."""
+    try:
+        return identity_from_libp2p(path.read_bytes())
+    except FileNotFoundError:
+        identity = Identity(secrets.token_bytes(KEY_BYTES))
+        write_atomic(path, identity.to_libp2p(), 0o600)
+        return identity
+    except (SignatureError, OSError) as error:
+        raise ConfigError(f"{path}: {error} Restore it from a copy, or move it away to become a new peer.") from None
+
+
+class HomeLock:
+    """Held by the daemon of a home; the kernel drops it when the daemon dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> "HomeLock":
+        """Take the lock. Raises RetryLater if another daemon has it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._descriptor, 20).decode(errors="replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise RetryLater(
+                f"{self._path.parent} is in use by process {holder}: stop it with `lowcomm-node stop`, or use another --home."
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, str(os.getpid()).encode())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Give the lock back."""
+        os.close(self._descriptor)
