@@ -10,12 +10,15 @@ from typing import Annotated, Any
 
 import platformdirs
 import typer
-
 from lowcomm_node.errors import NodeError
 from lowcomm_node.files import HomeLock, load_or_create_identity
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
-app = typer.Typer(help="The door to a swarm: peers enter the DHT here, and runs stay published.", no_args_is_help=True)
+app = typer.Typer(
+    help="The door to a swarm: peers enter the DHT here, and runs stay published.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
 
 Home = Annotated[Path | None, typer.Option(help="Folder of identity and runs.", envvar="LOWCOMM_BOOTSTRAP_HOME")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -29,7 +32,9 @@ def serve(
     home: Home = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.", min=0, max=65535)] = 31337,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell, such as /dns4/HOST/tcp/PORT.")] = None,
+    announce: Annotated[
+        list[str] | None, typer.Option(help="Multiaddress to tell, such as /dns4/HOST/tcp/PORT.")
+    ] = None,
     run: Annotated[list[Path] | None, typer.Option(help="run.toml or signed run to keep published.")] = None,
     closed: Annotated[bool, typer.Option(help="Publish only the runs given here.")] = False,
     max_runs: Annotated[int, typer.Option(help="Runs to keep, at most.", min=1)] = 64,
@@ -49,8 +54,17 @@ def runs(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: 
     from lowcomm_bootstrap.registry import Registry
 
     for run in Registry(_home(home) / "runs").runs():
-        entry = {"name": run.spec.run.name, "fingerprint": run.fingerprint, "run_id": run.run_id, "creator": run.creator}
-        print(json.dumps(entry) if json_ else f"{run.spec.run.name}@{run.fingerprint}  {run.spec.sync.method}  by {run.creator}")
+        entry = {
+            "name": run.spec.run.name,
+            "fingerprint": run.fingerprint,
+            "run_id": run.run_id,
+            "creator": run.creator,
+        }
+        print(
+            json.dumps(entry)
+            if json_
+            else f"{run.spec.run.name}@{run.fingerprint}  {run.spec.sync.method}  by {run.creator}"
+        )
 
 
 @app.command("id")
@@ -105,9 +119,10 @@ async def _serve(
     as_json: bool,
     quiet: bool,
 ) -> int:
+    from lowcomm_node.discovery.hivemind import HivemindDiscovery
+
     from lowcomm_bootstrap.registry import Registry
     from lowcomm_bootstrap.server import BootstrapServer
-    from lowcomm_node.discovery.hivemind import HivemindDiscovery
 
     def tell(event: dict[str, Any]) -> None:
         if not quiet:
@@ -121,7 +136,10 @@ async def _serve(
             registry.add(_read_run(file, identity))
         family = "ip6" if ":" in host else "ip4"
         discovery = HivemindDiscovery(
-            identity=identity, key_file=home / "identity.key", listen=(f"/{family}/{host}/tcp/{port}",), announce=announce
+            identity=identity,
+            key_file=home / "identity.key",
+            listen=(f"/{family}/{host}/tcp/{port}",),
+            announce=announce,
         )
         server = BootstrapServer(discovery, registry, closed, tell)
         serving = asyncio.current_task()

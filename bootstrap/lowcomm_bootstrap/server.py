@@ -5,12 +5,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.run import SignedRun, read_signed_run
+
+from lowcomm_bootstrap.registry import Registry
 
 RUN_LIFE = 1800.0
 LOOK_EVERY = 5.0
@@ -20,7 +21,9 @@ LOOK_EVERY = 5.0
 class BootstrapServer:
     """Publishes the runs of a registry, and takes in those that creators publish, unless it is closed to them."""
 
-    def __init__(self, discovery: Discovery, registry: Registry, closed: bool, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, discovery: Discovery, registry: Registry, closed: bool, tell: Callable[[dict[str, Any]], None]
+    ) -> None:
         self._discovery, self._registry, self._closed, self._tell = discovery, registry, closed, tell
         self._since_published = RUN_LIFE
 

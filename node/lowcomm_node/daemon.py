@@ -1,12 +1,12 @@
 """The life of a node: starting, joining, loading, syncing, training, leaving. Wires the rest; decides nothing itself.
 
-    starting    lock the home, read the identity, open the control API
-    joining     enter the DHT, find the run, check its signature
-    loading     start the trainer: data, model, newest checkpoint
-    syncing     copy the state of a peer that is ahead; wait for the peers that the run begins with
-    training    until the run is over or the owner says finish
-    finishing   end exchanges, evaluate, save
-    left        goodbye is said
+starting    lock the home, read the identity, open the control API
+joining     enter the DHT, find the run, check its signature
+loading     start the trainer: data, model, newest checkpoint
+syncing     copy the state of a peer that is ahead; wait for the peers that the run begins with
+training    until the run is over or the owner says finish
+finishing   end exchanges, evaluate, save
+left        goodbye is said
 """
 
 import asyncio
@@ -17,6 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
+
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo, Phase
+from lowcomm_protocol.roster import Roster
+from lowcomm_protocol.run import SignedRun
 
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.control.server import ControlServer
@@ -36,10 +41,6 @@ from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase
-from lowcomm_protocol.roster import Roster
-from lowcomm_protocol.run import SignedRun
 
 FETCH_ROUNDS = 5
 START_DEADLINE = 300.0

@@ -3,15 +3,16 @@
 import asyncio
 from time import monotonic
 
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.run import SignedRun, read_signed_run
+
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.files import write_atomic
 from lowcomm_node.membership import listening
 from lowcomm_node.settings import NodeSettings
-from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import SignedRun, read_signed_run
 
 FIND_DEADLINE = 60.0
 
@@ -21,7 +22,9 @@ def open_discovery(settings: NodeSettings, identity: Identity, require_peers: bo
     from lowcomm_node.discovery.hivemind import HivemindDiscovery  # takes seconds to import
 
     if not settings.peers:
-        raise ConfigError("No address of the swarm is known: give one with --peers, as `lowcomm-bootstrap serve` prints it.")
+        raise ConfigError(
+            "No address of the swarm is known: give one with --peers, as `lowcomm-bootstrap serve` prints it."
+        )
     host, _ = listening(settings)
     host = host.strip("[]")
     family = "ip6" if ":" in host else "ip4"

@@ -61,3 +61,7 @@ def _formatter(as_json: bool, colors: bool) -> logging.Formatter:
     else:
         last.append(structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", pad_event_to=24))
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=last)
+
+
+log = structlog.stdlib.get_logger()
+"""The logger of this program; takes effect as ``configure_logs`` has it at the time of each line."""

@@ -148,7 +148,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, env: Mapping[str, str]
         *_from_file(Paths(home).config),
     ]
     values: dict[str, Any] = {"home": home}
-    sources = {name: "default" for name in NodeSettings.model_fields} | {"home": home_source}
+    sources = dict.fromkeys(NodeSettings.model_fields, "default") | {"home": home_source}
     for key, value, source in layers:
         if key not in values:
             values[key], sources[key] = value, source

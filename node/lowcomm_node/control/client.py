@@ -50,7 +50,9 @@ def read_endpoint(home: Path) -> Endpoint:
     except PermissionError:
         raise ConfigError(f"{path} belongs to another user: run this command as the user of the node.") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise NotRunning(f"{path} is damaged, so the node can't be found: end it by hand if it runs, then {_START}.") from None
+        raise NotRunning(
+            f"{path} is damaged, so the node can't be found: end it by hand if it runs, then {_START}."
+        ) from None
     if not _alive(endpoint.pid):
         raise NotRunning(f"The node of {home} (process {endpoint.pid}) ended without a goodbye: {_START}; it resumes.")
     return endpoint

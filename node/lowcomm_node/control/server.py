@@ -1,8 +1,8 @@
 """The serving side of the control API: HTTP on loopback, with a token that only the owner's files hold.
 
-    GET  /v1/status, /v1/peers, /v1/rounds?limit=N        GET  /v1/events     one JSON object a line, as things happen
-    POST /v1/finish                                       POST /v1/stop       {"now": bool}
-    POST /v1/generate  {"prompt", "tokens", "temperature", "seed"}
+GET  /v1/status, /v1/peers, /v1/rounds?limit=N        GET  /v1/events     one JSON object a line, as things happen
+POST /v1/finish                                       POST /v1/stop       {"now": bool}
+POST /v1/generate  {"prompt", "tokens", "temperature", "seed"}
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import uvicorn
+from lowcomm_protocol.errors import LowcommError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -22,7 +23,6 @@ from starlette.routing import Route
 
 from lowcomm_node.errors import PortInUse
 from lowcomm_node.files import write_atomic
-from lowcomm_protocol.errors import LowcommError
 
 MAX_BODY = 64 * 1024
 LOOPBACK = "127.0.0.1"

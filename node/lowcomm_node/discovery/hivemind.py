@@ -10,13 +10,14 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from lowcomm_protocol.identity import Identity
+
 from lowcomm_node.discovery.interface import MAX_VALUE
 from lowcomm_node.discovery.keys import MAX_LIFE, key_of, pack, unpack
 from lowcomm_node.discovery.memory import check_size
 from lowcomm_node.discovery.multiaddress import EntryPoint, parse_entry_point
 from lowcomm_node.discovery.p2pd import P2pDaemon
 from lowcomm_node.errors import ConfigError, NoPeers
-from lowcomm_protocol.identity import Identity
 
 CALL_DEADLINE = 15.0
 DIAL_DEADLINE = 5.0
@@ -171,7 +172,7 @@ def make_validator() -> Any:
             try:
                 subkey = MSGPackSerializer.loads(record.subkey)
                 value = MSGPackSerializer.loads(record.value)
-            except Exception:  # noqa: BLE001 - msgpack raises many kinds on hostile bytes
+            except Exception:
                 return False
             if not isinstance(subkey, str) or not isinstance(value, bytes):
                 return False

@@ -115,7 +115,9 @@ class P2pDaemon:
         await process.wait()
         self.control.unlink(missing_ok=True)
         if "failed to listen" in self._last_line:
-            raise PortInUse(f"{', '.join(self._listen)} can't be listened on: choose another port, or 0 for any free one.")
+            raise PortInUse(
+                f"{', '.join(self._listen)} can't be listened on: choose another port, or 0 for any free one."
+            )
         raise NodeError(f"p2pd ended at once: {self._last_line[:300]}")
 
     async def _drain(self, process: asyncio.subprocess.Process) -> None:

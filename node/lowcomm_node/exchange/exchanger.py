@@ -12,10 +12,21 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from time import monotonic, time
 from typing import Any
 
 import grpc
+from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol import exchange as ex
+from lowcomm_protocol.clock import is_supported
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import Phase
+from lowcomm_protocol.roster import Roster
+from lowcomm_protocol.run import RunSpec
+from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 from lowcomm_node.errors import LinkLost, TrainerError
 from lowcomm_node.exchange import offers
@@ -26,15 +37,6 @@ from lowcomm_node.exchange.round import Round
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
 from lowcomm_node.trainer.interface import Ready
 from lowcomm_node.trainer.process import Trainer
-from lowcomm_protocol import PROTOCOL_VERSION, exchange as ex
-from lowcomm_protocol.clock import is_supported
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import Phase
-from lowcomm_protocol.roster import Roster
-from lowcomm_protocol.run import RunSpec
-from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 HELLO_DEADLINE = 10.0
 MAX_JUMP_INTERVALS = 10
@@ -96,9 +98,7 @@ class Exchanger:
 
     def _candidates(self, offer: Offer) -> list[str]:
         training = [info.peer_id for info in self.roster.in_phase(Phase.TRAINING, time())]
-        return candidates(
-            self.spec.run.seed, offer.fragment, offer.round, self.peer_id, training, self.spec.sync.group
-        )
+        return candidates(self.spec.run.seed, offer.fragment, offer.round, self.peer_id, training, self.spec.sync.group)
 
     def _new_round(self, offer: Offer, slot: int, peers: list[str], called: bool) -> Round:
         exchange = ex.Exchange(me=self.peer_id, candidates=peers, group=self.spec.sync.group)
@@ -300,9 +300,10 @@ class Exchanger:
                 lambda: self._verify(round_, link, slot),
                 lambda members: self._dispatch(round_, ex.Confirmed(peer=link.peer, members=members)),
             )
-            self._lose(round_, link.peer, "ended the stream")
         except LowcommError as error:
             self._lose(round_, link.peer, str(error))
+            link.stream.cancel()
+            return
         await round_.done.wait()
         await link.stream.close()
 
@@ -375,10 +376,8 @@ class Exchanger:
 
     async def _end(self, round_: Round, reason: str) -> None:
         if round_.members_known.is_set():
-            try:
+            with suppress(TrainerError):
                 await self.trainer.drop(round_.fragment)
-            except TrainerError:
-                pass
             outcome = Outcome.FAILED
         else:
             outcome = Outcome.NO_PARTNER

@@ -15,6 +15,8 @@ from pathlib import Path
 from time import monotonic
 
 import grpc
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo
 
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.durable import disk_full_error, require_space, sha256_file
@@ -22,8 +24,6 @@ from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.stream import explain
 from lowcomm_node.manifest import MANIFEST, CheckpointInfo, read_manifest
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo
 
 PARTS = ("weights", "outer", "inner")
 MAX_MANIFEST = 256 * 1024
@@ -83,7 +83,9 @@ async def _read(path: Path, offset: int) -> AsyncIterator[pb.FetchChunk]:
 class Fetcher:
     """Downloads a donor's snapshot into a folder of ours."""
 
-    def __init__(self, channels: Channels, folder: Path, parameters: int, tell: Callable[[str, int, int], None]) -> None:
+    def __init__(
+        self, channels: Channels, folder: Path, parameters: int, tell: Callable[[str, int, int], None]
+    ) -> None:
         self._channels, self._folder, self._parameters = channels, folder, parameters
         self._tell = tell
         self.bytes_received = 0
@@ -100,7 +102,9 @@ class Fetcher:
                 await self._part(donor, info, file.part, path, file.size)
                 if await asyncio.to_thread(sha256_file, path) != file.sha256:
                     path.unlink()
-                    raise CheckpointError(f"The {file.part} of {donor.peer_id} do not match their digest: ask another peer.")
+                    raise CheckpointError(
+                        f"The {file.part} of {donor.peer_id} do not match their digest: ask another peer."
+                    )
         return info
 
     async def _manifest(self, donor: PeerInfo) -> CheckpointInfo:
@@ -122,7 +126,9 @@ class Fetcher:
         for file in info.parts:
             largest = 4 * self._parameters * _VECTORS[file.part] + _HEADERS
             if not (isinstance(file.size, int) and 0 < file.size <= largest and isinstance(file.sha256, str)):
-                raise CheckpointError(f"A snapshot with {file.size} bytes of {file.part} is refused: at most {largest}.")
+                raise CheckpointError(
+                    f"A snapshot with {file.size} bytes of {file.part} is refused: at most {largest}."
+                )
 
     async def _part(self, donor: PeerInfo, info: CheckpointInfo, part: str, path: Path, size: int) -> None:
         if path.exists() and path.stat().st_size > size:

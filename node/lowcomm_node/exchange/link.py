@@ -7,10 +7,11 @@ byte is read, order and bounds of every chunk, digest of the whole, and then by 
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 
-from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange.stream import Stream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange.stream import Stream
 
 CHUNK_BYTES = 256 * 1024
 
@@ -49,7 +50,7 @@ class Link:
         on_content: Callable[[], Awaitable[None]],
         on_confirm: Callable[[bytes], None],
     ) -> None:
-        """Read frames until the other end is done; its content must fill ``into`` exactly.
+        """Read frames until the other end has confirmed; its content must fill ``into`` exactly.
 
         Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends what is not allowed.
         """
@@ -62,10 +63,12 @@ class Link:
                         await on_content()
                 case "confirm":
                     on_confirm(frame.confirm.members)
+                    return  # a confirmation is the last thing that a member says
                 case "abandon":
                     raise LinkLost(f"gave up: {frame.abandon.reason[:200]}")
                 case other:
                     raise ProtocolViolation(f"sent {other!r} where a contribution was expected")
+        raise LinkLost("ended the stream")
 
     def _begin(self, content: pb.Content, into: memoryview) -> None:
         if self._into is not None:

@@ -61,5 +61,3 @@ def read_refusal(message: pb.Refuse) -> tuple[Refusal, str]:
     except ValueError:
         raise ProtocolViolation(f"refused for the unknown reason {message.reason[:30]!r}") from None
     return refusal, REFUSAL_TEXT[refusal]
-
-

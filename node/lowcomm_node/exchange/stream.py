@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 import grpc
 from grpc import aio
+from lowcomm_protocol.messages import exchange_pb2 as pb
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_protocol.messages import exchange_pb2 as pb
 
 CLOSE_DEADLINE = 5.0
 """Seconds for the last frame to reach the other end."""
@@ -131,4 +131,6 @@ def explain(code: grpc.StatusCode, detail: str | None) -> str:
         grpc.StatusCode.UNAUTHENTICATED: "does not accept who we are",
         grpc.StatusCode.RESOURCE_EXHAUSTED: "is busy",
     }
-    return words.get(code, f"failed: {code.name.lower()}") + (f" ({detail[:120]})" if detail and code not in words else "")
+    return words.get(code, f"failed: {code.name.lower()}") + (
+        f" ({detail[:120]})" if detail and code not in words else ""
+    )

@@ -17,22 +17,21 @@ from time import monotonic, time
 from typing import Any
 
 import torch
+from lowcomm_protocol.codecs import codec
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.run import parse_canonical
 
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.data import open_data
-from lowcomm_node.data.tokenizer import open_tokenizer
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.limits import check_memory
-from lowcomm_node.model import generate
+from lowcomm_node.sampling import generate
 from lowcomm_node.trainer import state
 from lowcomm_node.trainer.arena import Arena
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.pipe import Pipe
 from lowcomm_node.trainer.replica import Replica, choose_device, learning_rate
-from lowcomm_protocol.codecs import codec
-from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.run import parse_canonical
 
 MAX_GENERATED = 4096
 
@@ -165,7 +164,6 @@ class TrainerLoop:
         if tokenizer is None:
             raise TrainerError("This run needs its tokenizer file: name it with --tokenizer PATH.")
         dataset = open_data(source, tokenizer, Path(self.settings.data_cache))
-        self._tokenizer = open_tokenizer(tokenizer)
         self.replica = Replica(spec, self.settings.peer_id, dataset, device)
         self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep)
         found = self.store.load_newest_usable()
@@ -218,11 +216,12 @@ class TrainerLoop:
 
     def _do_generate(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
         count = min(MAX_GENERATED, int(request["tokens"]))
-        prompt = self._tokenizer.encode(request["prompt"]) or self._tokenizer.encode("\n")
+        tokenizer = self.replica.dataset.tokenizer
+        prompt = [int(token) for token in tokenizer.encode((request["prompt"] or "\n").encode())]
         tokens = generate(
             self.replica.model, prompt, count, float(request["temperature"]), request.get("top_k"), int(request["seed"])
         )
-        return {"text": self._tokenizer.decode(list(tokens))}
+        return {"text": tokenizer.decode(list(tokens))}
 
     # requests: exchange
 

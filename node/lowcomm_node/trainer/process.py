@@ -205,9 +205,10 @@ class TrainerThread(Trainer):
 
 def serve(sock: socket.socket, memory: int) -> int:
     """Run the training loop over a socket; the exit code."""
+    from lowcomm_protocol.errors import LowcommError
+
     from lowcomm_node.trainer.loop import TrainerLoop  # torch is imported only where it is used
     from lowcomm_node.trainer.pipe import Pipe
-    from lowcomm_protocol.errors import LowcommError
 
     pipe = Pipe(sock)
     try:

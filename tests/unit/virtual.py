@@ -1,0 +1,336 @@
+"""A swarm of virtual peers: one `Exchange` each, a seeded network between them, and time that only events move.
+
+Peers behave as the node does: they dial, refuse, capture, send and close what `Exchange` tells them to. Streams keep the
+order of messages, take seeded time, and break; peers die with or without anybody noticing. The same seed gives the same
+story, to the event.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from lowcomm_protocol import exchange as ex
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.matching import Offer, Refusal, candidates, wins_crossing
+
+HELLO = 10.0
+"""Seconds: for an answer to a call, for gathering, and for confirmations after the deadline."""
+DEADLINE = 60.0
+CROSSING = 3.0
+"""Seconds that a peer waits for the call that crossed its own."""
+
+OFFER = Offer(
+    protocol=1,
+    run_id="00" * 32,
+    plan="11" * 32,
+    codec="fp32",
+    fragment=0,
+    stage=0,
+    round=0,
+    swarm_step=40,
+    steps=20,
+    tokens=10_240,
+    version=2,
+    slow_digest=b"",
+)
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What goes wrong, as probabilities, and how long things take, in seconds."""
+
+    delay: float = 0.2
+    """Longest way of one message."""
+    transfer: float = 5.0
+    """Longest time that a contribution travels."""
+    skew: float = 2.0
+    """Longest time between the first and the last peer that begins."""
+    breaks: float = 0.0
+    """A stream breaks."""
+    deaths: float = 0.0
+    """A peer dies; of half of them nobody hears."""
+    stalls: float = 0.0
+    """A contribution takes longer than the deadline."""
+    fails: float = 0.0
+    """A trainer gives up."""
+    blind: float = 0.0
+    """A peer does not know of another."""
+    idle: float = 0.0
+    """A peer does not begin, but accepts calls; of half of them none."""
+
+
+CALM = Weather()
+STORM = Weather(transfer=30.0, breaks=0.15, deaths=0.1, stalls=0.05, fails=0.05, blind=0.1, idle=0.2)
+
+
+@dataclass(eq=False)
+class Stream:
+    """One call: messages arrive in order in each direction, until it is closed at an end or breaks."""
+
+    caller: str
+    callee: str
+    broken: bool = False
+    closed: set[str] = field(default_factory=set)
+    arrived: dict[str, float] = field(default_factory=dict)
+
+    def other(self, peer: str) -> str:
+        return self.callee if peer == self.caller else self.caller
+
+
+class Swarm:
+    """The peers, the network and the time."""
+
+    def __init__(self, seed: int, size: int, group: int, weather: Weather) -> None:
+        self.random, self.group, self.weather = Random(seed), group, weather
+        self.now = 0.0
+        self.violations: list[str] = []
+        self.events = 0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        names = [f"peer{number:03d}" for number in range(size)]
+        self.peers = {name: Peer(self, name) for name in names}
+        for peer in self.peers.values():
+            view = [name for name in names if not self.happens(weather.blind)]
+            peer.candidates = candidates(seed, 0, 0, peer.name, view, group)
+            peer.idle = self.happens(weather.idle)
+            peer.willing = not peer.idle or self.happens(0.5)
+            if not peer.idle:
+                self.after(self.upto(weather.skew), peer.begin)
+            if self.happens(weather.deaths):
+                self.after(self.upto(DEADLINE / 2), peer.die)
+
+    def run(self) -> "Swarm":
+        while self._queue:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+        return self
+
+    def happens(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def upto(self, seconds: float) -> float:
+        return self.random.uniform(0.0, seconds)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.events += 1
+        heapq.heappush(self._queue, (self.now + seconds, self.events, action))
+
+    def open(self, caller: str, callee: str) -> Stream:
+        stream = Stream(caller, callee)
+        if self.happens(self.weather.breaks):
+            self.after(self.upto(DEADLINE / 2), lambda: self.break_(stream))
+        return stream
+
+    def send(self, stream: Stream, sender: str, kind: str, payload: object = None, seconds: float = 0.0) -> None:
+        if sender in stream.closed or stream.broken:
+            return
+        receiver = stream.other(sender)
+        arrives = max(stream.arrived.get(receiver, 0.0), self.now + seconds + self.upto(self.weather.delay))
+        stream.arrived[receiver] = arrives
+
+        def deliver() -> None:
+            if receiver not in stream.closed and not stream.broken:
+                self.peers[receiver].receive(stream, kind, payload)
+
+        self.after(arrives - self.now, deliver)
+
+    def close(self, stream: Stream, sender: str) -> None:
+        self.send(stream, sender, "closed")
+        stream.closed.add(sender)
+
+    def break_(self, stream: Stream) -> None:
+        """Both ends notice, each in its time; what was on its way is gone."""
+        for name in (stream.caller, stream.callee):
+            peer = self.peers[name]
+            if name not in stream.closed:
+                self.after(self.upto(1.0), lambda peer=peer: peer.receive(stream, "closed", None))
+        stream.broken = True
+
+
+class Peer:
+    """One peer in one round."""
+
+    def __init__(self, swarm: Swarm, name: str) -> None:
+        self.swarm, self.name = swarm, name
+        self.candidates: list[str] = []
+        self.idle, self.willing, self.dead = False, True, False
+        self.exchange: ex.Exchange | None = None
+        self.began = self.ended = 0.0
+        self.applied: tuple[str, ...] | None = None
+        self.captured = False
+        self.links: dict[str, Stream] = {}
+        self.calls: dict[str, Stream] = {}
+        self.arrived: list[str] = []
+
+    def begin(self) -> None:
+        if self.exchange is None and not self.dead:
+            self.carry_out(self.new_exchange(self.candidates).start())
+
+    def new_exchange(self, peers: list[str]) -> ex.Exchange:
+        self.exchange = ex.Exchange(me=self.name, candidates=peers, group=self.swarm.group)
+        self.began = self.swarm.now
+        self.after(HELLO, lambda: self.handle(ex.GatheringClosed()))
+        self.after(DEADLINE, lambda: self.handle(ex.DeadlinePassed()))
+        self.after(DEADLINE + HELLO, lambda: self.handle(ex.DeadlinePassed()))
+        if self.swarm.happens(self.swarm.weather.fails):
+            self.after(self.swarm.upto(DEADLINE), lambda: self.handle(ex.GaveUp(reason="the trainer failed")))
+        return self.exchange
+
+    def die(self) -> None:
+        self.dead = True
+        for stream in [*self.links.values(), *self.calls.values()]:
+            if self.swarm.happens(0.5):
+                self.swarm.break_(stream)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.swarm.after(seconds, lambda: None if self.dead else action())
+
+    # messages
+
+    def receive(self, stream: Stream, kind: str, payload: object) -> None:
+        if self.dead:
+            return
+        other = stream.other(self.name)
+        if kind == "hello":
+            self.answer(other, stream)
+        elif kind in ("accept", "refuse") and self.calls.get(other) is stream:
+            del self.calls[other]
+            self.on_answer(other, stream, payload)
+        elif kind == "closed" and stream in (self.calls.get(other), self.links.get(other)):
+            self.calls.pop(other, None)
+            self.handle(ex.Lost(peer=other, reason="ended the stream"))
+        elif kind == "content" and self.links.get(other) is stream:
+            self.arrived.append(other)
+            if self.captured:
+                self.verify(other)
+        elif kind == "confirm" and self.links.get(other) is stream:
+            assert isinstance(payload, bytes)
+            self.handle(ex.Confirmed(peer=other, members=payload))
+
+    def answer(self, other: str, stream: Stream) -> None:
+        refusal = self.consider(other)
+        if refusal is not None:
+            self.swarm.send(stream, self.name, "refuse", refusal)
+            return
+        call = self.calls.pop(other, None)
+        if call is not None:
+            self.swarm.close(call, self.name)
+        self.links[other] = stream
+        if self.exchange is None:
+            pairs = self.swarm.group == 2
+            exchange = self.new_exchange([] if pairs else self.candidates)
+            exchange.expect(other)
+            if not pairs:
+                self.carry_out(exchange.start())
+        self.handle(ex.Accepted(peer=other, offer=OFFER, called_us=True))
+        self.swarm.send(stream, self.name, "accept", OFFER)
+
+    def consider(self, other: str) -> Refusal | None:
+        if self.exchange is None:
+            return None if self.willing else Refusal.NOT_TRAINING
+        if self.exchange.over:
+            return Refusal.TOO_SOON
+        if self.exchange.is_calling(other) and wins_crossing(self.name, other):
+            return Refusal.CROSSED
+        return None if self.exchange.has_room_for(other) else Refusal.BUSY
+
+    def on_answer(self, other: str, stream: Stream, payload: object) -> None:
+        if isinstance(payload, Offer):
+            self.links[other] = stream
+            self.handle(ex.Accepted(peer=other, offer=payload))
+            return
+        assert isinstance(payload, Refusal)
+        self.swarm.close(stream, self.name)
+        self.handle(ex.Refused(peer=other, reason=payload, detail=payload.value))
+        if payload is Refusal.CROSSED:
+            self.after(CROSSING, lambda: self.stop_waiting(other))
+
+    def stop_waiting(self, other: str) -> None:
+        if self.exchange is not None and self.exchange.is_calling(other):
+            self.handle(ex.Lost(peer=other, reason="called us at the same moment, but its call never came"))
+
+    # effects
+
+    def handle(self, event: ex.Event) -> None:
+        assert self.exchange is not None
+        was_over = self.exchange.over
+        try:
+            effects = self.exchange.handle(event)
+        except ProtocolViolation as error:
+            self.swarm.violations.append(f"{self.name}: {error}")
+            effects = self.exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason=str(error)))
+        assert not (was_over and effects), "effects after the exchange was over"
+        self.carry_out(effects)
+
+    def carry_out(self, effects: list[ex.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ex.Dial(peer=peer):
+                    self.dial(peer)
+                case ex.Capture():
+                    self.after(self.swarm.upto(1.0), self.capture)
+                case ex.SendContent(peer=peer):
+                    weather = self.swarm.weather
+                    stalls = self.swarm.happens(weather.stalls)
+                    seconds = 2 * DEADLINE if stalls else self.swarm.upto(weather.transfer)
+                    self.swarm.send(self.links[peer], self.name, "content", seconds=seconds)
+                case ex.SendConfirm(peer=peer, members=members):
+                    self.swarm.send(self.links[peer], self.name, "confirm", members)
+                case ex.Abandon(peer=peer):
+                    self.abandon(peer)
+                case ex.Apply(members=members):
+                    self.applied, self.ended = members, self.swarm.now
+                    for stream in self.links.values():
+                        self.swarm.close(stream, self.name)
+                case ex.End():
+                    self.ended = self.swarm.now
+
+    def dial(self, peer: str) -> None:
+        stream = self.calls[peer] = self.swarm.open(self.name, peer)
+        self.swarm.send(stream, self.name, "hello")
+
+        def give_up() -> None:
+            if self.calls.get(peer) is stream:
+                self.swarm.close(self.calls.pop(peer), self.name)
+                self.handle(ex.Lost(peer=peer, reason="did not answer in time"))
+
+        self.after(HELLO, give_up)
+
+    def capture(self) -> None:
+        self.captured = True
+        self.handle(ex.Captured())
+        for peer in self.arrived:
+            self.verify(peer)
+
+    def verify(self, peer: str) -> None:
+        self.after(self.swarm.upto(0.5), lambda: self.handle(ex.Verified(peer=peer)))
+
+    def abandon(self, peer: str) -> None:
+        for stream in (self.calls.pop(peer, None), self.links.get(peer)):
+            if stream is not None:
+                self.swarm.close(stream, self.name)
+
+
+def check(swarm: Swarm) -> None:
+    """What must hold for any story among honest peers."""
+    assert swarm.violations == [], "an honest peer was accused"
+    for peer in swarm.peers.values():
+        exchange = peer.exchange
+        if peer.applied is not None:
+            check_applied(swarm, peer, peer.applied)
+        if peer.dead or exchange is None:
+            continue
+        assert exchange.over, f"{peer.name} never ended: {exchange}"
+        assert peer.ended - peer.began <= DEADLINE + HELLO, f"{peer.name} was over too late"
+        assert exchange.stage is ex.Stage.APPLIED or exchange.reason, f"{peer.name} ended without a reason"
+
+
+def check_applied(swarm: Swarm, peer: Peer, members: tuple[str, ...]) -> None:
+    assert peer.name in members
+    assert 1 < len(members) <= swarm.group, f"{peer.name} applied a group of {len(members)}"
+    for other in (swarm.peers[name] for name in members):
+        if other.applied is not None:
+            assert other.applied == members, f"{peer.name} and {other.name} applied different groups"
+        else:
+            doubts = other.exchange is not None and other.exchange.in_doubt
+            assert doubts or other.dead, f"{peer.name} applied with {other.name}, which did not and has no doubt"
