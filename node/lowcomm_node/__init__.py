@@ -1,1 +1,1 @@
-
+"""What one peer does: find others, train, exchange, remember."""

@@ -334,7 +334,8 @@ class Exchange:
         members = self._all_members()
         holders = [self._members[peer] for peer in self._holders()]
         if any(m.confirmed is not None and m.confirmed != members_digest(members) for m in holders):
-            return self._end("the members do not hold the same contributions")
+            # Whoever told us otherwise told it to all, so nobody can have applied our members: no doubt is left.
+            return self._end("the members do not hold the same contributions", in_doubt=False)
         if any(m.state is not State.DONE for m in holders):
             return []
         self.stage = Stage.APPLIED
@@ -372,8 +373,8 @@ class Exchange:
             self._members[peer].state = step(self._members[peer].state, Input.FAILED)[1]
         return [Abandon(peer=peer, reason=reason) for peer in late]
 
-    def _end(self, reason: str) -> list[Effect]:
-        self.in_doubt = self.stage is Stage.CONFIRMING
+    def _end(self, reason: str, in_doubt: bool = True) -> list[Effect]:
+        self.in_doubt = in_doubt and self.stage is Stage.CONFIRMING
         self.stage, self.reason = Stage.ENDED, reason
         open_ = [peer for peer, m in self._members.items() if m.state not in _OUT]
         return [*(Abandon(peer=peer, reason=reason) for peer in open_), End(reason=reason)]

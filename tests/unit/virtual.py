@@ -1,8 +1,8 @@
-"""A swarm of virtual peers: one `Exchange` each, a seeded network between them, and time that only events move.
+"""A swarm of virtual peers: an `Exchange` each, a seeded network between them, and time that only events move.
 
-Peers behave as the node does: they dial, refuse, capture, send and close what `Exchange` tells them to. Streams keep the
-order of messages, take seeded time, and break; peers die with or without anybody noticing. The same seed gives the same
-story, to the event.
+Peers behave as the node does: they dial, refuse, capture, send and close what `Exchange` tells them to. Streams keep
+the order of messages, take seeded time, and break; peers die with or without anybody noticing. The same seed gives the
+same story, to the event.
 """
 
 import heapq
@@ -17,8 +17,6 @@ from lowcomm_protocol.matching import Offer, Refusal, candidates, wins_crossing
 HELLO = 10.0
 """Seconds: for an answer to a call, for gathering, and for confirmations after the deadline."""
 DEADLINE = 60.0
-CROSSING = 3.0
-"""Seconds that a peer waits for the call that crossed its own."""
 
 OFFER = Offer(
     protocol=1,
@@ -58,10 +56,12 @@ class Weather:
     """A peer does not know of another."""
     idle: float = 0.0
     """A peer does not begin, but accepts calls; of half of them none."""
+    unready: float = 0.0
+    """A peer refuses every call until it begins itself."""
 
 
 CALM = Weather()
-STORM = Weather(transfer=30.0, breaks=0.15, deaths=0.1, stalls=0.05, fails=0.05, blind=0.1, idle=0.2)
+STORM = Weather(transfer=30.0, breaks=0.15, deaths=0.1, stalls=0.05, fails=0.05, blind=0.1, idle=0.2, unready=0.1)
 
 
 @dataclass(eq=False)
@@ -93,7 +93,7 @@ class Swarm:
             view = [name for name in names if not self.happens(weather.blind)]
             peer.candidates = candidates(seed, 0, 0, peer.name, view, group)
             peer.idle = self.happens(weather.idle)
-            peer.willing = not peer.idle or self.happens(0.5)
+            peer.willing = self.happens(0.5) if peer.idle else not self.happens(weather.unready)
             if not peer.idle:
                 self.after(self.upto(weather.skew), peer.begin)
             if self.happens(weather.deaths):
@@ -242,12 +242,6 @@ class Peer:
         assert isinstance(payload, Refusal)
         self.swarm.close(stream, self.name)
         self.handle(ex.Refused(peer=other, reason=payload, detail=payload.value))
-        if payload is Refusal.CROSSED:
-            self.after(CROSSING, lambda: self.stop_waiting(other))
-
-    def stop_waiting(self, other: str) -> None:
-        if self.exchange is not None and self.exchange.is_calling(other):
-            self.handle(ex.Lost(peer=other, reason="called us at the same moment, but its call never came"))
 
     # effects
 

@@ -124,9 +124,14 @@ class TrainerLoop:
             self._evaluate()
         if replica.steps % self.settings.checkpoint_every == 0:
             self._save(None)
-        if self._finished() and not self._told_finished:
+        self._tell_if_finished()
+
+    def _tell_if_finished(self) -> None:
+        """A merge with a partner that is ahead can end the run as well as a step."""
+        if self._training and self._finished() and not self._told_finished:
             self._told_finished = True
-            self._pipe.send({"event": "finished", "swarm_step": replica.clock.step, "steps": replica.steps})
+            news = {"swarm_step": self.replica.clock.step, "steps": self.replica.steps}
+            self._pipe.send({"event": "finished", **news})
 
     def _tell_step(self, loss: float) -> None:
         replica = self.replica
@@ -202,9 +207,7 @@ class TrainerLoop:
 
     def _do_train(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
         self._training = bool(request["on"])
-        if self._training and self._finished() and not self._told_finished:
-            self._told_finished = True
-            self._pipe.send({"event": "finished", "swarm_step": self.replica.clock.step, "steps": self.replica.steps})
+        self._tell_if_finished()
         return {}
 
     def _do_stop(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -266,6 +269,8 @@ class TrainerLoop:
         self._ripening = [entry for entry in self._ripening if entry not in due]
         for _, merge in due:
             merge()
+        if due:
+            self._tell_if_finished()
 
     def _answer_merge(self, number: int, fragment: int) -> None:
         replica = self.replica

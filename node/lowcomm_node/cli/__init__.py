@@ -1,0 +1,37 @@
+"""The command line ``lowcomm-node``: one file a group of commands."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from lowcomm_node.cli import checkpoints, common, create, demo, join, leave, local, text, watch
+
+app = typer.Typer(
+    help="Train one model together with peers that you do not know, over ordinary internet links.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (create, join, demo, watch, leave, text, local):
+    group.register(app)
+app.add_typer(checkpoints.app, name="checkpoint")
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Show release and protocol version.", is_eager=True)] = False,
+) -> None:
+    """Show the version, or go on to the command."""
+    if show:
+        from lowcomm_protocol import PROTOCOL_VERSION
+
+        from lowcomm_node.report import release
+
+        print(f"lowcomm-node {release()}, protocol {PROTOCOL_VERSION}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: an error on purpose becomes one line and its exit code."""
+    sys.exit(common.run(app))

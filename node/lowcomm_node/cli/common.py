@@ -1,0 +1,66 @@
+"""What all commands share: options, output, and how an error ends a command."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
+
+from lowcomm_node.errors import NodeError
+
+Home = Annotated[Path | None, typer.Option("--home", help="Folder of this node's identity, checkpoints and settings.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, help="Log less; twice: errors only.")]
+Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more, and show tracebacks.")]
+INTERRUPTED = 130
+
+
+def show(content: Any, as_json: bool, text: str) -> None:
+    """Print a result for a program or for a person."""
+    print(json.dumps(content) if as_json else text)
+
+
+def run(app: typer.Typer) -> int:
+    """Run a command line; its exit code."""
+    try:
+        app()
+    except LowcommError as error:
+        if any(flag in ("-v", "--verbose") for flag in sys.argv[1:]):
+            raise
+        code = exit_code(error)
+        if "--json" in sys.argv[1:]:
+            print(json.dumps({"error": str(error), "exit_code": code}))
+        print(f"error: {error}", file=sys.stderr)
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; Python would complain about it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    return 0
+
+
+def exit_code(error: LowcommError) -> int:
+    """The exit code that an error ends a command with (docs/design.md)."""
+    if isinstance(error, NodeError):
+        return error.exit_code
+    if isinstance(error, VersionError):
+        return 5
+    return 78 if isinstance(error, SpecError | SignatureError) else 1
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run on uvloop where it is there, else on asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)

@@ -1,0 +1,110 @@
+"""``init`` and ``create``: write a run specification, sign it, publish it."""
+
+import asyncio
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
+from lowcomm_node.errors import ConfigError, NoPeers
+from lowcomm_node.logs import configure_logs
+
+PUBLISH_DEADLINE = 30.0
+RUN_LIFE = 1800.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("init")(init)
+    app.command("create")(create)
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("run.toml"),
+    method: Annotated[str, typer.Option(help="noloco, gossip, diloco, streaming-diloco or local.")] = "noloco",
+    name: Annotated[str, typer.Option(help="Name of the run: a-z, 0-9, dots and dashes.")] = "my-run",
+    steps: Annotated[int, typer.Option(help="Length of the run in swarm steps.", min=1)] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed of all randomness of the run.", min=0)] = 0,
+    force: Annotated[bool, typer.Option(help="Overwrite the file.")] = False,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Write a commented run specification to edit.
+
+    Example: lowcomm-node init --method streaming-diloco run.toml
+    """
+    from lowcomm_protocol.run import parse_toml
+
+    from lowcomm_node.specfile import write_template
+
+    if file.exists() and not force:
+        raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
+    text = write_template(name, method, steps, seed)
+    spec = parse_toml(text, str(file))
+    file.write_text(text)
+    show(
+        {"file": str(file), "name": spec.run.name, "method": spec.sync.method},
+        json_,
+        f"{file} written: edit it, then publish it with\n  lowcomm-node create {file} --peers ADDR",
+    )
+
+
+def create(
+    file: Annotated[Path, typer.Argument(help="The run.toml to publish.")],
+    peers: Annotated[list[str], typer.Option(help="Address of a bootstrap server or peer; may be repeated.")],
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Sign a run specification with this node's key and publish it.
+
+    Example: lowcomm-node create run.toml --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    from lowcomm_protocol.run import parse_toml, sign_run
+
+    from lowcomm_node.files import load_or_create_identity, write_atomic
+    from lowcomm_node.settings import load_settings
+
+    configure_logs(verbose - quiet - 1)
+    settings = load_settings({"home": home, "peers": peers}).settings
+    try:
+        spec = parse_toml(file.read_text(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}: write one with `lowcomm-node init`.") from None
+    identity = load_or_create_identity(settings.paths.identity)
+    run = sign_run(spec, identity)
+    run_async(_publish(settings, identity, run))
+    write_atomic(settings.paths.signed_run(run.fingerprint), run.to_bytes(), 0o600)
+    address = settings.peers[0]
+    show(
+        {"name": spec.run.name, "run_id": run.run_id, "fingerprint": run.fingerprint, "creator": run.creator},
+        json_,
+        f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} steps)\n"
+        f"join it with\n  lowcomm-node join --peers {address}",
+    )
+
+
+async def _publish(settings, identity, run) -> None:
+    from lowcomm_node.discovery.keys import RUNS_KEY
+    from lowcomm_node.finding import open_discovery
+
+    discovery = open_discovery(settings, identity)
+    try:
+        await discovery.start()
+        deadline = monotonic() + PUBLISH_DEADLINE
+        while monotonic() < deadline:
+            await discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), RUN_LIFE)
+            # A store that says yes may not have arrived: read it back.
+            if run.run_id in await discovery.lookup(RUNS_KEY):
+                return
+            await asyncio.sleep(1.0)
+    finally:
+        await discovery.close()
+    raise NoPeers(
+        f"The run could not be published within {PUBLISH_DEADLINE:.0f} s: is the bootstrap server closed to new runs?"
+    )

@@ -1,0 +1,37 @@
+"""``demo``: a whole swarm on this machine, with all the real parts."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowcomm_node.cli.common import Json, Quiet, Verbose
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(demo)
+
+
+def demo(
+    nodes: Annotated[int, typer.Option(help="How many nodes.", min=1, max=16)] = 3,
+    steps: Annotated[int, typer.Option(help="Swarm steps.", min=1)] = 400,
+    method: Annotated[str, typer.Option(help="noloco, gossip, diloco, streaming-diloco or local.")] = "noloco",
+    seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
+    interval: Annotated[int | None, typer.Option(help="Swarm steps between two syncs of a fragment.", min=1)] = None,
+    folder: Annotated[Path | None, typer.Option("--home", help="Where everything lies; default: a new folder.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds, at most.")] = 900.0,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Start a bootstrap server and a few nodes on loopback, train, and show what they learned.
+
+    Example: lowcomm-node demo --nodes 4 --method streaming-diloco
+    """
+    from lowcomm_node.demo import Demo, render
+
+    swarm = Demo(nodes, steps, method, seed, interval, folder, timeout, show=not json_ and not quiet)
+    result = swarm.run()
+    print(json.dumps(result) if json_ else render(result))

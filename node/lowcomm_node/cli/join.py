@@ -1,0 +1,110 @@
+"""``join``: take part in a run. The command is the daemon."""
+
+import asyncio
+import json
+import signal
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async
+from lowcomm_node.logs import configure_logs
+
+REFRESH = 0.5
+Text = Annotated[str | None, typer.Option()]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("join")(join)
+
+
+def join(
+    peers: Annotated[
+        list[str] | None, typer.Option(help="Address of a bootstrap server or peer; may be repeated.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="NAME or NAME@FINGERPRINT; default: the only run there is.")] = None,
+    data: Annotated[str | None, typer.Option(help="Your training text, where the run asks for it.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Your tokenizer.json, where the run asks for it.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port for exchanges; 0: any.")] = None,
+    dht_port: Annotated[int | None, typer.Option(help="TCP port for the DHT; 0: any.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="host:port at which others reach you.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the trainer.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Inner steps between two checkpoints.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Checkpoints to keep.")] = None,
+    max_memory: Annotated[float | None, typer.Option(help="GiB that this node may use.")] = None,
+    control_port: Annotated[int | None, typer.Option(help="Loopback port of the control API; 0: any.")] = None,
+    stay: Annotated[bool | None, typer.Option(help="Serve the state to others after the run has finished.")] = None,
+    record_life: Annotated[float | None, typer.Option(help="Seconds that others believe us alive.")] = None,
+    poll: Annotated[float | None, typer.Option(help="Seconds between two looks at the DHT.")] = None,
+    exchange_deadline: Annotated[float | None, typer.Option(help="Seconds one exchange may take, at most.")] = None,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Join a run and train until it is over. Ctrl-C finishes cleanly; a second Ctrl-C stops at once.
+
+    Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    flags = {key: value for key, value in locals().items() if key not in ("json_", "quiet", "verbose")}
+    from lowcomm_node.settings import load_settings
+
+    settings = load_settings(flags).settings
+    terminal = sys.stdout.isatty() and not json_
+    configure_logs(verbose - quiet - 1)
+    from lowcomm_node.daemon import Daemon
+
+    raise SystemExit(run_async(_join(Daemon(settings), terminal)))
+
+
+async def _join(daemon: Any, terminal: bool) -> int:
+    _finish_on_signal(daemon)
+    showing = asyncio.create_task(_show_panel(daemon) if terminal else _print_events(daemon))
+    try:
+        return await daemon.run()
+    finally:
+        # What was told last is still shown.
+        await asyncio.wait({showing}, timeout=REFRESH / 5)
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+
+
+def _finish_on_signal(daemon: Any) -> None:
+    """First SIGINT or SIGTERM: finish; the second: stop now."""
+    loop = asyncio.get_running_loop()
+    told: list[int] = []
+
+    def on_signal(number: int) -> None:
+        told.append(number)
+        if len(told) == 1:
+            daemon.request_finish()
+        else:
+            daemon.request_stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+
+
+async def _print_events(daemon: Any) -> None:
+    events = daemon.news.subscribe(every_step=False)
+    while True:
+        print(json.dumps(await events.get()), flush=True)
+
+
+async def _show_panel(daemon: Any) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from lowcomm_node.panel import ROUNDS, node_panel
+
+    with Live(console=Console(), auto_refresh=False, transient=False) as live:
+        try:
+            while True:
+                live.update(node_panel(daemon.status(), daemon.rounds(ROUNDS)), refresh=True)
+                await asyncio.sleep(REFRESH)
+        finally:
+            live.update(node_panel(daemon.status(), daemon.rounds(ROUNDS)), refresh=True)

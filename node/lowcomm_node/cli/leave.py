@@ -1,0 +1,45 @@
+"""``finish`` and ``stop``: end the running node."""
+
+from typing import Annotated
+
+import typer
+
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import Unhealthy
+from lowcomm_node.settings import find_home
+
+DEADLINE = 60.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(finish)
+    app.command()(stop)
+
+
+def finish(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+    """End the running exchange, save, say goodbye, leave."""
+    with ControlClient(find_home(home)) as client:
+        client.finish()
+        _wait(client, json_, "finished, saved, said goodbye")
+
+
+def stop(
+    now: Annotated[bool, typer.Option("--now", help="Without saving.")] = False,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Save and leave; --now leaves without saving."""
+    with ControlClient(find_home(home)) as client:
+        client.stop(now)
+        _wait(client, json_, "stopped without saving" if now else "saved and stopped")
+
+
+def _wait(client: ControlClient, as_json: bool, text: str) -> None:
+    if not client.wait_ended(DEADLINE):
+        pid = client.endpoint.pid
+        raise Unhealthy(f"The node (process {pid}) did not end within {DEADLINE:.0f} s: end it with `kill {pid}`.")
+    show({"ended": True}, as_json, text)

@@ -1,0 +1,42 @@
+"""``id``, ``paths``, ``config``: what this home is."""
+
+import typer
+
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.settings import find_home, load_settings
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("id")(show_id)
+    app.command()(paths)
+    app.command()(config)
+
+
+def show_id(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+    """Show the peer id of this node, which is its public key; it is made at the first call."""
+    from lowcomm_node.files import load_or_create_identity
+    from lowcomm_node.paths import Paths
+
+    folder = Paths(find_home(home))
+    peer_id = load_or_create_identity(folder.identity).peer_id
+    show({"peer_id": peer_id, "key": str(folder.identity)}, json_, peer_id)
+
+
+def paths(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+    """Show where the files of this node lie."""
+    from lowcomm_node.paths import Paths
+
+    folder = Paths(find_home(home))
+    names = ("home", "identity", "config", "control", "lock", "runs", "data")
+    found = {name: str(getattr(folder, name)) for name in names}
+    show(found, json_, "\n".join(f"{name:<9}{path}" for name, path in found.items()))
+
+
+def config(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+    """Show every setting, its value, and where it was set."""
+    loaded = load_settings({"home": home})
+    values = loaded.settings.model_dump(mode="json")
+    content = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
+    lines = [f"{key:<18}{entry['value']!s:<24} {entry['source']}" for key, entry in content.items()]
+    show(content, json_, "\n".join(lines))

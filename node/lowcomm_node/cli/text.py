@@ -1,0 +1,48 @@
+"""``generate``: sample text from a checkpoint or from the running node."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowcomm_node.cli.checkpoints import newest_run
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import NotRunning
+from lowcomm_node.settings import find_home
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(generate)
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")] = "def ",
+    tokens: Annotated[int, typer.Option(help="How many to draw.", min=1, max=4096)] = 200,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)] = 0.7,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder of a checkpoint; default: the running node.")] = None,
+    tokenizer: Annotated[str, typer.Option(help="tokenizer.json of a run with a local tokenizer.")] = "bytes",
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Let the model write: the running node's, or the newest checkpoint's.
+
+    Example: lowcomm-node generate "import " --tokens 400
+    """
+    folder = find_home(home)
+    text = None
+    if checkpoint is None:
+        with suppress(NotRunning), ControlClient(folder) as client:
+            text = client.generate(prompt, tokens, temperature, seed)
+    if text is None:
+        from lowcomm_node.inference import generate_from
+
+        text = generate_from(
+            checkpoint or newest_run(folder, None) / "checkpoints", prompt, tokens, temperature, seed, tokenizer
+        )
+    show({"prompt": prompt, "text": text}, json_, prompt + text)

@@ -1,0 +1,266 @@
+"""A swarm on one machine: a bootstrap server and a few nodes, each a real process, talking over loopback."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import NodeError, RetryLater
+from lowcomm_node.formatting import loss, short_peer, size
+from lowcomm_node.panel import swarm_panel
+from lowcomm_node.settings import find_home
+from lowcomm_node.specfile import write_template
+from lowcomm_node.trainer.process import die_with_parent
+
+POLL = 0.5
+START_DEADLINE = 90.0
+LEAVE_DEADLINE = 60.0
+SAMPLE_TOKENS = 400
+
+
+@dataclass
+class Child:
+    """One process of the demo."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    home: Path
+
+
+@dataclass
+class Demo:
+    """One demo, from start to result."""
+
+    nodes: int
+    steps: int
+    method: str
+    seed: int
+    interval: int | None
+    folder: Path | None
+    timeout: float
+    show: bool
+    _children: list[Child] = field(default_factory=list)
+    _began: float = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """Train; the result as ``--json`` prints it. Raises NodeError if a process dies, RetryLater past the timeout.
+
+        All processes have ended when this returns or raises.
+        """
+        home = self.folder or find_home() / "demo" / time.strftime("%Y%m%d-%H%M%S")
+        home = home.expanduser().absolute()
+        home.mkdir(parents=True, exist_ok=True)
+        spec = home / "run.toml"
+        spec.write_text(write_template("demo", self.method, self.steps, self.seed, self.nodes, self.interval))
+        self._began = time.monotonic()
+        with _terminated_as_interrupt():
+            try:
+                address = self._start_bootstrap(home, spec)
+                for index in range(1, self.nodes + 1):
+                    self._start_node(home, index, address)
+                statuses = self._watch()
+                seconds = time.monotonic() - self._began
+                self._finish()
+            finally:
+                self._end_all()
+        return self._result(statuses, seconds)
+
+    # processes
+
+    def _start_bootstrap(self, home: Path, spec: Path) -> str:
+        child = self._start(
+            "bootstrap", home / "bootstrap", "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", "0",
+            "--run", str(spec), "--home", str(home / "bootstrap"),
+        )  # fmt: skip
+        deadline = time.monotonic() + START_DEADLINE
+        while time.monotonic() < deadline:
+            for line in child.log.read_text(errors="replace").splitlines():
+                if line.startswith("{") and '"ready"' in line:
+                    return str(json.loads(line)["addresses"][0])
+            self._check_alive()
+            time.sleep(0.1)
+        raise RetryLater(f"The bootstrap server was not ready within {START_DEADLINE:.0f} s: see {child.log}.")
+
+    def _start_node(self, home: Path, index: int, address: str) -> None:
+        folder = home / f"node-{index}"
+        # Checkpoints are made at the end and for joiners; a demo keeps the disk out of the picture otherwise.
+        self._start(
+            f"node {index}", folder, "lowcomm_node", "join", "--json", "--peers", address, "--home", str(folder),
+            "--threads", "1", "--stay", "--poll", "1", "--record-life", "10", "--checkpoint-every", "200",
+        )  # fmt: skip
+
+    def _start(self, name: str, home: Path, module: str, *arguments: str) -> Child:
+        home.mkdir(parents=True, exist_ok=True)
+        log = home / "log.jsonl"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("LOWCOMM_")}
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
+                process_group=0,  # Ctrl-C reaches the demo alone, which then ends its children in order
+            )
+        self._children.append(Child(name, process, log, home))
+        return self._children[-1]
+
+    def _check_alive(self) -> None:
+        for child in self._children:
+            code = child.process.poll()
+            if code is not None:
+                last = child.log.read_text(errors="replace").strip().splitlines()[-3:]
+                raise NodeError(f"{child.name} ended with code {code}: {' | '.join(last)[-600:]} (log: {child.log})")
+
+    def _finish(self) -> None:
+        for child in self._children[1:]:
+            child.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_DEADLINE
+        for child in self._children[1:]:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.1, deadline - time.monotonic()))
+
+    def _end_all(self) -> None:
+        for child in reversed(self._children):
+            if child.process.poll() is None:
+                child.process.terminate()
+        for child in self._children:
+            try:
+                child.process.wait(10)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+
+    # watching
+
+    def _watch(self) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + self.timeout
+        title = f"{self.method}, {self.nodes} nodes, {self.steps} steps"
+        console = Console(stderr=True)
+        with Live(console=console, auto_refresh=False) if self.show and console.is_terminal else _Silent() as live:
+            while True:
+                self._check_alive()
+                statuses = [_status(child.home) for child in self._children[1:]]
+                live.update(swarm_panel(title, statuses, time.monotonic() - self._began, console.width), refresh=True)
+                done = [status for status in statuses if status is not None and status["phase"] == "finished"]
+                if len(done) == self.nodes:
+                    return done
+                if time.monotonic() > deadline:
+                    waiting = [f"{status['phase']}: {status['waiting']}" for status in statuses if status is not None]
+                    raise RetryLater(f"The demo did not end within {self.timeout:.0f} s ({'; '.join(waiting)}).")
+                time.sleep(POLL)
+
+    # the result
+
+    def _result(self, statuses: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+        from lowcomm_node.swarm_weights import compare
+
+        checkpoints = [Path(status["checkpoint"]["path"]) for status in statuses]
+        compared = compare(checkpoints, self._children[1].home / "data", SAMPLE_TOKENS)
+        return {
+            "method": self.method,
+            "seed": self.seed,
+            "steps": self.steps,
+            "seconds": round(seconds, 1),
+            "parameters": statuses[0]["trainer"]["parameters"],
+            "val_loss_average_weights": compared.average_loss,
+            "weight_spread_rms": compared.spread,
+            "nodes": [_node(status) for status in statuses],
+            "sample": compared.sample,
+            "checkpoint": str(checkpoints[0]),
+        }
+
+
+def render(result: dict[str, Any]) -> str:
+    """The result for a person: a table, a sample, and where the checkpoint is."""
+    rows = [("node", "steps", "held-out loss", "exchanges", "no partner", "failed", "sent", "received")]
+    for node in result["nodes"]:
+        rows.append(
+            (
+                short_peer(node["peer_id"]),
+                str(node["steps"]),
+                f"{loss(node['val_loss_first'])} -> {loss(node['val_loss_last'])}",
+                str(node["exchanges_completed"]),
+                str(node["exchanges_refused"]),
+                str(node["exchanges_failed"]),
+                size(node["bytes_sent"]),
+                size(node["bytes_received"]),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(
+        [
+            f"{result['method']}: {result['parameters']:,} parameters, {result['seconds']:.0f} s",
+            "",
+            *table,
+            "",
+            f"averaged weights: held-out loss {result['val_loss_average_weights']:.3f}; "
+            f"spread of the nodes' weights {result['weight_spread_rms']:.1e}",
+            "",
+            "what the model writes:",
+            *(f"  | {line}" for line in result["sample"].splitlines()),
+            "",
+            f"checkpoint: {result['checkpoint']}",
+            f'try it:     lowcomm-node generate "import " --checkpoint {result["checkpoint"]}',
+        ]
+    )
+
+
+def _node(status: dict[str, Any]) -> dict[str, Any]:
+    trainer, exchanges = status["trainer"], status["exchanges"]
+    return {
+        "peer_id": status["peer_id"],
+        **{key: trainer[key] for key in ("steps", "swarm_step", "tokens", "val_loss_first", "val_loss_last")},
+        "exchanges_completed": exchanges["completed"],
+        "exchanges_refused": exchanges["refused"],
+        "exchanges_failed": exchanges["failed"],
+        "bytes_sent": status["bytes_sent"],
+        "bytes_received": status["bytes_received"],
+    }
+
+
+def _status(home: Path) -> dict[str, Any] | None:
+    try:
+        with ControlClient(home, timeout=10.0) as client:
+            return client.status()
+    except NodeError:
+        return None
+
+
+class _Silent:
+    """Shows nothing, where there is no terminal."""
+
+    def __enter__(self) -> "_Silent":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, renderable: object, refresh: bool = False) -> None:
+        """See Live."""
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupt():  # noqa: ANN202
+    """SIGTERM unwinds like Ctrl-C, so that no child is left behind."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

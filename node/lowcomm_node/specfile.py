@@ -1,0 +1,76 @@
+"""The run.toml that ``init`` writes: every setting with a word of why."""
+
+from difflib import get_close_matches
+
+import tomlkit
+from lowcomm_protocol.run import METHODS, DataSettings, ModelSettings, TrainSettings, parse_toml
+
+from lowcomm_node.errors import ConfigError
+
+_COMMENTS = {
+    "name": "what people type: join --run NAME",
+    "seed": "all randomness of the run derives from it",
+    "steps": "length in swarm steps; the learning rate follows them",
+    "start_peers": "how many must be there before the first step; afterwards nobody waits",
+    "vocab": "256 bytes, or the size of your tokenizer",
+    "feed_forward": "width of the SwiGLU layer, about 8/3 of width",
+    "context": "tokens a sequence",
+    "tied": "one matrix for embedding and head",
+    "source": '"builtin:python" is the standard library; "local": every owner names text with --data',
+    "tokenizer": '"bytes", or "local": every owner names a tokenizer.json with --tokenizer',
+    "learning_rate": "peak; AdamW",
+    "warmup": "swarm steps",
+    "final_learning_rate": "fraction of the peak at the end of the cosine",
+    "batch": "sequences an inner step, at every peer",
+    "clip": "largest norm of the gradient",
+    "evaluate_every": "inner steps between two looks at held-out text",
+    "method": "a preset of all below; these values override it",
+    "interval": "H: swarm steps between two syncs of a fragment",
+    "fragments": "P: pieces that are exchanged one at a time",
+    "pattern": '"strided" or "sequential" layers in a fragment',
+    "overlap": "inner steps between capture and merge, at least",
+    "codec": "fp32, bf16, int8 or e3m0 (4 bits)",
+    "group": "how many meet in one exchange, at most; 2 are pairs",
+    "min_steps": "inner steps before a peer accepts the same fragment again",
+    "outer": '"nesterov" (DiLoCo) or "noloco"',
+    "outer_lr": "step of the outer optimizer (NoLoCo's beta)",
+    "momentum": "of the outer optimizer (NoLoCo's alpha)",
+    "consensus": "pull towards the group (NoLoCo's gamma); 0 where all always meet",
+    "merge": '"shift" keeps the steps done meanwhile, "mix" averages',
+    "mix": 'share of the fast weights that "mix" keeps',
+}
+
+
+def write_template(
+    name: str, method: str, steps: int, seed: int, start_peers: int = 1, interval: int | None = None
+) -> str:
+    """A complete, commented run.toml. Raises ConfigError for an unknown method, SpecError for settings out of range."""
+    if method not in METHODS:
+        near = get_close_matches(method, METHODS, 1) or [", ".join(METHODS)]
+        raise ConfigError(f"--method {method} is not known: did you mean {near[0]}?")
+    sync = {"method": method} | ({"interval": interval} if interval else {})
+    bare = tomlkit.dumps({"run": {"name": name}, "sync": sync})
+    spec = parse_toml(bare, "init")
+    run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers}
+    document = tomlkit.document()
+    document.add(tomlkit.comment("A run specification. Publish it with: lowcomm-node create run.toml --peers ADDR"))
+    sections = {
+        "run": run,
+        "model": ModelSettings().model_dump(),
+        "data": DataSettings().model_dump(),
+        "train": TrainSettings().model_dump(),
+        "sync": spec.sync.model_dump(),
+    }
+    for title, values in sections.items():
+        document.add(title, _table(values))
+    return tomlkit.dumps(document)
+
+
+def _table(values: dict[str, object]) -> tomlkit.items.Table:
+    table = tomlkit.table()
+    for key, value in values.items():
+        item = tomlkit.item(value)
+        if key in _COMMENTS:
+            item.comment(_COMMENTS[key])
+        table.add(key, item)
+    return table

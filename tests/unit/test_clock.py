@@ -1,0 +1,33 @@
+"""What must hold for the swarm step."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from lowcomm_protocol.clock import SwarmClock, is_supported
+
+STEPS = st.integers(0, 10**9)
+
+
+@given(STEPS, st.lists(st.one_of(st.none(), STEPS), max_size=30))
+def test_the_clock_never_goes_back_and_a_tick_is_one(start, observations):
+    clock = SwarmClock(start)
+    for seen in observations:
+        before = clock.step
+        after = clock.tick() if seen is None else clock.observe(seen)
+        assert after == clock.step == (before + 1 if seen is None else max(before, seen))
+
+
+@given(STEPS, STEPS, st.lists(STEPS, max_size=5), st.integers(0, 1000))
+def test_a_claim_holds_up_to_the_jump_beyond_the_most_advanced(claim, own, others, jump):
+    ahead = max([own, *others])
+    assert is_supported(claim, own, others, jump) == (claim <= ahead + jump)
+    assert is_supported(ahead + jump, own, iter(others), jump)
+    assert not is_supported(ahead + jump + 1, own, others, jump)
+
+
+def test_a_peer_alone_can_not_push_the_clock():
+    assert not is_supported(1_000_000, own=100, others=[], max_jump=200)
+    assert not is_supported(1_000_000, own=100, others=[90, 110], max_jump=200)
+
+
+def test_a_late_joiner_is_believed_that_the_swarm_is_ahead_when_others_say_so():
+    assert is_supported(5000, own=0, others=[4990], max_jump=200)

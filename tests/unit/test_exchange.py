@@ -1,0 +1,414 @@
+"""What must hold for one exchange: among honest peers in any weather, and against any sequence of events."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowcomm_protocol import exchange as ex
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange import Exchange, Stage, members_digest
+from lowcomm_protocol.matching import Refusal
+from virtual import CALM, OFFER, STORM, Swarm, Weather, check
+
+STORIES = 1000
+"""Schedules of one test; all tests here run about 5,000 in a few seconds."""
+
+
+def stories(group: int, sizes: range, weather: Weather, count: int = STORIES):
+    """Run seeded stories, check each, and name the seed of one that fails."""
+    for seed in range(count):
+        size = sizes[seed % len(sizes)]
+        swarm = Swarm(seed, size, group, weather).run()
+        try:
+            check(swarm)
+            yield swarm
+        except AssertionError as error:
+            error.add_note(f"seed {seed}: Swarm({seed}, {size}, {group}, {weather})")
+            raise
+
+
+# Swarms of honest peers
+
+
+@pytest.mark.parametrize("size", [2, 4, 6, 8, 16])
+def test_without_faults_an_even_swarm_applies_in_pairs(size):
+    for swarm in stories(2, range(size, size + 1), CALM, 60):
+        assert all(peer.applied is not None and len(peer.applied) == 2 for peer in swarm.peers.values())
+
+
+@pytest.mark.parametrize("size", [3, 5, 9])
+def test_without_faults_an_odd_swarm_leaves_one_peer_out(size):
+    for swarm in stories(2, range(size, size + 1), CALM, 60):
+        left = [peer for peer in swarm.peers.values() if peer.applied is None]
+        assert len(left) == 1
+        assert left[0].exchange is not None
+        assert left[0].exchange.reason.startswith("no partner: ")
+
+
+@pytest.mark.parametrize(("group", "size"), [(3, 6), (4, 4), (8, 2), (8, 3), (8, 5), (8, 8), (8, 16)])
+def test_without_faults_every_group_applies_its_whole_slice(group, size):
+    for swarm in stories(group, range(size, size + 1), CALM, 40):
+        assert {len(peer.applied or ()) for peer in swarm.peers.values()} == {min(group, size)}
+
+
+def test_peers_that_begin_at_once_cross_and_meet_all_the_same():
+    for swarm in stories(2, range(8, 9), replace(CALM, skew=0.0), 200):
+        assert all(peer.applied for peer in swarm.peers.values())
+
+
+def test_peers_that_do_not_begin_themselves_are_called_in():
+    for swarm in stories(8, range(8, 9), replace(CALM, idle=0.4), 100):
+        members = {peer.applied for peer in swarm.peers.values() if peer.applied}
+        assert len(members) <= 1
+
+
+@pytest.mark.parametrize("group", [2, 3, 4, 8])
+def test_in_a_storm_members_agree_or_are_in_doubt_and_all_end_in_time(group):
+    applied = doubts = 0
+    for swarm in stories(group, range(2, 11), STORM):
+        applied += sum(peer.applied is not None for peer in swarm.peers.values())
+        doubts += sum(peer.exchange.in_doubt for peer in swarm.peers.values() if peer.exchange)
+    assert applied > 500, "the storm is so strong that it tests nothing"
+    assert doubts > 20, "the storm is so weak that it tests nothing"
+
+
+@pytest.mark.parametrize("group", [2, 8])
+def test_in_a_hurricane_the_same_holds(group):
+    weather = Weather(skew=50.0, delay=5.0, breaks=0.4, deaths=0.3, stalls=0.2, fails=0.2, blind=0.3, idle=0.3)
+    for _ in stories(group, range(2, 8), weather, 300):
+        pass
+
+
+@pytest.mark.parametrize("group", [2, 8])
+def test_partial_views_cost_no_doubt(group):
+    for swarm in stories(group, range(2, 11), Weather(blind=0.2, unready=0.2), 300):
+        assert not any(peer.exchange.in_doubt for peer in swarm.peers.values() if peer.exchange)
+
+
+def test_the_same_seed_tells_the_same_story():
+    one, two = (Swarm(5, 9, 4, STORM).run() for _ in range(2))
+    assert one.events == two.events
+    assert [peer.applied for peer in one.peers.values()] == [peer.applied for peer in two.peers.values()]
+
+
+# Any sequence of events
+
+PEERS = ("a", "b", "c", "z", "stranger")
+ME = "m"
+
+
+def events():
+    peer = st.sampled_from(PEERS)
+    digests = st.sampled_from(
+        [members_digest(["m", "a"]), members_digest(["m", "a", "b"]), members_digest(["m", "a", "b", "c"]), b""]
+    )
+    return st.one_of(
+        st.builds(ex.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
+        st.builds(ex.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
+        st.just(ex.Captured()),
+        st.builds(ex.Verified, peer=peer),
+        st.builds(ex.Confirmed, peer=peer, members=digests),
+        st.builds(ex.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
+        st.sampled_from([ex.GatheringClosed(), ex.DeadlinePassed(), ex.GaveUp(reason="stop")]),
+    )
+
+
+@settings(max_examples=1500)
+@given(
+    st.sampled_from([2, 3, 4, 8]),
+    st.permutations(["a", "b", "c", "z"]).flatmap(lambda order: st.integers(0, 4).map(lambda n: order[:n])),
+    st.none() | st.sampled_from(PEERS),
+    st.lists(events(), max_size=40),
+)
+def test_no_sequence_of_events_breaks_an_exchange(group, order, expected, happenings):
+    exchange = Exchange(me=ME, candidates=order, group=group)
+    effects: list[ex.Effect] = []
+    if expected is not None:
+        exchange.expect(expected)
+    if expected is None or group != 2:
+        effects += exchange.start()
+    for event in [*happenings, ex.GatheringClosed(), ex.DeadlinePassed(), ex.DeadlinePassed()]:
+        was_over = exchange.over
+        try:
+            new = exchange.handle(event)
+        except ProtocolViolation:
+            assert not was_over
+            new = exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol"))
+        assert not (was_over and new)
+        assert len(exchange.partners) < group
+        effects += new
+    assert exchange.over
+    assert exchange.stage is Stage.APPLIED or exchange.reason
+    check_effects(effects, exchange)
+
+
+def check_effects(effects: list[ex.Effect], exchange: Exchange) -> None:
+    counts = Counter((type(effect), getattr(effect, "peer", "")) for effect in effects)
+    # A peer that was lost may call in anew: only it is told twice that it is left out.
+    assert all(count == 1 or kind is ex.Abandon for (kind, _), count in counts.items()), counts
+    assert (ex.Apply, "") in counts or (ex.End, "") in counts
+    assert isinstance(effects[-1], ex.Apply | ex.End)
+    captured = next((i for i, effect in enumerate(effects) if isinstance(effect, ex.Capture)), None)
+    for index, effect in enumerate(effects):
+        if isinstance(effect, ex.SendContent):
+            assert captured is not None
+            assert captured < index
+        if isinstance(effect, ex.SendConfirm):
+            assert ex.SendContent(peer=effect.peer) in effects[:index]
+        if isinstance(effect, ex.Apply):
+            told = {e.peer: e.members for e in effects if isinstance(e, ex.SendConfirm)}
+            assert set(told) == set(effect.members) - {ME}
+            assert set(told.values()) == {members_digest(effect.members)}
+            assert not exchange.in_doubt
+
+
+# Single stories
+
+
+def accepted(peer: str, called_us: bool = False, step: int = 40) -> ex.Accepted:
+    return ex.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
+
+
+def confirmed(peer: str, *members: str) -> ex.Confirmed:
+    return ex.Confirmed(peer=peer, members=members_digest(members))
+
+
+def told(exchange: Exchange, *happenings: ex.Event) -> list[ex.Effect]:
+    """The effects of the last event."""
+    effects: list[ex.Effect] = []
+    for event in happenings:
+        effects = exchange.handle(event)
+    return effects
+
+
+def pair(*order: str) -> Exchange:
+    exchange = Exchange(me=ME, candidates=order, group=2)
+    exchange.start()
+    return exchange
+
+
+def group(*order: str, size: int = 4) -> Exchange:
+    exchange = Exchange(me=ME, candidates=order, group=size)
+    exchange.start()
+    return exchange
+
+
+def test_a_pair_that_goes_well():
+    exchange = Exchange(me=ME, candidates=("a", "b"), group=2)
+    assert exchange.start() == [ex.Dial(peer="a")]
+    assert exchange.handle(accepted("a", step=77)) == [ex.Capture()]
+    assert exchange.handle(ex.Captured()) == [ex.SendContent(peer="a")]
+    confirm = ex.SendConfirm(peer="a", members=members_digest(["a", ME]))
+    assert exchange.handle(ex.Verified(peer="a")) == [confirm]
+    assert exchange.handle(confirmed("a", ME, "a")) == [ex.Apply(members=("a", ME), swarm_step=77)]
+    assert exchange.stage is Stage.APPLIED
+    assert not exchange.in_doubt
+
+
+def test_candidates_are_called_one_after_the_other_and_the_reasons_kept():
+    exchange = pair("a", "b", "c")
+    assert told(exchange, ex.Refused(peer="a", reason=Refusal.BUSY, detail="is busy")) == [ex.Dial(peer="b")]
+    assert told(exchange, ex.Lost(peer="b", reason="did not answer")) == [ex.Dial(peer="c")]
+    (end,) = told(exchange, ex.Refused(peer="c", reason=Refusal.TOO_SOON, detail="has merged"))
+    assert end == ex.End(reason="no partner: a is busy; b did not answer; c has merged")
+
+
+def test_nobody_there_ends_at_once_and_says_so():
+    exchange = Exchange(me=ME, candidates=(), group=2)
+    assert exchange.start() == [ex.End(reason="no partner: nobody else is training")]
+
+
+def test_a_crossed_call_waits_for_the_winners_own():
+    exchange = pair("a", "b")
+    assert told(exchange, ex.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
+    assert exchange.has_room_for("a")
+    assert not exchange.has_room_for("b")
+    assert told(exchange, accepted("a", called_us=True)) == [ex.Capture()]
+
+
+def test_a_crossed_call_whose_winner_never_calls_ends_when_gathering_closes():
+    exchange = pair("a", "b")
+    told(exchange, ex.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
+    effects = told(exchange, ex.GatheringClosed())
+    assert effects[0] == ex.Abandon(peer="a", reason="did not answer in time")
+    assert effects[1] == ex.End(reason="no partner: a did not answer in time")
+
+
+def test_a_crossed_call_that_is_lost_goes_on_to_the_next_candidate():
+    exchange = pair("a", "b")
+    told(exchange, ex.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
+    assert told(exchange, ex.Lost(peer="a", reason="its call never came")) == [ex.Dial(peer="b")]
+
+
+def test_a_loser_of_crossings_who_claims_to_have_won_is_a_plain_refusal():
+    exchange = pair("z", "b")
+    effects = told(exchange, ex.Refused(peer="z", reason=Refusal.CROSSED, detail="crossed"))
+    assert effects == [ex.Dial(peer="b")]
+
+
+def test_a_late_refusal_of_the_call_that_lost_the_crossing_changes_nothing():
+    exchange = pair("a", "b")
+    told(exchange, accepted("a", called_us=True))
+    assert told(exchange, ex.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
+    assert exchange.partners == ("a",)
+
+
+def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
+    exchange = group("a", "b")
+    told(exchange, accepted("a"), ex.Lost(peer="b", reason="broke"))
+    assert exchange.stage is Stage.CAPTURING
+    for peer in ("b", "c"):
+        assert not exchange.has_room_for(peer)
+        assert told(exchange, accepted(peer, called_us=True)) == [
+            ex.Abandon(peer=peer, reason="the exchange has begun without you")
+        ]
+    assert exchange.partners == ("a",)
+    assert not exchange.is_calling("c")
+    assert [e.peer for e in told(exchange, ex.GaveUp(reason="stop")) if isinstance(e, ex.Abandon)] == ["a"]
+
+
+def test_an_answer_after_gathering_closed_is_sent_away_without_a_violation():
+    exchange = group("a", "b", "c")
+    told(exchange, accepted("a"), ex.GatheringClosed())
+    assert told(exchange, ex.Refused(peer="b", reason=Refusal.BUSY, detail="is busy")) == []
+    assert [type(effect) for effect in told(exchange, accepted("c"))] == [ex.Abandon]
+    assert exchange.refusals == {"b": "did not answer in time", "c": "did not answer in time"}
+    assert exchange.partners == ("a",)
+
+
+def test_a_peer_that_refused_may_call_in_while_there_is_room():
+    exchange = group("a", "b")
+    told(exchange, ex.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"))
+    assert exchange.has_room_for("a")
+    told(exchange, accepted("a", called_us=True))
+    assert exchange.partners == ("a",)
+    assert told(exchange, accepted("b")) == [ex.Capture()]
+
+
+def test_a_group_holds_no_more_than_its_bound():
+    exchange = Exchange(me=ME, candidates=("a", "b", "c", "d"), group=4)
+    exchange.expect("stranger")
+    assert exchange.start() == [ex.Dial(peer="a"), ex.Dial(peer="b")]
+    assert not exchange.has_room_for("d")
+    told(exchange, accepted("stranger", called_us=True), ex.Lost(peer="a", reason="broke"))
+    assert exchange.has_room_for("d")
+
+
+def test_an_expected_caller_is_not_called_back():
+    exchange = Exchange(me=ME, candidates=("a",), group=8)
+    exchange.expect("a")
+    assert exchange.start() == []
+    assert told(exchange, accepted("a", called_us=True)) == [ex.Capture()]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        accepted("a"),
+        accepted("a", called_us=True),
+        accepted("stranger"),
+        ex.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"),
+        ex.Refused(peer="stranger", reason=Refusal.BUSY, detail="is busy"),
+        ex.Verified(peer="stranger"),
+        confirmed("stranger", ME),
+        confirmed("a", ME, "a"),
+        ex.Captured(),
+    ],
+)
+def test_what_can_not_be_is_a_violation_and_changes_nothing(event):
+    exchange = group("a", "b")
+    told(exchange, accepted("a"))
+    before = repr(exchange)
+    with pytest.raises(ProtocolViolation):
+        exchange.handle(event)
+    assert repr(exchange) == before
+
+
+def test_a_second_confirmation_does_not_replace_the_first():
+    exchange = group("a", "b")
+    told(exchange, accepted("a"), accepted("b"), ex.Captured(), ex.Verified(peer="a"), ex.Verified(peer="b"))
+    told(exchange, confirmed("a", ME, "a", "b"))
+    with pytest.raises(ProtocolViolation):
+        exchange.handle(confirmed("a", ME))
+    assert told(exchange, ex.Lost(peer="a", reason="violated the protocol")) == []
+    (apply,) = told(exchange, confirmed("b", ME, "a", "b"))
+    assert isinstance(apply, ex.Apply)
+
+
+def test_a_confirmation_before_the_content_waits_for_it():
+    exchange = pair("a")
+    told(exchange, accepted("a"), ex.Captured())
+    assert told(exchange, confirmed("a", ME, "a")) == []
+    effects = told(exchange, ex.Verified(peer="a"))
+    assert [type(effect) for effect in effects] == [ex.SendConfirm, ex.Apply]
+
+
+def test_a_member_lost_while_trading_is_left_out_and_the_rest_goes_on():
+    exchange = group("a", "b")
+    told(exchange, accepted("a"), accepted("b"), ex.Captured(), ex.Verified(peer="a"))
+    effects = told(exchange, ex.Lost(peer="b", reason="broke"))
+    assert effects == [ex.SendConfirm(peer="a", members=members_digest([ME, "a"]))]
+    assert isinstance(told(exchange, confirmed("a", ME, "a"))[0], ex.Apply)
+
+
+def test_what_a_member_that_was_given_up_still_sends_is_ignored():
+    exchange = group("a", "b")
+    told(exchange, accepted("a"), accepted("b"), ex.Captured(), ex.Verified(peer="a"), ex.DeadlinePassed())
+    for late in (ex.Verified(peer="b"), confirmed("b", ME, "a", "b"), ex.Lost(peer="b", reason="broke")):
+        assert told(exchange, late) == []
+    assert isinstance(told(exchange, confirmed("a", ME, "a"))[0], ex.Apply)
+
+
+def test_members_that_hold_other_contributions_apply_nothing_and_have_no_doubt():
+    exchange = group("a", "b")
+    told(exchange, accepted("a"), accepted("b"), ex.Captured(), ex.Verified(peer="a"), ex.Verified(peer="b"))
+    effects = told(exchange, confirmed("a", ME, "a"))
+    assert effects[-1] == ex.End(reason="the members do not hold the same contributions")
+    assert {effect.peer for effect in effects if isinstance(effect, ex.Abandon)} == {"a", "b"}
+    assert not exchange.in_doubt
+
+
+@pytest.mark.parametrize(
+    "event", [ex.Lost(peer="a", reason="broke"), ex.GaveUp(reason="stop"), ex.Lost(peer="a", reason="")]
+)
+def test_an_end_between_the_confirmations_is_in_doubt(event):
+    exchange = pair("a")
+    told(exchange, accepted("a"), ex.Captured(), ex.Verified(peer="a"))
+    assert exchange.stage is Stage.CONFIRMING
+    told(exchange, event)
+    assert exchange.stage is Stage.ENDED
+    assert exchange.in_doubt
+
+
+def test_an_end_before_our_confirmation_leaves_no_doubt():
+    exchange = pair("a")
+    told(exchange, accepted("a"), ex.Captured(), confirmed("a", ME, "a"), ex.Lost(peer="a", reason="broke"))
+    assert exchange.stage is Stage.ENDED
+    assert not exchange.in_doubt
+
+
+def test_confirmations_under_way_get_a_grace_after_the_deadline():
+    exchange = pair("a")
+    told(exchange, accepted("a"), ex.Captured(), ex.Verified(peer="a"))
+    assert told(exchange, ex.DeadlinePassed()) == []
+    assert not exchange.over
+    effects = told(exchange, ex.DeadlinePassed())
+    assert effects[-1] == ex.End(reason="ran past its deadline")
+    assert exchange.in_doubt
+
+
+@pytest.mark.parametrize("happenings", [(), (accepted("a"),)])
+def test_the_deadline_ends_what_has_not_begun_to_trade(happenings):
+    exchange = pair("a")
+    effects = told(exchange, *happenings, ex.DeadlinePassed())
+    assert effects == [
+        ex.Abandon(peer="a", reason="ran past its deadline"),
+        ex.End(reason="ran past its deadline"),
+    ]
+
+
+def test_a_confirmation_names_each_member_once_in_any_order():
+    assert members_digest(["b", "a"]) == members_digest(["a", "b"])
+    assert len({members_digest(m) for m in (["a"], ["b"], ["a", "b"], ["ab"], [])}) == 5

@@ -1,0 +1,149 @@
+"""What must hold for whom to meet, and whether to accept."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lowcomm_protocol.matching import (
+    REFUSAL_TEXT,
+    Readiness,
+    Refusal,
+    candidates,
+    consider,
+    order,
+    wins_crossing,
+)
+from virtual import OFFER
+
+READY = Readiness(training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4)
+
+seeds, rounds, fragments = st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 63)
+
+
+def swarms(smallest: int = 2, largest: int = 24):
+    return st.integers(smallest, largest).map(lambda size: [f"peer{number}" for number in range(size)])
+
+
+@given(seeds, fragments, rounds, swarms(), st.randoms())
+def test_equal_views_give_the_same_order(seed, fragment, round_, peers, random):
+    line = order(seed, fragment, round_, peers)
+    shuffled = peers * 2
+    random.shuffle(shuffled)
+    assert order(seed, fragment, round_, shuffled) == line
+    assert sorted(line) == sorted(peers)
+
+
+@given(seeds, rounds, swarms(), st.data())
+def test_views_that_differ_by_a_peer_keep_the_order_of_the_rest(seed, round_, peers, data):
+    gone = data.draw(st.sampled_from(peers))
+    rest = [peer for peer in order(seed, 0, round_, peers) if peer != gone]
+    assert order(seed, 0, round_, [peer for peer in peers if peer != gone]) == rest
+
+
+@given(seeds, fragments, rounds, swarms())
+def test_equal_views_give_a_perfect_matching(seed, fragment, round_, peers):
+    first = {}
+    for me in peers:
+        others = [peer for peer in peers if peer != me]
+        found = candidates(seed, fragment, round_, me, others, 2)
+        assert sorted(found) == sorted(others), "in pairs everybody else is a candidate, once"
+        first[me] = found[0]
+    single = [me for me in peers if first[first[me]] != me]
+    assert len(single) == len(peers) % 2
+
+
+@given(seeds, rounds, swarms(1), st.integers(3, 8))
+def test_groups_are_a_partition_of_the_swarm(seed, round_, peers, group):
+    slices = {}
+    for me in peers:
+        found = candidates(seed, 0, round_, me, peers, group)
+        assert me not in found
+        slices[me] = frozenset([me, *found])
+    for members in slices.values():
+        assert len(members) <= group
+        assert all(slices[peer] == members for peer in members)
+    sizes = sorted(len(members) for members in set(slices.values()))
+    assert sum(sizes) == len(peers)
+    assert all(size == group for size in sizes[1:])
+
+
+def test_a_group_of_one_meets_nobody():
+    assert candidates(0, 0, 0, "a", ["b", "c"], 1) == []
+
+
+@pytest.mark.parametrize("group", [2, 3, 8])
+def test_alone_there_is_no_candidate(group):
+    assert candidates(0, 0, 0, "a", [], group) == []
+
+
+def test_partners_change_from_round_to_round_and_are_drawn_evenly():
+    peers = [f"peer{number}" for number in range(8)]
+    met = [candidates(3, 0, round_, "peer0", peers, 2)[0] for round_ in range(700)]
+    counts = {peer: met.count(peer) for peer in peers[1:]}
+    assert all(70 <= count <= 130 for count in counts.values()), counts
+    assert sum(one == two for one, two in pairwise(met)) < 150
+
+
+def test_fragments_and_runs_draw_partners_of_their_own():
+    peers = [f"peer{number}" for number in range(30)]
+    lines = {tuple(order(seed, fragment, 0, peers)) for seed in range(3) for fragment in range(3)}
+    assert len(lines) == 9
+
+
+def test_the_second_choice_differs_from_peer_to_peer():
+    peers = [f"peer{number}" for number in range(30)]
+    assert len({candidates(0, 0, 0, me, peers, 2)[1] for me in peers}) > 12
+
+
+@given(st.text(max_size=8), st.text(max_size=8))
+def test_both_ends_decide_a_crossing_alike(one, other):
+    assert wins_crossing(one, other) + wins_crossing(other, one) == (one != other)
+
+
+AGAINST = {
+    Refusal.OTHER_PROTOCOL: (replace(OFFER, protocol=99), READY),
+    Refusal.OTHER_RUN: (replace(OFFER, run_id="ff" * 32), READY),
+    Refusal.OTHER_PLAN: (replace(OFFER, plan="ff" * 32), READY),
+    Refusal.OTHER_CODEC: (replace(OFFER, codec="bf16"), READY),
+    Refusal.UNKNOWN_FRAGMENT: (replace(OFFER, fragment=4), READY),
+    Refusal.NOT_TRAINING: (OFFER, replace(READY, training=False)),
+    Refusal.IMPLAUSIBLE_STEP: (OFFER, replace(READY, step_is_supported=False)),
+    Refusal.BUSY: (OFFER, replace(READY, busy=True)),
+    Refusal.TOO_SOON: (OFFER, replace(READY, min_steps=21)),
+    Refusal.FULL: (OFFER, replace(READY, has_room=False)),
+}
+
+
+def test_an_offer_like_ours_is_accepted():
+    assert consider(OFFER, OFFER, READY) is None
+    assert consider(OFFER, OFFER, replace(READY, min_steps=OFFER.steps)) is None
+
+
+def test_progress_may_differ():
+    theirs = replace(OFFER, round=7, swarm_step=999, steps=1, tokens=1, version=0, slow_digest=b"x" * 32)
+    assert consider(theirs, OFFER, READY) is None
+
+
+@pytest.mark.parametrize("refusal", AGAINST)
+def test_each_reason_against_an_offer_is_told(refusal):
+    theirs, ready = AGAINST[refusal]
+    assert consider(theirs, OFFER, ready) is refusal
+
+
+def test_another_stage_of_the_model_is_another_plan():
+    assert consider(replace(OFFER, stage=1), OFFER, READY) is Refusal.OTHER_PLAN
+
+
+def test_what_can_never_fit_is_told_before_what_may_pass():
+    theirs = replace(OFFER, protocol=99, run_id="ff" * 32, codec="bf16")
+    hopeless = Readiness(
+        training=False, busy=True, has_room=False, min_steps=99, step_is_supported=False, fragment_count=0
+    )
+    assert consider(theirs, OFFER, hopeless) is Refusal.OTHER_PROTOCOL
+    assert consider(OFFER, OFFER, replace(hopeless, fragment_count=1)) is Refusal.NOT_TRAINING
+
+
+def test_every_refusal_has_words():
+    assert set(REFUSAL_TEXT) == set(Refusal)

@@ -1,0 +1,279 @@
+"""What must hold for records of peers and for proofs of who calls."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, VersionError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import (
+    CREDENTIAL_LIFE,
+    MAX_CLOCK_SKEW,
+    MAX_LIFE,
+    MAX_RECORD_BYTES,
+    PeerInfo,
+    Phase,
+    read_credential,
+    read_record,
+    write_credential,
+    write_record,
+)
+
+ALICE, BOB = Identity(b"a" * 32), Identity(b"b" * 32)
+RUN, OTHER_RUN = "ab" * 32, "cd" * 32
+NOW = 1_800_000_000.0
+NONCE = b"n" * 16
+INFO = PeerInfo(
+    peer_id=ALICE.peer_id,
+    run_id=RUN,
+    phase=Phase.TRAINING,
+    issued=NOW - 5,
+    expires=NOW + 55,
+    addresses=("203.0.113.7:4100", "[2001:db8::1]:4100", "node-1.example.org:4100"),
+    certificate=b"der" * 100,
+    swarm_step=400,
+    steps=390,
+    tokens_per_second=12_345.5,
+    entry_points=("/ip4/203.0.113.7/tcp/4101/p2p/" + ALICE.peer_id,),
+)
+RECORD = write_record(INFO, ALICE)
+CREDENTIAL = write_credential(ALICE, BOB.peer_id, RUN, NOW, NONCE)
+
+
+def signed_record(**fields) -> bytes:
+    """A record that Alice signed with fields that our own program would not write."""
+    signed = pb.SignedRecord.FromString(RECORD)
+    record = pb.PeerRecord.FromString(signed.payload)
+    for name, value in fields.items():
+        record.ClearField(name)
+        record.MergeFrom(pb.PeerRecord(**{name: value}))
+    payload = record.SerializeToString()
+    return pb.SignedRecord(payload=payload, signature=ALICE.sign("peer record", payload)).SerializeToString()
+
+
+def mutated(data: bytes):
+    """``data`` with bytes flipped, cut out or put in."""
+
+    def change(edits):
+        out = bytearray(data)
+        for kind, place, value in edits:
+            at = place % max(1, len(out))
+            if kind == "flip" and out:
+                out[at] ^= value or 1
+            elif kind == "cut":
+                del out[at : at + 1 + value % 8]
+            elif kind == "put":
+                out[at:at] = bytes([value])
+        return bytes(out)
+
+    edit = st.tuples(st.sampled_from(["flip", "cut", "put"]), st.integers(0, 2 * len(data)), st.integers(0, 255))
+    return st.lists(edit, min_size=1, max_size=4).map(change).filter(lambda out: out != data)
+
+
+# Records
+
+
+def test_a_record_says_what_was_written():
+    assert read_record(RECORD, NOW) == INFO
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_travels(phase):
+    info = replace(INFO, phase=phase)
+    assert read_record(write_record(info, ALICE), NOW) == info
+
+
+@given(mutated(RECORD))
+@settings(max_examples=1000)
+def test_a_mutated_record_is_refused_or_says_the_same(data):
+    try:
+        info = read_record(data, NOW)
+    except LowcommError:
+        return
+    assert info == INFO, "bytes that Alice has not signed were believed"
+
+
+@given(mutated(pb.SignedRecord.FromString(RECORD).payload))
+@settings(max_examples=300)
+def test_a_mutated_payload_never_validates(payload):
+    signature = pb.SignedRecord.FromString(RECORD).signature
+    with pytest.raises(LowcommError):
+        read_record(pb.SignedRecord(payload=payload, signature=signature).SerializeToString(), NOW)
+
+
+@given(mutated(pb.SignedRecord.FromString(RECORD).payload))
+@settings(max_examples=500)
+def test_whatever_a_stranger_signs_raises_nothing_else(payload):
+    signed = pb.SignedRecord(payload=payload, signature=ALICE.sign("peer record", payload))
+    with suppress(LowcommError):
+        assert read_record(signed.SerializeToString(), NOW).peer_id == ALICE.peer_id
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_are_a_record(data):
+    with pytest.raises(LowcommError):
+        read_record(data, NOW)
+
+
+def test_nobody_signs_for_another():
+    forged = write_record(INFO, BOB)
+    with pytest.raises(SignatureError, match=f"not one of {ALICE.peer_id}"):
+        read_record(forged, NOW)
+
+
+def test_a_credential_can_not_be_replayed_as_a_record():
+    payload = pb.SignedRecord.FromString(RECORD).payload
+    data = pb.SignedRecord(payload=payload, signature=ALICE.sign("credential", payload)).SerializeToString()
+    with pytest.raises(SignatureError):
+        read_record(data, NOW)
+
+
+@pytest.mark.parametrize("suffix", ["\n", " ", "\t"])
+def test_a_peer_has_one_name_only(suffix):
+    with pytest.raises(SignatureError):
+        read_record(signed_record(peer_id=ALICE.peer_id + suffix), NOW)
+
+
+def test_a_record_holds_until_it_expires():
+    read_record(RECORD, INFO.expires - 0.001)
+    with pytest.raises(RecordError, match="expired 0 s ago"):
+        read_record(RECORD, INFO.expires)
+    with pytest.raises(RecordError, match="expired 1000 s ago"):
+        read_record(RECORD, INFO.expires + 1000)
+
+
+def test_a_record_lives_a_bounded_time():
+    longest = replace(INFO, issued=NOW, expires=NOW + MAX_LIFE)
+    assert read_record(write_record(longest, ALICE), NOW) == longest
+    with pytest.raises(RecordError, match="claims a life of 601 s: at most 600"):
+        read_record(write_record(replace(longest, expires=NOW + MAX_LIFE + 1), ALICE), NOW)
+    with pytest.raises(RecordError, match="claims a life"):
+        read_record(signed_record(expires_ms=2**64 - 1), NOW)
+    with pytest.raises(RecordError, match="claims a life"):
+        read_record(signed_record(issued_ms=0), NOW)
+
+
+def test_a_record_from_the_future_is_refused():
+    ahead = replace(INFO, issued=NOW + MAX_CLOCK_SKEW, expires=NOW + 100)
+    assert read_record(write_record(ahead, ALICE), NOW) == ahead
+    with pytest.raises(RecordError, match="61 s ahead: set both clocks right"):
+        read_record(write_record(replace(ahead, issued=NOW + MAX_CLOCK_SKEW + 1), ALICE), NOW)
+
+
+def test_a_record_of_another_protocol_is_a_version_error():
+    with pytest.raises(VersionError, match=f"of protocol 99 is refused: this is {PROTOCOL_VERSION}"):
+        read_record(signed_record(protocol=99), NOW)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"run_id": b"short"},
+        {"phase": "sleeping"},
+        {"phase": ""},
+        {"certificate": b"x" * 2049},
+        {"tokens_per_second": float("nan")},
+        {"tokens_per_second": float("inf")},
+        {"tokens_per_second": -1.0},
+        {"swarm_step": 2**53},
+        {"steps": 2**64 - 1},
+        {"addresses": ["203.0.113.7:1"] * 9},
+        {"entry_points": ["/ip4/203.0.113.7/tcp/1"] * 9},
+        {"entry_points": ["/" + "x" * 256]},
+        {"entry_points": ["/ip4/203.0.113.7\n/tcp/1"]},
+        {"entry_points": ["/ip4/２０３.0.113.7"]},
+    ],
+)
+def test_a_field_out_of_bounds_is_refused(fields):
+    with pytest.raises(RecordError, match=f"of {ALICE.peer_id} "):
+        read_record(signed_record(**fields), NOW)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        ":4100",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:+1",
+        "host: 80",
+        "host:" + "9" * 5000,
+        "host:٤١٠٠",
+        "host:80\n",
+        "unix:/run/docker.sock:1",
+        "/run/docker.sock:1",
+        "dns:///host:80",
+        "user@host:80",
+        "-host:80",
+        "..:80",
+        "ho st:80",
+        "hört:80",
+        "[::1:80",
+        "::1]:80",
+        "[localhost]:80",
+        "a" * 256 + ":80",
+    ],
+)
+def test_an_address_is_a_plain_host_and_port(address):
+    with pytest.raises(RecordError, match="names the address"):
+        read_record(signed_record(addresses=[address]), NOW)
+
+
+def test_a_record_of_too_many_bytes_is_refused_unread():
+    with pytest.raises(RecordError, match=f"at most {MAX_RECORD_BYTES}"):
+        read_record(b"\0" * (MAX_RECORD_BYTES + 1), NOW)
+
+
+# Credentials
+
+
+def test_a_credential_tells_the_caller_and_the_nonce():
+    assert read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW) == (ALICE.peer_id, NONCE)
+
+
+def test_a_credential_holds_for_its_callee_run_and_time_only():
+    with pytest.raises(RecordError, match="another peer or run"):
+        read_credential(CREDENTIAL, ALICE.peer_id, RUN, NOW)
+    with pytest.raises(RecordError, match="another peer or run"):
+        read_credential(CREDENTIAL, BOB.peer_id, OTHER_RUN, NOW)
+    for offset in (-CREDENTIAL_LIFE, CREDENTIAL_LIFE):
+        read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW + offset)
+        with pytest.raises(RecordError, match="set both clocks right"):
+            read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW + offset * 1.02)
+
+
+@pytest.mark.parametrize("nonce", [b"", b"n" * 15, b"n" * 17])
+def test_a_nonce_of_another_length_is_refused(nonce):
+    with pytest.raises(RecordError, match="wrong length"):
+        read_credential(write_credential(ALICE, BOB.peer_id, RUN, NOW, nonce), BOB.peer_id, RUN, NOW)
+
+
+@given(mutated(CREDENTIAL))
+@settings(max_examples=1000)
+def test_a_mutated_credential_is_refused_or_says_the_same(data):
+    try:
+        read = read_credential(data, BOB.peer_id, RUN, NOW)
+    except LowcommError:
+        return
+    assert read == (ALICE.peer_id, NONCE)
+
+
+def test_a_forged_credential_is_refused():
+    signed = pb.SignedCredential.FromString(CREDENTIAL)
+    for purpose, signer in (("credential", BOB), ("peer record", ALICE)):
+        forged = pb.SignedCredential(payload=signed.payload, signature=signer.sign(purpose, signed.payload))
+        with pytest.raises(SignatureError):
+            read_credential(forged.SerializeToString(), BOB.peer_id, RUN, NOW)
+
+
+def test_a_credential_of_too_many_bytes_is_refused():
+    with pytest.raises(RecordError):
+        read_credential(CREDENTIAL + b"\0" * 1024, BOB.peer_id, RUN, NOW)

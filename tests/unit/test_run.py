@@ -1,0 +1,353 @@
+"""What must hold for a run specification: what people write, what is signed, and what strangers send."""
+
+import json
+from hashlib import sha256
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.run import (
+    MAX_SPEC_BYTES,
+    METHODS,
+    PRESETS,
+    SPEC_VERSION,
+    RunSpec,
+    parse_canonical,
+    parse_toml,
+    read_signed_run,
+    sign_run,
+)
+
+CREATOR, STRANGER = Identity(b"c" * 32), Identity(b"s" * 32)
+MINIMAL = '[run]\nname = "demo"\n'
+
+
+def with_sync(*lines: str) -> str:
+    return MINIMAL + "[sync]\n" + "\n".join(lines) + "\n"
+
+
+def envelope(spec: str, creator: Identity = CREATOR, purpose: str = "run specification") -> bytes:
+    """A signed run around any text, as a creator who does not use our program could make it."""
+    signature = creator.sign(purpose, spec.encode("utf-8", "surrogatepass")).hex()
+    return json.dumps({"creator": creator.peer_id, "signature": signature, "spec": spec}).encode()
+
+
+def canonical_with(path: str, value: str) -> str:
+    """The canonical form of the minimal run with the JSON text ``value`` at ``path``."""
+    section, key = path.split(".")
+    data = parse_toml(MINIMAL).model_dump()
+    data[section][key] = "@"
+    return json.dumps(data, sort_keys=True, separators=(",", ":")).replace('"@"', value, 1)
+
+
+# What people write
+
+
+@pytest.mark.parametrize("method", sorted(PRESETS))
+def test_every_preset_is_valid_explained_and_signs(method):
+    spec = parse_toml(with_sync(f'method = "{method}"'))
+    assert spec.sync.method == method
+    assert METHODS[method]
+    assert read_signed_run(sign_run(spec, CREATOR).to_bytes()).spec == spec
+
+
+def test_methods_and_presets_are_the_same_names():
+    assert set(METHODS) == set(PRESETS)
+
+
+@pytest.mark.parametrize("method", sorted(set(PRESETS) - {"local"}))
+def test_every_preset_is_stable_in_groups_of_every_size(method):
+    group = PRESETS[method]["group"]
+    for size in range(2, group + 1):
+        assert parse_toml(with_sync(f'method = "{method}"', f"group = {size}")).sync.group == size
+
+
+def test_settings_beat_the_preset_and_the_rest_is_filled_in():
+    sync = parse_toml(with_sync('method = "streaming-diloco"', "interval = 8")).sync
+    assert (sync.interval, sync.fragments, sync.codec, sync.min_steps) == (8, 4, "e3m0", 4)
+    assert sync.outer_settings.outer_lr == sync.outer_lr
+
+
+def test_a_preset_is_not_changed_by_a_run_that_uses_it():
+    before = json.dumps(PRESETS)
+    parse_toml(with_sync('method = "diloco"', "interval = 7"))
+    assert json.dumps(PRESETS) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (with_sync("intervl = 20"), r"unknown key 'sync.intervl'; did you mean 'interval'\?"),
+        (MINIMAL + "[trian]\nbatch = 1\n", r"unknown key 'trian'; did you mean 'train'\?"),
+        (MINIMAL + "zzz = 1\n", r"unknown key 'run.zzz'; known here: name, description"),
+        ("[model]\nlayers = 2\n", "'run' is missing: add it"),
+        ("[run]\nseed = 1\n", "'run.name' is missing: add it"),
+        (MINIMAL + "steps = 0\n", "run.steps = 0: .*greater than or equal to 1"),
+        (MINIMAL + 'name = "b"\n', "not valid TOML: .*line 3"),
+        ('[run]\nname = "../etc"\n', "run.name = '../etc'"),
+        (MINIMAL + 'description = "\\u001b[2J"\n', "one line of printable text"),
+        (MINIMAL + "[model]\nwidth = 60\nheads = 4\n", "multiple of 2 \\* heads = 8"),
+        (MINIMAL + '[data]\nsource = "/etc/passwd"\n', "data.source = '/etc/passwd': Input should be"),
+        (with_sync("fragments = 30"), "fragments = 30 exceeds interval = 20"),
+        (with_sync("min_steps = 30"), "min_steps = 30 exceeds interval = 20"),
+        (with_sync('codec = "e3m1"'), r"codec = 'e3m1' is not known; did you mean 'e3m0'\?"),
+        (with_sync('method = "nolco"'), "sync.method = 'nolco': Input should be .*'noloco'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(text, told):
+    with pytest.raises(SpecError, match=told):
+        parse_toml(text, "run.toml")
+
+
+def test_a_mistake_names_the_file():
+    with pytest.raises(SpecError, match=r"^my\.toml: "):
+        parse_toml("nonsense", "my.toml")
+
+
+@pytest.mark.parametrize("field", ["learning_rate", "weight_decay", "clip"])
+def test_a_whole_number_is_a_valid_float_and_the_same_run(field):
+    whole, point = (parse_toml(f"{MINIMAL}[train]\n{field} = {value}\n") for value in ("1", "1.0"))
+    assert whole.run_id == point.run_id
+    assert type(getattr(whole.train, field)) is float
+
+
+@pytest.mark.parametrize("value", ["400.0", '"400"', "true", "2026-01-01"])
+def test_only_a_whole_number_is_an_integer(value):
+    with pytest.raises(SpecError, match=r"run\.steps = .*valid integer"):
+        parse_toml(f"{MINIMAL}steps = {value}\n")
+
+
+@pytest.mark.parametrize("value", ["true", '"0.1"', "nan", "inf", "-1", "0"])
+def test_a_learning_rate_is_a_positive_finite_number(value):
+    with pytest.raises(SpecError, match=r"train\.learning_rate"):
+        parse_toml(f"{MINIMAL}[train]\nlearning_rate = {value}\n")
+
+
+def test_unstable_outer_settings_are_refused_with_the_bound():
+    with pytest.raises(SpecError, match=r"momentum = 0\.9 diverges in groups of 2: use a consensus below 0\.38"):
+        parse_toml(with_sync("momentum = 0.9"))
+    assert parse_toml(with_sync("momentum = 0.9", "consensus = 0.37")).sync.momentum == 0.9
+
+
+@pytest.mark.parametrize("codec", ["e3m0", "int8"])
+def test_a_coarse_codec_with_consensus_is_refused_with_the_choices(codec):
+    with pytest.raises(SpecError, match=f"codec = '{codec}' is too coarse.*consensus = 1.0 needs: set consensus = 0"):
+        parse_toml(with_sync(f'codec = "{codec}"'))
+    assert parse_toml(with_sync(f'codec = "{codec}"', "consensus = 0.0", "group = 8")).sync.codec == codec
+
+
+@pytest.mark.parametrize("version", ["0", "2", "99", '"1"', "1.5", "0x" + "f" * 6000])
+def test_another_version_is_a_version_error_that_names_ours(version):
+    with pytest.raises(VersionError, match=f"is not {SPEC_VERSION}, which this release speaks"):
+        parse_toml(f"version = {version}\n{MINIMAL}")
+
+
+@pytest.mark.parametrize("version", ["true", "1.0"])
+def test_a_version_that_only_equals_ours_is_refused(version):
+    with pytest.raises(SpecError, match="version"):
+        parse_toml(f"version = {version}\n{MINIMAL}")
+
+
+# The canonical form
+
+
+def test_the_canonical_form_is_stable():
+    text = '[run]\nname = "golden"\ndescription = "Größe"\nseed = 7\n[sync]\nmethod = "streaming-diloco"\n'
+    spec = parse_toml(text)
+    assert spec.canonical().startswith(
+        b'{"data":{"source":"builtin:python","tokenizer":"bytes"},"model":{"context":64,'
+    )
+    assert spec.run_id == sha256(spec.canonical()).hexdigest()
+    # Changes only with SPEC_VERSION: otherwise peers of two releases are in two runs.
+    assert spec.run_id == "817ca4b368f9e62369c7eed30bfffa7707fdfc10f4d3b646d72abb121e47b5ba"
+
+
+@given(
+    st.sampled_from(sorted(PRESETS)),
+    st.integers(4, 1000),
+    st.floats(1e-9, 1.0),
+    st.integers(0, 2**63 - 1),
+    st.text(max_size=60).filter(str.isprintable),
+)
+def test_the_canonical_form_round_trips(method, interval, rate, seed, description):
+    data = {
+        "run": {"name": "a", "seed": seed, "description": description},
+        "train": {"learning_rate": rate},
+        "sync": {"method": method, "interval": interval},
+    }
+    spec = RunSpec.model_validate(data)
+    for again in (RunSpec.model_validate(spec.model_dump()), parse_canonical(spec.canonical().decode())):
+        assert again == spec
+        assert again.canonical() == spec.canonical()
+        assert again.run_id == spec.run_id
+
+
+def test_every_setting_makes_another_run():
+    ids = {
+        parse_toml(text).run_id
+        for text in (MINIMAL, MINIMAL + "seed = 1\n", MINIMAL + "[train]\nbatch = 9\n", with_sync("interval = 21"))
+    }
+    assert len(ids) == 4
+
+
+def test_the_largest_run_fits_into_a_record():
+    name, description = "n" * 64, "\U0001f600" * 500
+    spec = parse_toml(f'[run]\nname = "{name}"\ndescription = "{description}"\n')
+    assert len(sign_run(spec, CREATOR).to_bytes()) < 2 * MAX_SPEC_BYTES
+    assert len(spec.canonical()) < MAX_SPEC_BYTES / 4
+
+
+# What strangers send
+
+
+def test_a_signed_run_round_trips_and_is_named_by_its_digest():
+    signed = sign_run(parse_toml(MINIMAL), CREATOR)
+    assert read_signed_run(signed.to_bytes()) == signed
+    assert signed.run_id == signed.spec.run_id
+    assert signed.run_id.startswith(signed.fingerprint)
+    assert len(signed.fingerprint) == 12
+
+
+SIGNED = sign_run(parse_toml(MINIMAL), CREATOR)
+SIGNED_BYTES = SIGNED.to_bytes()
+
+
+@given(st.integers(0, len(SIGNED_BYTES) - 1), st.integers(1, 255))
+@settings(max_examples=500)
+def test_a_flipped_byte_is_refused_or_changes_nothing(place, flip):
+    data = bytearray(SIGNED_BYTES)
+    data[place] ^= flip
+    try:
+        read = read_signed_run(bytes(data))
+    except (SpecError, SignatureError):
+        return
+    # Only the case of a hexadecimal digit or white space of the envelope may differ.
+    assert read == SIGNED
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+@example(b"")
+@example(b"null")
+@example(b'{"creator":1,"signature":2,"spec":3}')
+@example(b"\xff\xfe{\x00}\x00")
+def test_no_bytes_at_all_raise_anything_else(data):
+    with pytest.raises(LowcommError):
+        read_signed_run(data)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(
+                st.sampled_from(["run", "name", "sync", "method", "model", "train", "version", "codec"])
+                | st.text(max_size=4),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+@settings(max_examples=300)
+def test_no_signed_json_raises_anything_else(value):
+    with pytest.raises(LowcommError):
+        read_signed_run(envelope(json.dumps(value)))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        '{"run":' + "[" * 9000 + "]" * 9000 + "}",
+        '{"run":' + "[" * 900 + "]" * 900 + "}",
+        '{"version":' + "[" * 900 + "]" * 900 + "}",
+        canonical_with("run.seed", "9" * 6000),
+        canonical_with("run.seed", "9" * 4000),
+        canonical_with("run.seed", "-1"),
+        canonical_with("run.seed", "1.0"),
+        canonical_with("run.seed", "1e3"),
+        canonical_with("run.seed", "true"),
+        canonical_with("run.steps", "NaN"),
+        canonical_with("train.learning_rate", "NaN"),
+        canonical_with("train.learning_rate", "1e999"),
+        canonical_with("train.learning_rate", "9" * 4000),
+        canonical_with("train.clip", "-Infinity"),
+        canonical_with("run.name", '"\\ud800"'),
+        canonical_with("run.description", '"\\ud800"'),
+        canonical_with("sync.codec", '"\\ud800"'),
+        canonical_with("sync.codec", "[]"),
+        canonical_with("sync.method", "{}"),
+        canonical_with("sync.interval", "9" * 4000),
+        canonical_with("run.extra", "{" + '"a":{' * 400 + "}" * 401),
+        '{"run":{"name":"a"},"\\ud800":1}',
+        '{"run":{"name":"a","' + "k" * 9000 + '":1}}',
+        "[]",
+        '"\ud800"',
+    ],
+)
+def test_hostile_json_under_a_good_signature_is_refused_in_few_words(spec):
+    with pytest.raises(LowcommError) as caught:
+        read_signed_run(envelope(spec), "stranger")
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 5000,
+        MINIMAL + "seed = " + "9" * 6000,
+        MINIMAL + "seed = 0x" + "f" * 6000,
+        with_sync("interval = 0x" + "f" * 6000),
+        MINIMAL + "a." * 3000 + "b = 1",
+    ],
+)
+def test_hostile_toml_is_refused_in_few_words(text):
+    with pytest.raises(SpecError) as caught:
+        parse_toml(text)
+    assert len(str(caught.value)) < 400
+
+
+CANONICAL = parse_toml(MINIMAL).canonical().decode()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        CANONICAL.replace(",", ", "),
+        CANONICAL.replace('"seed":0', '"seed":1,"seed":0'),
+        CANONICAL.replace('"weight_decay":0.1', '"weight_decay":0.10'),
+        CANONICAL.replace('"clip":1.0', '"clip":1'),
+        CANONICAL.replace('"demo"', '"d\\u0065mo"'),
+        CANONICAL.replace('"tied":false,', ""),
+        " " + CANONICAL,
+    ],
+)
+def test_a_run_has_one_encoding_only(spec):
+    assert spec != CANONICAL
+    with pytest.raises(SignatureError, match="not in its canonical form"):
+        read_signed_run(envelope(spec))
+
+
+def test_the_canonical_form_itself_is_accepted_in_an_envelope():
+    assert read_signed_run(envelope(CANONICAL)).spec.canonical().decode() == CANONICAL
+
+
+def test_another_signer_or_purpose_is_refused():
+    spec = CANONICAL
+    forged = json.loads(envelope(spec, STRANGER)) | {"creator": CREATOR.peer_id}
+    for data in (json.dumps(forged).encode(), envelope(spec, purpose="peer record")):
+        with pytest.raises(SignatureError, match="not one of"):
+            read_signed_run(data)
+
+
+def test_a_signed_run_of_another_version_is_a_version_error():
+    with pytest.raises(VersionError, match="version 2 is not 1"):
+        read_signed_run(envelope(CANONICAL.replace('"version":1', '"version":2')))
+
+
+def test_a_huge_signed_run_is_refused_by_its_size():
+    with pytest.raises(SpecError, match="too many for a signed run"):
+        read_signed_run(b"[" * (2 * MAX_SPEC_BYTES + 1))
