@@ -18,7 +18,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 demo: $(READY)  ## train a swarm of three nodes on this machine and show it
-	$(BIN)/lowcomm-node demo --nodes 3
+	$(BIN)/lowcomm-node demo --nodes 3 --steps 1000
 
 test: $(READY)  ## every test that CI runs
 	$(BIN)/python -m pytest -m "not soak"

@@ -22,7 +22,7 @@ from lowcomm_node.settings import find_home
 from lowcomm_node.specfile import write_template
 from lowcomm_node.trainer.process import die_with_parent
 
-POLL = 0.5
+POLL = 1.0
 START_DEADLINE = 90.0
 LEAVE_DEADLINE = 60.0
 SAMPLE_TOKENS = 400

@@ -13,7 +13,7 @@ from lowcomm_protocol.matching import Refusal
 from virtual import CALM, OFFER, STORM, Swarm, Weather, check
 
 STORIES = 1000
-"""Schedules of one test; all tests here run about 5,000 in a few seconds."""
+"""Schedules of one test; all tests here run about 6,000 in a few seconds."""
 
 
 def stories(group: int, sizes: range, weather: Weather, count: int = STORIES):
