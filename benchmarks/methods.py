@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,9 +42,7 @@ def main() -> int:
                 print(f"measuring {key}", file=sys.stderr, flush=True)
                 results[key] = measure(method, seed, arguments.nodes, steps, out.parent / "swarms" / key)
                 save(out, results)
-    rows = {
-        method: [results[f"{method}/{seed}/{arguments.nodes}/{steps}"] for seed in seeds] for method in methods
-    }
+    rows = {method: [results[f"{method}/{seed}/{arguments.nodes}/{steps}"] for seed in seeds] for method in methods}
     print(f"{arguments.nodes} nodes, {steps} steps, seeds {', '.join(map(str, seeds))}; {machine()}\n")
     print(table(rows))
     return 0 if arguments.quick else claims(rows)
@@ -51,9 +50,14 @@ def main() -> int:
 
 def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[str, Any]:
     """One demo; its result without the sample. Raises RuntimeError with what it printed if it fails."""
+    # Nodes of a measurement that was cut short would resume from their checkpoints, and count only what is left.
+    shutil.rmtree(home, ignore_errors=True)
     command = ["demo", "--nodes", str(nodes), "--steps", str(steps), "--method", method, "--seed", str(seed), "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "lowcomm_node", *command, "--home", str(home)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lowcomm_node", *command, "--home", str(home)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")

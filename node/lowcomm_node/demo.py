@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from lowcomm_node.control.client import ControlClient
-from lowcomm_node.errors import NodeError, RetryLater
+from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.formatting import loss, short_peer, size
 from lowcomm_node.panel import swarm_panel
 from lowcomm_node.settings import find_home
@@ -54,7 +54,8 @@ class Demo:
     _began: float = 0.0
 
     def run(self) -> dict[str, Any]:
-        """Train; the result as ``--json`` prints it. Raises NodeError if a process dies, RetryLater past the timeout.
+        """Train; the result as ``--json`` prints it. Raises NodeError if a process dies, RetryLater past the timeout,
+        ConfigError if the folder holds a former demo.
 
         All processes have ended when this returns or raises.
         """
@@ -62,6 +63,9 @@ class Demo:
         home = home.expanduser().absolute()
         home.mkdir(parents=True, exist_ok=True)
         spec = home / "run.toml"
+        if spec.exists():
+            # Its nodes would resume from their checkpoints: a demo that has already finished shows nothing.
+            raise ConfigError(f"{home} holds a former demo: name another folder with --home, or remove this one.")
         spec.write_text(write_template("demo", self.method, self.steps, self.seed, self.nodes, self.interval))
         self._began = time.monotonic()
         with _terminated_as_interrupt():
@@ -80,8 +84,8 @@ class Demo:
 
     def _start_bootstrap(self, home: Path, spec: Path) -> str:
         child = self._start(
-            "bootstrap", home / "bootstrap", "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", "0",
-            "--run", str(spec), "--home", str(home / "bootstrap"),
+            "bootstrap", home / "bootstrap", "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1",
+            "--port", "0", "--run", str(spec), "--home", str(home / "bootstrap"),
         )  # fmt: skip
         deadline = time.monotonic() + START_DEADLINE
         while time.monotonic() < deadline:
@@ -186,19 +190,19 @@ class Demo:
 def render(result: dict[str, Any]) -> str:
     """The result for a person: a table, a sample, and where the checkpoint is."""
     rows = [("node", "steps", "held-out loss", "exchanges", "no partner", "failed", "sent", "received")]
-    for node in result["nodes"]:
-        rows.append(
-            (
-                short_peer(node["peer_id"]),
-                str(node["steps"]),
-                f"{loss(node['val_loss_first'])} -> {loss(node['val_loss_last'])}",
-                str(node["exchanges_completed"]),
-                str(node["exchanges_refused"]),
-                str(node["exchanges_failed"]),
-                size(node["bytes_sent"]),
-                size(node["bytes_received"]),
-            )
+    rows += [
+        (
+            short_peer(node["peer_id"]),
+            str(node["steps"]),
+            f"{loss(node['val_loss_first'])} -> {loss(node['val_loss_last'])}",
+            str(node["exchanges_completed"]),
+            str(node["exchanges_refused"]),
+            str(node["exchanges_failed"]),
+            size(node["bytes_sent"]),
+            size(node["bytes_received"]),
         )
+        for node in result["nodes"]
+    ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(

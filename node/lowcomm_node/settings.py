@@ -104,7 +104,7 @@ class NodeSettings(BaseModel):
     def _multiaddresses(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
         for peer in peers:
             if not peer.startswith("/") or "/p2p/" not in peer:
-                raise ValueError(f"{peer!r} is not an address such as /ip4/203.0.113.7/tcp/31330/p2p/12D3KooW...")
+                raise ValueError(f"{peer!r} is not an address such as /ip4/203.0.113.7/tcp/31330/p2p/12D3KooW")
         return tuple(dict.fromkeys(peers))
 
     @field_validator("announce")

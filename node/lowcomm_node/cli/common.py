@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import re
 import sys
+import traceback
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, help="Log less; twice: errors only.")]
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more, and show tracebacks.")]
 INTERRUPTED = 130
+_VERBOSE = re.compile(r"-v+|--verbose")
 
 
 def show(content: Any, as_json: bool, text: str) -> None:
@@ -30,22 +33,31 @@ def run(app: typer.Typer) -> int:
     try:
         app()
     except LowcommError as error:
-        if any(flag in ("-v", "--verbose") for flag in sys.argv[1:]):
-            raise
-        code = exit_code(error)
-        if "--json" in sys.argv[1:]:
-            print(json.dumps({"error": str(error), "exit_code": code}))
-        print(f"error: {error}", file=sys.stderr)
-        return code
+        return _tell(str(error), exit_code(error))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; Python would complain about it once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _tell(f"{error.filename}: {error.strerror}: name another path, or correct its permissions.", 1)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     return 0
+
+
+def _tell(message: str, code: int) -> int:
+    """One line on stderr, and a JSON object where a program reads; for -v the traceback as well."""
+    arguments = sys.argv[1:]
+    if any(_VERBOSE.fullmatch(argument) for argument in arguments):
+        traceback.print_exc()
+    if "--json" in arguments:
+        print(json.dumps({"error": message, "exit_code": code}))
+    print(f"error: {message}", file=sys.stderr)
+    return code
 
 
 def exit_code(error: LowcommError) -> int:

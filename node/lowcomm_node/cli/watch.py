@@ -7,7 +7,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
-from lowcomm_node.errors import Incompatible, RetryLater
+from lowcomm_node.errors import NodeError, RetryLater
 from lowcomm_node.formatting import clean, quantity, seconds, short_peer, size
 from lowcomm_node.settings import find_home
 
@@ -102,8 +102,10 @@ def wait(
             if _reached(now, step, finished):
                 show(now, json_, f"{now['phase']} at swarm step {now['trainer']['swarm_step']}")
                 return
-            if now["phase"] == "left":
-                raise Incompatible("The node has left before that.")
+            if now["phase"] in ("finished", "left"):
+                # Its clock stands still from now on: waiting on would only run into the timeout.
+                reached = now["trainer"]["swarm_step"]
+                raise NodeError(f"The node has {now['phase']} at swarm step {reached}: it goes no further.")
             if time.monotonic() > deadline:
                 why = now["waiting"] or f"it is {now['phase']} at swarm step {now['trainer']['swarm_step']}"
                 raise RetryLater(f"Not reached within {timeout:.0f} s: {why}.")

@@ -42,7 +42,7 @@ class HivemindDiscovery:
         self._entry_points = [parse_entry_point(text) for text in initial_peers]
         self._given = len(self._entry_points)
         self._announce, self._require_peers = tuple(announce), require_peers
-        self._daemon = P2pDaemon(key_file, listen, [str(entry) for entry in self._entry_points])
+        self._daemon = P2pDaemon(key_file, listen)
         self._node: Any = None
         self._p2p: Any = None
         self._visible: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ import ctypes
 import os
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ def runtime_folder() -> Path:
 class P2pDaemon:
     """One running p2pd."""
 
-    def __init__(self, key_file: Path, listen: Sequence[str], entry_points: Sequence[str]) -> None:
+    def __init__(self, key_file: Path, listen: Sequence[str]) -> None:
         self.control = runtime_folder() / f"{secrets.token_hex(8)}.sock"
         self._arguments = [
             f"-id={key_file}",
@@ -53,8 +54,7 @@ class P2pDaemon:
             "-relayDiscovery=0",
             "-tls=1",
         ]
-        if entry_points:
-            self._arguments += ["-b=1", f"-bootstrapPeers={','.join(entry_points)}"]
+        # No -bootstrapPeers: p2pd ends at once if none of them answers, and can't be told of others later. We dial.
         self._listen = listen
         self._process: asyncio.subprocess.Process | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -67,6 +67,8 @@ class P2pDaemon:
 
     async def start(self) -> None:
         """Start it and wait until it listens. Raises PortInUse, or NodeError with what it printed last."""
+        for address in self._listen:
+            _check_free(address)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 str(_binary()),
@@ -130,6 +132,21 @@ class P2pDaemon:
             if not line:
                 return
             log.debug("p2pd", line=line.decode(errors="replace").strip()[:500])
+
+
+def _check_free(listen: str) -> None:
+    """Raise PortInUse if a TCP port is taken: p2pd would share it, and each connection reach one of the two by chance."""
+    _, family, host, transport, port, *_ = [*listen.split("/"), "", "", ""]
+    if transport != "tcp" or port == "0" or family not in ("ip4", "ip6"):
+        return
+    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            raise PortInUse(
+                f"{listen} can't be listened on ({error.strerror}): choose another port, or 0 for any."
+            ) from None
 
 
 def _binary() -> Path:

@@ -6,3 +6,8 @@ stream.py      the two ends of a gRPC stream behind one face
 service.py     the gRPC server: Swap, Fetch, Describe          channels.py  the calling side
 security.py    certificate, call credentials                   fetch.py     state for joiners, both sides
 """
+
+import os
+
+# gRPC's core writes to stderr on its own; what matters to an owner we say ourselves. Read when grpc is first imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -83,7 +83,7 @@ class TrainerLoop:
             handler = getattr(self, f"_do_{request['do']}")
             answer = handler(number, request)
         except (LowcommError, OSError, RuntimeError, ValueError, KeyError) as error:
-            self._pipe.send({"re": number, "error": str(error), "kind": type(error).__name__})
+            self._pipe.send({"re": number, **describe(error)})
             return
         if answer is not None:
             self._pipe.send({"re": number, **answer})
@@ -95,7 +95,7 @@ class TrainerLoop:
             try:
                 answer = work()
             except (LowcommError, RuntimeError, ValueError, KeyError) as error:
-                self._pipe.send({"re": number, "error": str(error), "kind": type(error).__name__})
+                self._pipe.send({"re": number, **describe(error)})
                 return
             if answer is not None:
                 self._pipe.send({"re": number, **answer})
@@ -296,7 +296,7 @@ class TrainerLoop:
             except (LowcommError, OSError) as error:
                 self._pipe.send({"event": "not-saved", "reason": str(error)})
                 if number is not None:
-                    self._pipe.send({"re": number, "error": str(error), "kind": type(error).__name__})
+                    self._pipe.send({"re": number, **describe(error)})
                 return
             news = {"swarm_step": meta["swarm_step"], "path": str(info.path)}
             self._pipe.send({"event": "saved", **news})
@@ -309,3 +309,8 @@ class TrainerLoop:
         parts, meta = state.read_fetched(self.replica, Path(request["folder"]), int(request["step"]), request["source"])
         state.adopt(self.replica, parts, meta)
         return self._ready(None, [])
+
+
+def describe(error: Exception) -> dict[str, Any]:
+    """An error as it is told to the daemon: its text, and the exit code that it should end a command with."""
+    return {"error": str(error) or type(error).__name__, "exit_code": getattr(error, "exit_code", 1)}

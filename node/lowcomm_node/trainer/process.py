@@ -150,7 +150,9 @@ class Trainer:
         if future is None or future.done():
             return
         if "error" in message:
-            future.set_exception(TrainerError(message["error"]))
+            error = TrainerError(message["error"])
+            error.exit_code = int(message.get("exit_code", 1))
+            future.set_exception(error)
         else:
             future.set_result(message)
 

@@ -1,0 +1,202 @@
+"""Real processes on loopback: a bootstrap server and nodes, started by the real command line, always ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from waiting import until
+
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import NodeError
+
+START = 90.0
+TINY = """
+[run]
+name = "test"
+steps = {steps}
+start_peers = {start_peers}
+[model]
+layers = 2
+width = 32
+heads = 2
+feed_forward = 64
+context = 32
+[train]
+batch = 8
+evaluate_every = 100000
+[sync]
+method = "{method}"
+"""
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """A command line of this checkout."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def run(module: str, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        command(module, *arguments), capture_output=True, text=True, timeout=timeout, check=False, env=environment()
+    )
+
+
+def environment() -> dict[str, str]:
+    """The environment of a child: no settings of whoever runs the tests."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOWCOMM_")}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class Process:
+    """A child whose output goes to a file."""
+
+    def __init__(self, home: Path, module: str, *arguments: str) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.home, self.log = home, home / "log"
+        with self.log.open("ab") as file:
+            self.child = subprocess.Popen(
+                command(module, *arguments), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment()
+            )
+
+    @property
+    def output(self) -> str:
+        """Everything it has printed."""
+        return self.log.read_text(errors="replace")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of one name that it has printed."""
+        found = []
+        for line in self.output.splitlines():
+            if line.startswith("{"):
+                event = json.loads(line)
+                if event.get("event") == name:
+                    found.append(event)
+        return found
+
+    def end(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Send a signal by its own id, and wait; the exit code."""
+        if self.child.poll() is None:
+            self.child.send_signal(number)
+        try:
+            return self.child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+            raise AssertionError(f"did not end within {timeout} s:\n{self.output[-3000:]}") from None
+
+
+class Node(Process):
+    """One ``lowcomm-node join``."""
+
+    def __init__(self, home: Path, address: str, *arguments: str) -> None:
+        super().__init__(
+            home, "lowcomm_node", "join", "--json", "--home", str(home), "--peers", address, "--threads", "1",
+            "--poll", "1", "--record-life", "10", "--exchange-deadline", "15", *arguments,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any] | None:
+        """Its status; None while it does not answer."""
+        assert self.child.poll() is None, f"ended with {self.child.returncode}:\n{self.output[-3000:]}"
+        try:
+            with ControlClient(self.home, timeout=20) as client:
+                status = client.status()
+        except NodeError:
+            return None
+        return status if status["pid"] == self.child.pid else None
+
+    def peers(self) -> list[dict[str, Any]]:
+        """The peers that it sees."""
+        with ControlClient(self.home, timeout=20) as client:
+            return client.peers()
+
+    def until(self, condition: Any, what: str, deadline: float = START) -> dict[str, Any]:
+        """The first status for which ``condition`` holds."""
+
+        def holds() -> dict[str, Any] | None:
+            status = self.status()
+            return status if status is not None and condition(status) else None
+
+        return until(holds, deadline, what)
+
+    def until_completed(self, more: int, deadline: float = START) -> dict[str, Any]:
+        """Wait for so many more completed exchanges."""
+        status = self.until(lambda s: s["phase"] == "training", "training", deadline)
+        wanted = status["exchanges"]["completed"] + more
+        return self.until(lambda s: s["exchanges"]["completed"] >= wanted, f"{wanted} exchanges completed", deadline)
+
+
+class Swarm:
+    """A bootstrap server and nodes; ``close`` ends them all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[Process] = []
+        self.port = "0"
+        self.address = ""
+
+    def bootstrap(self, *arguments: str) -> Process:
+        """Start the bootstrap server; started again it has the same identity and port."""
+        home = self.folder / "bootstrap"
+        server = Process(
+            home, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", self.port,
+            "--home", str(home), *arguments,
+        )  # fmt: skip
+        self.processes.append(server)
+        before = self.address
+
+        def ready() -> list[dict[str, Any]]:
+            assert server.child.poll() is None, server.output[-3000:]
+            return server.events("ready")[1 if before else 0 :]
+
+        self.address = until(ready, START, "bootstrap ready")[-1]["addresses"][0]
+        assert before in ("", self.address)
+        self.port = self.address.split("/")[4]
+        return server
+
+    def spec(self, method: str = "noloco", steps: int = 1_000_000, start_peers: int = 1) -> Path:
+        """Write a run.toml of a tiny model."""
+        path = self.folder / "run.toml"
+        path.write_text(TINY.format(method=method, steps=steps, start_peers=start_peers))
+        return path
+
+    def node(self, name: str, *arguments: str) -> Node:
+        """Start a node, or start it again."""
+        node = Node(self.folder / name, self.address, *arguments)
+        self.processes.append(node)
+        return node
+
+    def close(self) -> None:
+        """End everything."""
+        for process in self.processes:
+            if process.child.poll() is None:
+                process.child.terminate()
+        for process in self.processes:
+            try:
+                process.child.wait(30)
+            except subprocess.TimeoutExpired:
+                process.child.kill()
+                process.child.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of all children of a process, and theirs."""
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Which of these processes still run."""
+    import psutil
+
+    def runs(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return [pid for pid in pids if runs(pid)]

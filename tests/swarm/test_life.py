@@ -1,0 +1,103 @@
+"""The life of a swarm: peers come, die, come back, leave; the door closes and opens again."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from kit import Swarm, alive, descendants, run
+from waiting import until
+
+from lowcomm_node.discovery.p2pd import runtime_folder
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+
+
+def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
+    swarm.bootstrap()
+    created = run(
+        "lowcomm_node", "create", str(swarm.spec()), "--peers", swarm.address, "--home", str(swarm.folder / "c")
+    )
+    assert created.returncode == 0, created.stderr
+    a, b, c = (swarm.node(name) for name in "abc")
+    for node in (a, b, c):
+        node.until_completed(2)
+
+    # One dies: the others go on within one exchange deadline, and nobody hangs.
+    c.until(lambda s: s["checkpoint"], "a checkpoint to resume from")
+    before = c.status()
+    assert before is not None
+    family = descendants(c.child.pid)
+    assert c.end(signal.SIGKILL) == -signal.SIGKILL
+    until(lambda: not alive(family), 10, "trainer and p2pd of the killed daemon gone")
+    a.until_completed(2, deadline=40)
+
+    # It comes back: same identity, resumes.
+    c = swarm.node("c")
+    now = c.until(lambda s: s["phase"] == "training", "training again")
+    assert now["peer_id"] == before["peer_id"]
+    c.until_completed(1)
+
+    # The door closes: the swarm trains on; a late peer needs no door, only any peer.
+    swarm.processes[0].end()
+    a.until_completed(2)
+    # It opens again: new peers come in, and begin where the others are.
+    swarm.bootstrap()
+    late = swarm.node("late")
+    status = late.until(lambda s: s["phase"] == "training", "the late peer training")
+    assert late.events("state.adopted"), late.output[-2000:]
+    donor = run("lowcomm_node", "status", "--json", "--home", str(swarm.folder / "a"))
+    assert donor.returncode == 0
+    assert status["trainer"]["val_loss_first"] < 4.5, "fresh weights have 5.5 nats a byte"
+    late.until_completed(1)
+
+
+@pytest.mark.parametrize("how", ["finish", "SIGTERM"])
+def test_a_peer_that_leaves_is_gone_at_once_and_leaves_nothing_behind(swarm: Swarm, how: str) -> None:
+    swarm.bootstrap("--run", str(swarm.spec()))
+    sockets = set(runtime_folder().iterdir())
+    a, b = swarm.node("a", "--record-life", "600"), swarm.node("b", "--record-life", "600")
+    for node in (a, b):
+        node.until_completed(1)
+    family = descendants(b.child.pid)
+    assert len(family) >= 2, "trainer and p2pd"
+    b_id = (b.status() or {})["peer_id"]
+    assert b_id in [peer["peer_id"] for peer in a.peers()]
+    if how == "finish":
+        assert run("lowcomm_node", "finish", "--home", str(b.home)).returncode == 0
+        assert b.child.wait(30) == 0
+    else:
+        assert b.end(signal.SIGTERM) == 0
+    # Its record would live for ten minutes more: only a goodbye can have removed it.
+    until(lambda: b_id not in [peer["peer_id"] for peer in a.peers()], 5, "gone from the other's peers")
+    assert alive(family) == []
+    assert not (b.home / "control.json").exists()
+    newest = run("lowcomm_node", "checkpoint", "verify", "--json", "--home", str(b.home))
+    assert newest.returncode == 0 and newest.stdout.strip() != "{}", newest.stderr
+    a.end()
+    assert set(runtime_folder().iterdir()) <= sockets
+
+
+def test_nothing_is_left_after_sigkill(swarm: Swarm) -> None:
+    swarm.bootstrap("--run", str(swarm.spec()))
+    sockets = set(runtime_folder().iterdir())
+    shared = set(Path("/dev/shm").iterdir())
+    node = swarm.node("a")
+    node.until(lambda s: s["phase"] == "training", "training")
+    assert set(runtime_folder().iterdir()) > sockets
+    family = descendants(node.child.pid)
+    node.end(signal.SIGKILL)
+    until(lambda: not alive(family), 10, "its processes gone")
+    until(lambda: set(runtime_folder().iterdir()) <= sockets, 10, "its sockets gone")
+    assert set(Path("/dev/shm").iterdir()) <= shared
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming-diloco", "gossip"])
+def test_three_nodes_finish_a_run_together(swarm: Swarm, method: str) -> None:
+    swarm.bootstrap("--run", str(swarm.spec(method, steps=120, start_peers=3)))
+    nodes = [swarm.node(name) for name in "abc"]
+    for node in nodes:
+        assert node.child.wait(120) == 0, node.output[-3000:]
+    applied = [len(node.events("exchange.applied")) for node in nodes]
+    assert min(applied) >= 1 and sum(applied) >= 8, (applied, nodes[0].output[-3000:])
+    if method != "gossip":
+        assert max(len(event["partners"]) for event in nodes[0].events("exchange.applied")) == 2

@@ -1,0 +1,361 @@
+"""The command line: what it prints, what it exits with, what it loads; never a traceback for a mistake."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lowcomm_protocol.errors as protocol_errors
+import pytest
+import torch
+from lowcomm_node import errors as node_errors
+from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.cli import app, common
+from lowcomm_node.cli import watch as watch_commands
+from lowcomm_node.errors import NotRunning
+from lowcomm_node.paths import Paths
+from lowcomm_protocol.run import METHODS, parse_toml
+
+EXIT_CODES = {
+    "LowcommError": 1,
+    "SpecError": 78,
+    "SignatureError": 78,
+    "VersionError": 5,
+    "NodeError": 1,
+    "NotRunning": 3,
+    "Unhealthy": 4,
+    "Incompatible": 5,
+    "NoPeers": 6,
+    "RetryLater": 75,
+    "DiskFull": 75,
+    "PortInUse": 75,
+    "ConfigError": 78,
+    "DataError": 78,
+}
+NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Ended]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    """Runs a command line in this process, exactly as ``lowcomm-node`` does."""
+    for variable in [name for name in os.environ if name.startswith("LOWCOMM_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("LOWCOMM_HOME", str(tmp_path / "home"))
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["lowcomm-node", *arguments])
+        code = common.run(app)
+        captured = capsys.readouterr()
+        return Ended(code, captured.out, captured.err)
+
+    return run
+
+
+def python(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **settings
+    )
+
+
+# starting
+
+
+def test_the_command_line_loads_neither_torch_nor_hivemind_nor_grpc() -> None:
+    heavy = "{'torch', 'hivemind', 'grpc', 'numba', 'starlette', 'uvicorn'}"
+    code = f"import sys, lowcomm_node.cli; print(sorted({heavy} & set(sys.modules)))"
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize("command", [["--help"], ["id"], ["paths"], ["config"], ["status"], ["peers"], ["wait"]])
+def test_small_commands_load_neither_torch_nor_hivemind(command: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from lowcomm_node.cli import app, common; common.run(app); "
+        "print(sorted({'torch', 'hivemind', 'numba'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = python("-c", code, *command, env=os.environ | {"LOWCOMM_HOME": str(tmp_path)})
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr
+
+
+def test_the_module_runs_like_the_command() -> None:
+    done = python("-m", "lowcomm_node", "--version")
+    assert done.returncode == 0
+    assert re.fullmatch(r"lowcomm-node \d+\.\d+\.\d+\S*, protocol \d+\n", done.stdout)
+
+
+COMMANDS = ["init", "create", "join", "demo", "status", "peers", "rounds", "wait", "finish", "stop", "generate"]
+COMMANDS += ["id", "paths", "config", "checkpoint"]
+
+
+def test_the_help_names_every_command(cli: Cli) -> None:
+    shown = cli("--help").out
+    assert [command for command in COMMANDS if command not in shown] == []
+
+
+@pytest.mark.parametrize("command", [*COMMANDS[:-1], "checkpoint ls", "checkpoint verify", "checkpoint export"])
+def test_every_command_takes_the_options_that_all_share(command: str, cli: Cli) -> None:
+    ended = cli(*command.split(), "--help")
+    assert ended.code == 0
+    options = set(re.findall(r"(?<!\w)--?[a-z-]+", re.sub(r"\x1b\[[0-9;]*m", "", ended.out)))
+    assert {"--json", "--home", "-q", "-v"} <= options
+
+
+# errors
+
+
+@pytest.mark.parametrize(("name", "code"), EXIT_CODES.items())
+def test_each_error_has_its_exit_code(name: str, code: int, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = getattr(node_errors, name, None) or getattr(protocol_errors, name)
+
+    def fail(home: Path) -> None:
+        raise error("The thing is wrong: mend it.")
+
+    monkeypatch.setattr(watch_commands, "ControlClient", fail)
+    ended = cli("status")
+    assert (ended.code, ended.out, ended.err) == (code, "", "error: The thing is wrong: mend it.\n")
+    ended = cli("status", "--json")
+    assert ended.json == {"error": "The thing is wrong: mend it.", "exit_code": code}
+    assert ended.code == code
+
+
+@pytest.mark.parametrize("flag", ["-v", "-vv", "--verbose"])
+def test_the_traceback_is_shown_on_request_and_the_exit_code_stays(flag: str, cli: Cli) -> None:
+    ended = cli("status", flag)
+    assert ended.code == NotRunning.exit_code
+    assert "Traceback" in ended.err
+    assert ended.err.splitlines()[-1].startswith("error: No node runs in ")
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "peers", "rounds", "wait", "finish", "stop", "stop --now", "rounds --limit 3 --json"]
+)
+def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli) -> None:
+    ended = cli(*command.split())
+    assert ended.code == 3
+    assert "lowcomm-node join --peers ADDR" in ended.err
+
+
+@pytest.mark.parametrize("command", ["sttus", "status --hoem x", "rounds --limit x", "demo --nodes 0", "wait --step"])
+def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: Cli) -> None:
+    assert cli(*command.split()).code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        ("id --home {file}/below", 78, "Not a directory"),
+        ("config --home {file}", 78, "Not a directory"),
+        ("init {tmp}/missing/run.toml", 1, "missing/run.toml: No such file or directory"),
+        ("init --method nolco {tmp}/run.toml", 78, "did you mean noloco?"),
+        ("init --name Upper {tmp}/run.toml", 78, "run.name = 'Upper'"),
+        ("init {file}", 78, "--force"),
+        ("create {tmp}/run.toml --peers " + NOWHERE, 78, "lowcomm-node init"),
+        ("create {file} --peers " + NOWHERE, 78, "not valid TOML"),
+        ("create {file} --peers 127.0.0.1:31330", 78, "flag --peers"),
+        ("join", 78, "--peers"),
+        ("join --peers 127.0.0.1:31330", 78, "flag --peers"),
+        ("join --peers " + NOWHERE + " --run Upper", 78, "NAME@FINGERPRINT"),
+        ("join --peers " + NOWHERE + " --port 70000", 78, "flag --port: port = '70000'"),
+        ("checkpoint ls", 78, "holds no checkpoints"),
+        ("checkpoint export {tmp}/new", 78, "holds no checkpoints"),
+        ("generate", 78, "holds no checkpoints"),
+        ("generate --checkpoint {tmp}/none", 1, "no sound checkpoint"),
+    ],
+)
+def test_a_mistake_gives_one_line_that_names_the_remedy(
+    command: str, code: int, told: str, cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("this is no TOML")
+    ended = cli(*command.format(file=file, tmp=tmp_path).split())
+    assert ended.code == code, ended.err
+    assert ended.err.startswith("error: ")
+    assert len(ended.err.splitlines()) == 1
+    assert told in ended.err
+
+
+def test_a_reader_that_stops_reading_is_no_error_of_ours(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "lowcomm_node", "paths", "--home", str(tmp_path)],
+        stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert done.stderr == ""
+
+
+# what a home is
+
+
+def test_the_peer_id_is_made_once_and_stays(cli: Cli, tmp_path: Path) -> None:
+    first = cli("id")
+    assert first.code == 0
+    assert first.out.startswith("12D3KooW")
+    assert cli("id", "--json").json["peer_id"] == first.out.strip()
+    assert Paths(tmp_path / "home").identity.stat().st_mode & 0o777 == 0o600
+    assert cli("id", "--home", str(tmp_path / "other")).out != first.out
+
+
+def test_looking_at_paths_and_settings_creates_nothing(cli: Cli, tmp_path: Path) -> None:
+    assert cli("paths", "--json").json["identity"] == str(tmp_path / "home" / "identity.key")
+    assert cli("config").code == 0
+    assert not (tmp_path / "home").exists()
+
+
+def test_config_tells_where_each_value_comes_from(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWCOMM_PORT", "31331")
+    shown = cli("config", "--json").json
+    assert shown["port"] == {"value": 31331, "source": "environment LOWCOMM_PORT"}
+    assert shown["keep"]["source"] == "default"
+    assert "31331" in next(line for line in cli("config").out.splitlines() if line.startswith("port "))
+
+
+# runs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_init_writes_a_specification_that_says_what_it_means(method: str, cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    ended = cli("init", str(file), "--method", method, "--name", "mine", "--steps", "77", "--seed", "5")
+    assert ended.code == 0
+    assert f"lowcomm-node create {file} --peers" in ended.out
+    spec = parse_toml(file.read_text())
+    assert (spec.sync.method, spec.run.name, spec.run.steps, spec.run.seed) == (method, "mine", 77, 5)
+    bare = parse_toml(f'[run]\nname = "mine"\nsteps = 77\nseed = 5\n[sync]\nmethod = "{method}"\n')
+    assert spec.run_id == bare.run_id
+    written = tomllib.loads(file.read_text())
+    assert written["sync"].keys() == spec.model_dump()["sync"].keys()
+    comments = re.findall(r"^(\w+) = .*# \S", file.read_text(), re.MULTILINE)
+    assert {"method", "interval", "group", "consensus", "learning_rate", "source"} <= set(comments)
+
+
+def test_init_overwrites_only_by_force(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("mine")
+    assert cli("init", str(file)).code == 78
+    assert file.read_text() == "mine"
+    assert cli("init", str(file), "--force").code == 0
+    assert parse_toml(file.read_text())
+
+
+def test_a_folder_with_a_former_demo_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("mine")
+    ended = cli("demo", "--home", str(tmp_path))
+    assert ended.code == 78
+    assert "former demo" in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+# checkpoints
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    """Two checkpoints of one run in the home that ``cli`` uses."""
+    store = CheckpointStore(Paths(tmp_path / "home").checkpoints("abcdef012345"))
+    for step in (100, 200):
+        store.save(step, {"weights": {"w": torch.full((4,), float(step))}}, {"swarm_step": step}, 1.7e9 + step)
+    return store
+
+
+def test_checkpoints_are_listed_oldest_first(store: CheckpointStore, cli: Cli) -> None:
+    assert [entry["step"] for entry in cli("checkpoint", "ls", "--json").json] == [100, 200]
+    assert [line.split()[0] for line in cli("checkpoint", "ls").out.splitlines()] == ["100", "200"]
+
+
+def test_verify_tells_which_checkpoint_is_damaged(store: CheckpointStore, cli: Cli) -> None:
+    assert cli("checkpoint", "verify").code == 0
+    weights = store.info(100).path / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    ended = cli("checkpoint", "verify")
+    assert ended.code == 1
+    assert ended.err.startswith("error: Damaged: 100.")
+    assert "ok" in next(line for line in ended.out.splitlines() if line.split()[0] == "200")
+
+
+def test_export_writes_the_newest_or_the_one_that_is_asked_for(
+    store: CheckpointStore, cli: Cli, tmp_path: Path
+) -> None:
+    for extra, step in ([], 200), (["--step", "100"], 100):
+        folder = tmp_path / f"export-{step}"
+        assert cli("checkpoint", "export", str(folder), *extra).code == 0
+        assert json.loads((folder / "config.json").read_text())["swarm_step"] == step
+        assert (folder / "weights.safetensors").is_file()
+    assert cli("checkpoint", "export", str(tmp_path / "export-200")).code == 1
+
+
+def test_a_run_is_chosen_by_its_fingerprint(store: CheckpointStore, cli: Cli) -> None:
+    assert len(cli("checkpoint", "ls", "--run", "abcdef", "--json").json) == 2
+    assert cli("checkpoint", "ls", "--run", "beef").code == 78
+
+
+# waiting for a node
+
+
+class Story:
+    """Stands in for ControlClient; a node whose status changes at every look."""
+
+    def __init__(self, *statuses: tuple[str, int]) -> None:
+        self.statuses = list(statuses)
+
+    def __call__(self, home: Path) -> "Story":
+        return self
+
+    def __enter__(self) -> "Story":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def status(self) -> dict[str, Any]:
+        phase, step = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return {
+            "phase": phase,
+            "waiting": "no partner" if phase == "joining" else None,
+            "trainer": {"swarm_step": step},
+        }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "story", "code", "told"),
+    [
+        ("", [("joining", 0), ("syncing", 0), ("training", 1)], 0, "training at swarm step 1"),
+        ("--step 50", [("training", 49), ("training", 51)], 0, "training at swarm step 51"),
+        ("--finished", [("training", 99), ("finished", 100)], 0, "finished at swarm step 100"),
+        ("--step 200", [("training", 99), ("finished", 100)], 1, "finished at swarm step 100"),
+        ("--finished", [("training", 99), ("left", 99)], 1, "left at swarm step 99"),
+        ("--timeout 0", [("joining", 0)], 75, "no partner"),
+    ],
+)
+def test_wait_ends_when_it_is_reached_or_can_not_be_any_more(
+    arguments: str, story: list[tuple[str, int]], code: int, told: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_commands, "ControlClient", Story(*story))
+    monkeypatch.setattr(watch_commands, "POLL", 0.0)
+    ended = cli("wait", *arguments.split())
+    assert ended.code == code
+    assert told in ended.out + ended.err

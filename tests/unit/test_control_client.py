@@ -1,0 +1,284 @@
+"""The control API between a command and the daemon: the real client against the real server, with a stand-in node."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
+from lowcomm_node.control.server import ControlServer
+from lowcomm_node.errors import NodeError, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.paths import Paths
+from waiting import until
+
+STATUS = {"peer_id": "12D3KooWx", "phase": "training", "waiting": None}
+
+
+class StandIn:
+    """What the server steers, in place of a daemon."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.refusal: Exception | None = None
+        self.queues: list[asyncio.Queue[dict[str, Any]]] = []
+
+    def status(self) -> dict[str, Any]:
+        return STATUS
+
+    def peers(self) -> list[dict[str, Any]]:
+        return [{"peer_id": "12D3KooWy"}]
+
+    def rounds(self, limit: int) -> list[dict[str, Any]]:
+        return [{"round": number} for number in range(limit)]
+
+    def subscribe(self) -> asyncio.Queue[dict[str, Any]]:
+        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        queue.put_nowait({"event": "round.applied", "time": 1.5})
+        queue.put_nowait({"event": "phase", "time": 2.5, "phase": "finished"})
+        self.queues.append(queue)
+        return queue
+
+    def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
+        self.queues.remove(queue)
+
+    def request_finish(self) -> None:
+        self.calls.append("finish")
+
+    def request_stop(self) -> None:
+        self.calls.append("stop")
+
+    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        self.calls.append((prompt, tokens, temperature, seed))
+        if self.refusal is not None:
+            raise self.refusal
+        return prompt.upper()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandIn]:
+    """A server for the home ``tmp_path``, in a thread of its own; closed and joined afterwards."""
+    stand_in = StandIn()
+    ready, end = threading.Event(), []
+
+    async def serve() -> None:
+        server, stop = ControlServer(stand_in, Paths(tmp_path).control), asyncio.Event()
+        end.append((asyncio.get_running_loop(), stop))
+        await server.start(0, STATUS["peer_id"])
+        ready.set()
+        await stop.wait()
+        await server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        until(lambda: listens(json.loads(Paths(tmp_path).control.read_text())["port"]), 20, "the server listens")
+        yield stand_in
+    finally:
+        loop, stop = end[0]
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+    assert not thread.is_alive()
+    assert not Paths(tmp_path).control.exists()
+
+
+def listens(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def write_control(home: Path, **changes: Any) -> None:
+    content = {"port": 1, "token": "t", "pid": os.getpid(), "peer_id": "p"} | changes
+    Paths(home).control.write_text(json.dumps(content))
+
+
+@contextmanager
+def answering(reply: bytes | None) -> Iterator[int]:
+    """A port that takes every connection and answers ``reply``; None: never answers."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        taken: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                taken.append(connection)
+                if reply is not None:
+                    connection.recv(65536)
+                    connection.sendall(reply)
+                    connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            for connection in taken:
+                connection.close()
+            thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) -> None:
+    with ControlClient(tmp_path) as client:
+        assert client.status() == STATUS
+        assert client.peers() == [{"peer_id": "12D3KooWy"}]
+        assert client.rounds(3) == [{"round": 0}, {"round": 1}, {"round": 2}]
+        assert client.generate("def ", 7, 0.25, 9) == "DEF "
+    assert node.calls == [("def ", 7, 0.25, 9)]
+
+
+def test_events_come_one_by_one_while_the_node_runs(node: StandIn, tmp_path: Path) -> None:
+    with ControlClient(tmp_path) as client:
+        events = client.events()
+        assert next(events) == {"event": "round.applied", "time": 1.5}
+        assert next(events)["event"] == "phase"
+        assert len(node.queues) == 1
+    until(lambda: not node.queues, 20, "the node forgets a listener that has gone")
+
+
+def test_events_end_quietly_when_the_daemon_does(tmp_path: Path) -> None:
+    line = b'{"event": "phase"}\n'
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + f"{len(line):x}\r\n".encode() + line + b"\r\n"
+    with answering(head) as port:
+        write_control(tmp_path, port=port)
+        with ControlClient(tmp_path) as client:
+            assert list(client.events()) == [{"event": "phase"}]
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda client: client.finish(), "finish"),
+        (lambda client: client.stop(), "finish"),
+        (lambda client: client.stop(now=True), "stop"),
+    ],
+)
+def test_only_stop_now_leaves_without_saving(
+    node: StandIn, tmp_path: Path, ask: Callable[[ControlClient], None], told: str
+) -> None:
+    with ControlClient(tmp_path) as client:
+        ask(client)
+    assert node.calls == [told]
+
+
+def test_what_the_node_refuses_is_told_in_its_own_words(node: StandIn, tmp_path: Path) -> None:
+    node.refusal = RetryLater("The model is still being built: try again in a minute.")
+    with ControlClient(tmp_path) as client, pytest.raises(NodeError, match="still being built"):
+        client.generate("x", 1, 0.0, 0)
+
+
+def test_a_proxy_of_the_environment_is_not_asked(
+    node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    with ControlClient(tmp_path) as client:
+        assert client.status() == STATUS
+
+
+def test_the_control_file_is_for_its_owner_alone(node: StandIn, tmp_path: Path) -> None:
+    assert Paths(tmp_path).control.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_the_token_nothing_is_told_and_nothing_done(node: StandIn, tmp_path: Path) -> None:
+    content = json.loads(Paths(tmp_path).control.read_text())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write_control(elsewhere, port=content["port"], token=content["token"][:-1])
+    with ControlClient(elsewhere) as client:
+        for ask in (client.status, client.peers, client.rounds, client.finish, client.stop):
+            with pytest.raises(Unhealthy, match="token"):
+                ask()
+        with pytest.raises(Unhealthy, match="token"):
+            next(client.events())
+    assert node.calls == []
+    assert node.queues == []
+
+
+def test_the_token_is_never_shown() -> None:
+    assert "secret" not in repr(Endpoint(1, "secret", 2, "p"))
+
+
+def test_without_a_control_file_no_node_runs(tmp_path: Path) -> None:
+    with pytest.raises(NotRunning, match=r"lowcomm-node join.*--home") as caught:
+        ControlClient(tmp_path)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"port": 1}', '{"port": "x", "token": "t", "pid": 1}'])
+def test_a_damaged_control_file_is_no_crash(tmp_path: Path, content: str) -> None:
+    Paths(tmp_path).control.write_text(content)
+    with pytest.raises(NotRunning, match="damaged"):
+        read_endpoint(tmp_path)
+
+
+def test_a_control_file_that_outlived_its_process_is_not_believed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_control(tmp_path, pid=ended.pid)
+    with pytest.raises(NotRunning, match="ended without a goodbye"):
+        read_endpoint(tmp_path)
+
+
+def test_a_process_that_nobody_has_reaped_counts_as_ended(tmp_path: Path) -> None:
+    ending = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    write_control(tmp_path, pid=ending.pid)
+    try:
+        client = ControlClient(tmp_path)
+        assert not client.wait_ended(0.0)
+        ending.stdin.close()
+        assert client.wait_ended(20.0)
+        client.close()
+        with pytest.raises(NotRunning):
+            read_endpoint(tmp_path)
+    finally:
+        ending.kill()
+        ending.wait()
+
+
+def test_a_port_that_nobody_listens_on_means_not_running(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    write_control(tmp_path, port=port)
+    with ControlClient(tmp_path) as client, pytest.raises(NotRunning, match=f"port {port}"):
+        client.status()
+
+
+def test_a_node_that_does_not_answer_is_unhealthy(tmp_path: Path) -> None:
+    with answering(None) as port:
+        write_control(tmp_path, port=port)
+        with (
+            ControlClient(tmp_path, timeout=0.2) as client,
+            pytest.raises(Unhealthy, match="does not answer") as caught,
+        ):
+            client.status()
+    assert caught.value.exit_code == 4
+
+
+def test_another_program_on_the_port_is_not_taken_for_the_node(tmp_path: Path) -> None:
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello") as port:
+        write_control(tmp_path, port=port)
+        with ControlClient(tmp_path) as client, pytest.raises(Unhealthy, match="not a node"):
+            client.status()
+
+
+def test_an_error_keeps_the_exit_code_that_the_node_gives(tmp_path: Path) -> None:
+    body = json.dumps({"error": "busy", "exit_code": 75}).encode()
+    head = f"HTTP/1.1 503 Busy\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    with answering(head + body) as port:
+        write_control(tmp_path, port=port)
+        with ControlClient(tmp_path) as client, pytest.raises(NodeError, match="busy") as caught:
+            client.status()
+    assert caught.value.exit_code == 75

@@ -1,0 +1,186 @@
+"""Settings: flag, environment, config.toml, default; every mistake is named with its remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.paths import Paths
+from lowcomm_node.settings import LoadedSettings, NodeSettings, find_home, load_settings
+from lowcomm_protocol.records import MAX_LIFE
+
+PEER = "/ip4/203.0.113.7/tcp/31330/p2p/12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE"
+OTHER = "/dns4/node.example.org/tcp/1/p2p/12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE"
+
+
+def load(home: Path, toml: str = "", env: dict[str, str] | None = None, **flags: Any) -> LoadedSettings:
+    if toml:
+        (home / "config.toml").write_text(toml)
+    return load_settings({"home": home, **flags}, env or {})
+
+
+def refusal(home: Path, toml: str = "", env: dict[str, str] | None = None, **flags: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(home, toml, env, **flags)
+    assert caught.value.exit_code == 78
+    return str(caught.value)
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(tmp_path: Path) -> None:
+    toml, env = "port = 1\nkeep = 5\ndht_port = 7\n", {"LOWCOMM_PORT": "2", "LOWCOMM_KEEP": "6"}
+    loaded = load(tmp_path, toml, env, port=3)
+    assert (loaded.settings.port, loaded.settings.keep, loaded.settings.dht_port) == (3, 6, 7)
+    assert loaded.settings.checkpoint_every == NodeSettings.model_fields["checkpoint_every"].default
+    assert loaded.sources["port"] == "flag --port"
+    assert loaded.sources["keep"] == "environment LOWCOMM_KEEP"
+    assert loaded.sources["dht_port"] == str(tmp_path / "config.toml")
+    assert loaded.sources["checkpoint_every"] == "default"
+
+
+def test_a_flag_of_zero_or_false_is_given_but_none_and_empty_are_not(tmp_path: Path) -> None:
+    env = {"LOWCOMM_PORT": "2", "LOWCOMM_STAY": "true", "LOWCOMM_KEEP": "9", "LOWCOMM_PEERS": PEER}
+    settings = load(tmp_path, "", env, port=0, stay=False, keep=None, peers=[]).settings
+    assert (settings.port, settings.stay, settings.keep, settings.peers) == (0, False, 9, (PEER,))
+
+
+def test_every_setting_has_a_source(tmp_path: Path) -> None:
+    assert set(load(tmp_path).sources) == set(NodeSettings.model_fields)
+
+
+@pytest.mark.parametrize("text", [f"{PEER},{OTHER}", f"{PEER} {OTHER}", f" {PEER} , {OTHER},"])
+def test_lists_of_the_environment_are_cut_at_commas_and_spaces(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, "", {"LOWCOMM_PEERS": text}).settings.peers == (PEER, OTHER)
+
+
+def test_a_peer_given_twice_counts_once(tmp_path: Path) -> None:
+    assert load(tmp_path, peers=[PEER, OTHER, PEER]).settings.peers == (PEER, OTHER)
+
+
+def test_an_unknown_key_of_the_file_names_the_nearest(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "chekpoint_every = 5\n")
+    assert "'chekpoint_every'" in message
+    assert "did you mean checkpoint_every?" in message
+    assert str(tmp_path / "config.toml") in message
+
+
+def test_an_unknown_variable_names_the_nearest(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "", {"LOWCOMM_PEER": PEER})
+    assert "LOWCOMM_PEER;" in message
+    assert "did you mean LOWCOMM_PEERS?" in message
+
+
+def test_variables_of_other_programs_are_none_of_our_business(tmp_path: Path) -> None:
+    assert load(tmp_path, "", {"PORT": "99999999", "XLOWCOMM_PORT": "y"}).settings.port == 0
+
+
+@pytest.mark.parametrize(
+    ("toml", "env", "flags", "source"),
+    [
+        ("port = 70000\n", {}, {}, "config.toml: port = '70000'"),
+        ("", {"LOWCOMM_PORT": "abc"}, {}, "environment LOWCOMM_PORT: port = 'abc'"),
+        ("", {}, {"port": -1}, "flag --port: port = '-1'"),
+        ("", {}, {"max_memory": float("nan")}, "flag --max-memory: max_memory = 'nan'"),
+    ],
+)
+def test_a_value_out_of_range_names_source_key_and_value(
+    tmp_path: Path, toml: str, env: dict[str, str], flags: dict[str, Any], source: str
+) -> None:
+    assert source in refusal(tmp_path, toml, env, **flags)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("peers", ["203.0.113.7:31330"]),
+        ("peers", ["/ip4/203.0.113.7/tcp/31330"]),
+        ("announce", ["node.example.org"]),
+        ("announce", ["node.example.org:0"]),
+        ("announce", ["a:1"] * 9),
+        ("run", "Upper"),
+        ("run", "name@12"),
+        ("run", "../name"),
+        ("run", "name@" + "g" * 12),
+        ("device", "gpu"),
+        ("device", "cuda:"),
+        ("data", ""),
+        ("threads", 0),
+        ("keep", 0),
+        ("checkpoint_every", 0),
+        ("max_memory", 0),
+        ("poll", 0),
+        ("poll", float("inf")),
+        ("record_life", MAX_LIFE + 1),
+    ],
+)
+def test_what_could_not_work_is_refused_before_anything_starts(tmp_path: Path, key: str, value: Any) -> None:
+    assert refusal(tmp_path, **{key: value}).startswith(f"flag --{key.replace('_', '-')}: {key} = ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("run", "py.demo-1"),
+        ("run", "demo@" + "a1" * 6),
+        ("run", "demo@" + "a1" * 32),
+        ("device", "cuda:3"),
+        ("announce", ["[2001:db8::1]:31331"]),
+        ("record_life", MAX_LIFE),
+    ],
+)
+def test_what_does_work_is_taken(tmp_path: Path, key: str, value: Any) -> None:
+    taken = getattr(load(tmp_path, **{key: value}).settings, key)
+    assert taken == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_records_must_outlive_two_looks_at_the_dht(tmp_path: Path) -> None:
+    assert "twice poll" in refusal(tmp_path, poll=6.0, record_life=11.0)
+    assert load(tmp_path, poll=5.5, record_life=11.0).settings.poll == 5.5
+
+
+def test_a_file_that_is_not_toml_names_the_line(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "port = 1\nport =\n")
+    assert "config.toml: not valid TOML" in message
+    assert "line 2" in message
+
+
+def test_the_home_is_chosen_by_flag_then_variable_then_systemd_then_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {"LOWCOMM_HOME": "/var/a", "STATE_DIRECTORY": "/var/b:/var/c"}
+    assert find_home(tmp_path, env) == tmp_path
+    assert find_home(None, env) == Path("/var/a")
+    del env["LOWCOMM_HOME"]
+    assert find_home(None, env) == Path("/var/b")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert find_home(None, {}) == tmp_path / "lowcomm"
+
+
+def test_the_file_is_read_from_the_home_that_the_environment_names(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("port = 11\n")
+    loaded = load_settings({}, {"LOWCOMM_HOME": str(tmp_path)})
+    assert (loaded.settings.home, loaded.settings.port) == (tmp_path, 11)
+    assert loaded.sources["home"] == "environment LOWCOMM_HOME"
+
+
+def test_a_home_in_its_own_file_is_refused(tmp_path: Path) -> None:
+    assert "use --home or LOWCOMM_HOME" in refusal(tmp_path, 'home = "/elsewhere"\n')
+
+
+def test_a_relative_home_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_settings({"home": Path("here")}, {}).settings.home == tmp_path / "here"
+
+
+def test_settings_can_not_be_changed_after_loading(tmp_path: Path) -> None:
+    settings = load(tmp_path).settings
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 5
+
+
+def test_all_files_of_a_home_lie_inside_it(tmp_path: Path) -> None:
+    paths = Paths(tmp_path)
+    files = [paths.identity, paths.lock, paths.control, paths.config, paths.data, paths.runs]
+    files += [paths.demos, paths.signed_run("ab12"), paths.checkpoints("ab12")]
+    assert all(file.is_relative_to(tmp_path) and file != tmp_path for file in files)
+    assert len(set(files)) == len(files)
+    assert paths.checkpoints("ab12").parent == paths.signed_run("ab12").parent == paths.run("ab12")

@@ -1,0 +1,19 @@
+"""Wait for a condition with a deadline, never for a time."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+POLL = 0.1
+
+
+def until(condition: Callable[[], T], deadline: float, what: str) -> T:
+    """The first true value of ``condition``. Raises AssertionError that says ``what`` did not happen in time."""
+    end = time.monotonic() + deadline
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"not within {deadline:.0f} s: {what}; last: {value!r}"
+        time.sleep(POLL)
