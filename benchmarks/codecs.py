@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
 from lowcomm_protocol.codecs import CODECS, Codec
 
 OUT = Path("out/codecs.json")

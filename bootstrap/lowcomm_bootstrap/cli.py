@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import platformdirs
 import typer
+
 from lowcomm_node.errors import NodeError
 from lowcomm_node.files import HomeLock, load_or_create_identity
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
@@ -119,10 +120,9 @@ async def _serve(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    from lowcomm_node.discovery.hivemind import HivemindDiscovery
-
     from lowcomm_bootstrap.registry import Registry
     from lowcomm_bootstrap.server import BootstrapServer
+    from lowcomm_node.discovery.hivemind import HivemindDiscovery
 
     def tell(event: dict[str, Any]) -> None:
         if not quiet:

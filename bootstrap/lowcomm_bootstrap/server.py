@@ -5,13 +5,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.run import SignedRun, read_signed_run
-
-from lowcomm_bootstrap.registry import Registry
 
 RUN_LIFE = 1800.0
 LOOK_EVERY = 5.0

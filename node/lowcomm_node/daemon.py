@@ -18,11 +18,6 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase
-from lowcomm_protocol.roster import Roster
-from lowcomm_protocol.run import SignedRun
-
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, TrainerError
@@ -41,6 +36,10 @@ from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo, Phase
+from lowcomm_protocol.roster import Roster
+from lowcomm_protocol.run import SignedRun
 
 FETCH_ROUNDS = 5
 START_DEADLINE = 300.0

@@ -7,11 +7,10 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from lowcomm_protocol.errors import SignatureError
-from lowcomm_protocol.identity import KEY_BYTES, Identity, identity_from_libp2p
-
 from lowcomm_node.durable import disk_full_error, sync_folder
 from lowcomm_node.errors import ConfigError, RetryLater
+from lowcomm_protocol.errors import SignatureError
+from lowcomm_protocol.identity import KEY_BYTES, Identity, identity_from_libp2p
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:

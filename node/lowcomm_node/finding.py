@@ -3,16 +3,15 @@
 import asyncio
 from time import monotonic
 
-from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import SignedRun, read_signed_run
-
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.files import write_atomic
 from lowcomm_node.membership import listening
 from lowcomm_node.settings import NodeSettings
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.run import SignedRun, read_signed_run
 
 FIND_DEADLINE = 60.0
 

@@ -3,13 +3,12 @@
 import re
 from pathlib import Path
 
-from lowcomm_protocol.run import ModelSettings
-
 from lowcomm_node.checkpoint import Checkpoint, CheckpointStore
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.model import Transformer, build_model
 from lowcomm_node.sampling import generate
+from lowcomm_protocol.run import ModelSettings
 
 _STEP = re.compile(r"step-(\d{10})")
 

@@ -2,10 +2,10 @@
 
 import psutil
 import torch
-from lowcomm_protocol.run import ModelSettings
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.model import Transformer
+from lowcomm_protocol.run import ModelSettings
 
 GIB = 1024**3
 _HOST_VECTORS = 6

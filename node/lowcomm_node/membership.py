@@ -7,18 +7,18 @@ from time import time
 
 import grpc
 import psutil
-from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase, write_record
-from lowcomm_protocol.roster import Roster
-from lowcomm_protocol.run import SignedRun
 
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.settings import NodeSettings
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.roster import Roster
+from lowcomm_protocol.run import SignedRun
 
 MEET_DEADLINE = 3.0
 MAX_MET = 64

@@ -15,10 +15,10 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lowcomm_protocol.fragments import TensorSpec
 from torch import Tensor, nn
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.fragments import TensorSpec
 
 INIT_STD = 0.02
 NORM_EPSILON = 1e-6

@@ -160,14 +160,9 @@ def _exchange(status: Status) -> RenderableType:
 def _counts(status: Status) -> Text:
     counts = status.get("exchanges") or {}
     parts = [(f"{counts.get('completed', 0)} completed", "green" if counts.get("completed") else "dim")]
-    for key, word in (
-        ("no_partner", "no partner"),
-        ("refused", "refused"),
-        ("failed", "failed"),
-        ("in_doubt", "in doubt"),
-    ):
-        style = "yellow" if counts.get(key) and key != "refused" else "dim"
-        parts.append((f"{counts.get(key, 0)} {word}", style))
+    # Refusals of single peers belong to `peers`: an exchange that all refused is one without a partner.
+    for key, word in (("no_partner", "no partner"), ("failed", "failed"), ("in_doubt", "in doubt")):
+        parts.append((f"{counts.get(key, 0)} {word}", "yellow" if counts.get(key) else "dim"))
     return Text.assemble(*(piece for part in parts for piece in (part, "   ")))
 
 

@@ -3,9 +3,9 @@
 from difflib import get_close_matches
 
 import tomlkit
-from lowcomm_protocol.run import METHODS, DataSettings, ModelSettings, TrainSettings, parse_toml
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.run import METHODS, DataSettings, ModelSettings, TrainSettings, parse_toml
 
 _COMMENTS = {
     "name": "what people type: join --run NAME",

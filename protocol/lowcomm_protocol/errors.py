@@ -41,5 +41,5 @@ class CodecError(LowcommError):
     """Bytes or a vector that a codec can't take."""
 
 
-class ProtocolViolation(LowcommError):  # noqa: N818 - the word of the field
+class ProtocolViolation(LowcommError):
     """A peer did what the protocol does not allow."""

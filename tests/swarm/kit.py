@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from waiting import until
-
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError
+from waiting import until
 
 START = 90.0
 TINY = """

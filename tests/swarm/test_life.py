@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from kit import Swarm, alive, descendants, run
-from waiting import until
 
 from lowcomm_node.discovery.p2pd import runtime_folder
+from waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lowcomm_protocol.errors as protocol_errors
 import pytest
 import torch
+
+import lowcomm_protocol.errors as protocol_errors
 from lowcomm_node import errors as node_errors
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.cli import app, common

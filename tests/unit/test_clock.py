@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lowcomm_protocol.clock import SwarmClock, is_supported
 
 STEPS = st.integers(0, 10**9)

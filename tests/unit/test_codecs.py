@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numba.core import caching
+
 from lowcomm_protocol.codecs import CODECS, codec, kernels
 from lowcomm_protocol.errors import CodecError
-from numba.core import caching
 
 NAMES = sorted(CODECS)
 BLOCKWISE = ("int8", "e3m0")

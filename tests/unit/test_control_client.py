@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.errors import NodeError, NotRunning, RetryLater, Unhealthy

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lowcomm_protocol.errors import PlanError
 from lowcomm_protocol.fragments import (
     Fragment,

@@ -4,6 +4,7 @@ import base58
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lowcomm_protocol.errors import LowcommError, SignatureError
 from lowcomm_protocol.identity import Identity, identity_from_libp2p, peer_id_of, public_key_of, verify
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.errors import PlanError, SpecError
 from lowcomm_protocol.outer import (

@@ -4,10 +4,11 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from lowcomm_node.formatting import clean, loss, quantity, seconds, short_peer, size
-from lowcomm_node.panel import ROUNDS, node_panel, swarm_panel
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+
+from lowcomm_node.formatting import clean, loss, quantity, seconds, short_peer, size
+from lowcomm_node.panel import ROUNDS, node_panel, swarm_panel
 
 WIDTHS = (60, 80, 120)
 PEERS = [

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, VersionError
 from lowcomm_protocol.identity import Identity

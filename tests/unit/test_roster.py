@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+
 from lowcomm_protocol import roster as roster_module
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.records import MAX_LIFE, PeerInfo, Phase, write_record

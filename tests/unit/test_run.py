@@ -6,6 +6,7 @@ from hashlib import sha256
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.run import (

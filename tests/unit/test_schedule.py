@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 

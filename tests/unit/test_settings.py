@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.paths import Paths
 from lowcomm_node.settings import LoadedSettings, NodeSettings, find_home, load_settings

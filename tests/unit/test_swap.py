@@ -4,6 +4,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.swap import HOLDING, TERMINAL, TRANSITIONS, Input, Output, State, mermaid, step
 

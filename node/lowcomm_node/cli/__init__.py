@@ -24,9 +24,8 @@ def version(
 ) -> None:
     """Show the version, or go on to the command."""
     if show:
-        from lowcomm_protocol import PROTOCOL_VERSION
-
         from lowcomm_node.report import release
+        from lowcomm_protocol import PROTOCOL_VERSION
 
         print(f"lowcomm-node {release()}, protocol {PROTOCOL_VERSION}")
         raise typer.Exit

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
 from lowcomm_node.errors import NodeError
+from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
 Home = Annotated[Path | None, typer.Option("--home", help="Folder of this node's identity, checkpoints and settings.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]

@@ -37,9 +37,8 @@ def init(
 
     Example: lowcomm-node init --method streaming-diloco run.toml
     """
-    from lowcomm_protocol.run import parse_toml
-
     from lowcomm_node.specfile import write_template
+    from lowcomm_protocol.run import parse_toml
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
@@ -65,10 +64,9 @@ def create(
 
     Example: lowcomm-node create run.toml --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    from lowcomm_protocol.run import parse_toml, sign_run
-
     from lowcomm_node.files import load_or_create_identity, write_atomic
     from lowcomm_node.settings import load_settings
+    from lowcomm_protocol.run import parse_toml, sign_run
 
     configure_logs(verbose - quiet - 1)
     settings = load_settings({"home": home, "peers": peers}).settings

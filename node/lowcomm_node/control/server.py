@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import uvicorn
-from lowcomm_protocol.errors import LowcommError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,6 +22,7 @@ from starlette.routing import Route
 
 from lowcomm_node.errors import PortInUse
 from lowcomm_node.files import write_atomic
+from lowcomm_protocol.errors import LowcommError
 
 MAX_BODY = 64 * 1024
 LOOPBACK = "127.0.0.1"

@@ -10,14 +10,13 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from lowcomm_protocol.identity import Identity
-
 from lowcomm_node.discovery.interface import MAX_VALUE
 from lowcomm_node.discovery.keys import MAX_LIFE, key_of, pack, unpack
 from lowcomm_node.discovery.memory import check_size
 from lowcomm_node.discovery.multiaddress import EntryPoint, parse_entry_point
 from lowcomm_node.discovery.p2pd import P2pDaemon
 from lowcomm_node.errors import ConfigError, NoPeers
+from lowcomm_protocol.identity import Identity
 
 CALL_DEADLINE = 15.0
 DIAL_DEADLINE = 5.0

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lowcomm_protocol.errors import RecordError
-
 from lowcomm_node.discovery.interface import MAX_VALUE
 from lowcomm_node.discovery.keys import MAX_LIFE, key_of, pack, unpack
+from lowcomm_protocol.errors import RecordError
 
 
 @dataclass

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
+from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import public_key_of
-
-from lowcomm_node.errors import ConfigError
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")

@@ -4,11 +4,11 @@ from collections import OrderedDict
 from typing import Any
 
 from grpc import aio
-from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
-from lowcomm_protocol.records import PeerInfo
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.security import SERVER_NAME, Gatekeeper, pinned
+from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
+from lowcomm_protocol.records import PeerInfo
 
 MAX_CHANNELS = 64
 OPTIONS: tuple[tuple[str, Any], ...] = (

@@ -17,16 +17,6 @@ from time import monotonic, time
 from typing import Any
 
 import grpc
-from lowcomm_protocol import PROTOCOL_VERSION
-from lowcomm_protocol import exchange as ex
-from lowcomm_protocol.clock import is_supported
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import Phase
-from lowcomm_protocol.roster import Roster
-from lowcomm_protocol.run import RunSpec
-from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 from lowcomm_node.errors import LinkLost, TrainerError
 from lowcomm_node.exchange import offers
@@ -37,6 +27,16 @@ from lowcomm_node.exchange.round import Round
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
 from lowcomm_node.trainer.interface import Ready
 from lowcomm_node.trainer.process import Trainer
+from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol import exchange as ex
+from lowcomm_protocol.clock import is_supported
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import Phase
+from lowcomm_protocol.roster import Roster
+from lowcomm_protocol.run import RunSpec
+from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 HELLO_DEADLINE = 10.0
 MAX_JUMP_INTERVALS = 10

@@ -15,8 +15,6 @@ from pathlib import Path
 from time import monotonic
 
 import grpc
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo
 
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.durable import disk_full_error, require_space, sha256_file
@@ -24,6 +22,8 @@ from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.stream import explain
 from lowcomm_node.manifest import MANIFEST, CheckpointInfo, read_manifest
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo
 
 PARTS = ("weights", "outer", "inner")
 MAX_MANIFEST = 256 * 1024

@@ -7,9 +7,8 @@ from statistics import median
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
-
 from lowcomm_node.exchange.round import Round
+from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
 MAX_ROUNDS = 200
 MAX_PEERS = 1024

@@ -7,11 +7,10 @@ byte is read, order and bounds of every chunk, digest of the whole, and then by 
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 
-from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.messages import exchange_pb2 as pb
-
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.stream import Stream
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.messages import exchange_pb2 as pb
 
 CHUNK_BYTES = 256 * 1024
 

@@ -4,10 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowcomm_node.exchange.link import Link
 from lowcomm_protocol.exchange import Exchange
 from lowcomm_protocol.matching import Offer
-
-from lowcomm_node.exchange.link import Link
 
 
 @dataclass

@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
 from lowcomm_protocol.errors import RecordError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.records import CREDENTIAL_LIFE, read_credential, write_credential

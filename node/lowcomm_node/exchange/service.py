@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import grpc
 from grpc import aio
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 
 from lowcomm_node.errors import LinkLost, PortInUse, RetryLater
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
 from lowcomm_node.exchange.stream import CalleeStream
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 
 MAX_CALLS_PER_PEER = 16
 MAX_CALLS = 256

@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 import grpc
 from grpc import aio
-from lowcomm_protocol.messages import exchange_pb2 as pb
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_protocol.messages import exchange_pb2 as pb
 
 CLOSE_DEADLINE = 5.0
 """Seconds for the last frame to reach the other end."""

@@ -17,9 +17,6 @@ from time import monotonic, time
 from typing import Any
 
 import torch
-from lowcomm_protocol.codecs import codec
-from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.run import parse_canonical
 
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.data import open_data
@@ -32,6 +29,9 @@ from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.pipe import Pipe
 from lowcomm_node.trainer.replica import Replica, choose_device, learning_rate
+from lowcomm_protocol.codecs import codec
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.run import parse_canonical
 
 MAX_GENERATED = 4096
 

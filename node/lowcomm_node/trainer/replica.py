@@ -11,17 +11,17 @@ from hashlib import sha256
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+
+from lowcomm_node.data import Dataset
+from lowcomm_node.data.stream import TrainStream
+from lowcomm_node.model import build_model, tensor_specs
 from lowcomm_protocol.clock import SwarmClock
 from lowcomm_protocol.codecs import Codec, codec
 from lowcomm_protocol.fragments import gather, plan_fragments, scatter
 from lowcomm_protocol.outer import contribution, mean_contribution, merge, outer_step
 from lowcomm_protocol.run import RunSpec, TrainSettings
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
-from torch import Tensor, nn
-
-from lowcomm_node.data import Dataset
-from lowcomm_node.data.stream import TrainStream
-from lowcomm_node.model import build_model, tensor_specs
 
 
 @dataclass

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 from torch import Tensor
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.manifest import read_manifest
 from lowcomm_node.state_file import expected_of, read_foreign_state
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 Parts = dict[str, dict[str, Tensor]]
 PARTS = ("weights", "outer", "inner")
