@@ -56,6 +56,7 @@ class ControlServer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((LOOPBACK, port))
+            sock.listen()  # before the control file tells of it
         except OSError:
             sock.close()
             raise PortInUse(f"Port {port} of {LOOPBACK} is in use: choose another with --control-port.") from None
@@ -101,7 +102,7 @@ class ControlServer:
             try:
                 return await handler(request)
             except (LowcommError, ValueError, KeyError) as error:
-                return JSONResponse({"error": str(error)}, 400)
+                return JSONResponse({"error": str(error), "exit_code": getattr(error, "exit_code", 1)}, 400)
 
         return guarded
 
