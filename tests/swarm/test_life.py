@@ -93,12 +93,12 @@ def test_nothing_is_left_after_sigkill(swarm: Swarm) -> None:
 
 @pytest.mark.parametrize("method", ["diloco", "streaming-diloco", "gossip"])
 def test_three_nodes_finish_a_run_together(swarm: Swarm, method: str) -> None:
-    swarm.bootstrap("--run", str(swarm.spec(method, steps=2000, start_peers=3)))
+    swarm.bootstrap("--run", str(swarm.spec(method, steps=600, start_peers=3)))
     nodes = [swarm.node(name) for name in "abc"]
     for node in nodes:
-        assert node.child.wait(120) == 0, node.output[-3000:]
+        assert node.child.wait(240) == 0, node.output[-3000:]
     applied = [len(node.events("exchange.applied")) for node in nodes]
-    assert min(applied) >= 2 and sum(applied) >= 12, (applied, nodes[0].output[-3000:])
+    assert min(applied) >= 1 and sum(applied) >= 8, (applied, nodes[0].output[-3000:])
     if method != "gossip":
         whole = [event for node in nodes for event in node.events("exchange.applied") if len(event["partners"]) == 2]
         assert whole, "no exchange of the whole group"
