@@ -1,7 +1,8 @@
 """Wait for a condition with a deadline, never for a time."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,3 +18,14 @@ def until(condition: Callable[[], T], deadline: float, what: str) -> T:
             return value
         assert time.monotonic() < end, f"not within {deadline:.0f} s: {what}; last: {value!r}"
         time.sleep(POLL)
+
+
+async def until_async(condition: Callable[[], Awaitable[T]], deadline: float, what: str) -> T:
+    """``until`` for tests in an event loop, which goes on meanwhile."""
+    end = time.monotonic() + deadline
+    while True:
+        value = await condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"not within {deadline:.0f} s: {what}; last: {value!r}"
+        await asyncio.sleep(POLL)

@@ -7,38 +7,70 @@ from lowcomm_node.files import write_atomic
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
+MAX_FILE_BYTES = 2 * MAX_SPEC_BYTES
+MAX_BYTES = 2 * 1024**2
+"""Of all runs together; the DHT takes no more under one key."""
+
 
 class Registry:
-    """Signed runs on disk, at most ``max_runs``; each is verified whenever it is read."""
+    """Signed runs on disk, at most ``max_runs`` and MAX_BYTES; each is verified when it is read, once."""
 
     def __init__(self, folder: Path, max_runs: int = 64) -> None:
+        """Reads the folder. A file that is no sound run is set aside, under its name and ``.damaged``."""
         self._folder, self._max_runs = folder, max_runs
-        folder.mkdir(parents=True, exist_ok=True)
+        self._runs: dict[str, SignedRun] = {}
+        self._bytes = 0
+        self.damaged: list[Path] = []
+        """Files that were set aside just now."""
+        for path in sorted(folder.glob("*.json")):
+            self._take(path)
 
     def runs(self) -> list[SignedRun]:
-        """All runs whose file is sound, by name."""
-        found = (self._read(path) for path in sorted(self._folder.glob("*.json")))
-        return sorted((run for run in found if run), key=lambda run: (run.spec.run.name, run.run_id))
-
-    def damaged(self) -> list[Path]:
-        """Files that are not a sound run; they are left where they are."""
-        return [path for path in sorted(self._folder.glob("*.json")) if self._read(path) is None]
+        """All runs, by name."""
+        return sorted(self._runs.values(), key=lambda run: (run.spec.run.name, run.run_id))
 
     def add(self, run: SignedRun) -> bool:
         """Keep a run; whether it is new. Raises ConfigError if there is no room, DiskFull."""
-        known = {kept.run_id for kept in self.runs()}
-        if run.run_id in known:
+        if run.run_id in self._runs:
             return False
-        if len(known) >= self._max_runs:
-            raise ConfigError(f"{self._folder} holds {len(known)} runs already: remove one, or raise --max-runs.")
-        write_atomic(self._folder / f"{run.run_id}.json", run.to_bytes())
+        data = run.to_bytes()
+        if len(self._runs) >= self._max_runs or self._bytes + len(data) > MAX_BYTES:
+            raise ConfigError(
+                f"{self._folder} holds {len(self._runs)} runs, {self._bytes} bytes: remove one, or raise --max-runs "
+                f"(all runs together may have {MAX_BYTES} bytes)."
+            )
+        try:
+            write_atomic(self._folder / f"{run.run_id}.json", data)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._folder}: {error.strerror}: make it writable, or choose another --home."
+            ) from None
+        self._runs[run.run_id] = run
+        self._bytes += len(data)
         return True
 
-    def _read(self, path: Path) -> SignedRun | None:
+    def _take(self, path: Path) -> None:
         try:
-            if path.stat().st_size > 3 * MAX_SPEC_BYTES:
-                return None
-            run = read_signed_run(path.read_bytes(), str(path))
-        except (LowcommError, OSError):
-            return None
-        return run if path.stem == run.run_id else None
+            run = _read(path)
+        except LowcommError:
+            aside = path.with_name(f"{path.name}.damaged")
+            try:
+                path.replace(aside)
+            except OSError:
+                aside = path  # a folder that we can only read: it is left where it is
+            self.damaged.append(aside)
+            return
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}: make it readable, or choose another --home.") from None
+        if len(self._runs) < self._max_runs and self._bytes + path.stat().st_size <= MAX_BYTES:
+            self._runs[run.run_id] = run
+            self._bytes += path.stat().st_size
+
+
+def _read(path: Path) -> SignedRun:
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    run = read_signed_run(data, str(path))
+    if path.stem != run.run_id:
+        raise ConfigError(f"{path} holds the run {run.run_id}: give it that name.")
+    return run

@@ -1,47 +1,60 @@
-"""The bootstrap server: an entry peer of the DHT that keeps runs published."""
+"""The bootstrap server: an entry peer of the DHT that keeps runs published.
+
+start -> publish all runs -> every LOOK_EVERY seconds: adopt what creators publish, count peers, watch the connection
+                          -> every RUN_LIFE / 3:       publish all runs again
+"""
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
-from lowcomm_node.errors import ConfigError
+from lowcomm_node.errors import NodeError
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.run import SignedRun, read_signed_run
 
 RUN_LIFE = 1800.0
 LOOK_EVERY = 5.0
-"""Seconds between two looks for runs that creators have published."""
+
+Tell = Callable[[dict[str, Any]], None]
 
 
 class BootstrapServer:
     """Publishes the runs of a registry, and takes in those that creators publish, unless it is closed to them."""
 
     def __init__(
-        self, discovery: Discovery, registry: Registry, closed: bool, tell: Callable[[dict[str, Any]], None]
+        self, discovery: Discovery, registry: Registry, closed: bool, tell: Tell, look_every: float = LOOK_EVERY
     ) -> None:
         self._discovery, self._registry, self._closed, self._tell = discovery, registry, closed, tell
-        self._since_published = RUN_LIFE
+        self._look_every = look_every
+        self._published = 0.0
+        self._peers: dict[str, int] = {}
+        self._refused: set[str] = set()
 
     async def start(self) -> None:
-        """Enter the DHT and publish. Raises PortInUse, NodeError."""
-        await self._discovery.start()
-        for path in self._registry.damaged():
+        """Enter the DHT and publish. Raises PortInUse, ConfigError, NodeError."""
+        for path in self._registry.damaged:
             self._tell({"event": "run.damaged", "path": str(path)})
+        await self._discovery.start()
         await self._publish()
 
     async def run(self) -> None:
-        """Keep publishing until cancelled."""
+        """Serve until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
-            self._since_published += LOOK_EVERY
-            if not self._closed:
-                await self._adopt()
-            if self._since_published >= RUN_LIFE / 3:
-                await self._publish()
+            await asyncio.sleep(self._look_every)
+            await self.look()
+
+    async def look(self) -> None:
+        """Do once what is due every LOOK_EVERY seconds."""
+        await self._discovery.check_connection()
+        if not self._closed:
+            await self._adopt()
+        if monotonic() - self._published >= RUN_LIFE / 3:
+            await self._publish()
+        await self._count()
 
     async def count_peers(self) -> dict[str, int]:
         """Peers that each run shows in the DHT, by run id."""
@@ -53,23 +66,50 @@ class BootstrapServer:
         await self._discovery.close()
 
     async def _publish(self) -> None:
-        self._since_published = 0.0
+        self._published = monotonic()
         for run in self._registry.runs():
-            await self._discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), RUN_LIFE)
+            await self._publish_run(run)
+
+    async def _publish_run(self, run: SignedRun) -> None:
+        if not await self._discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), RUN_LIFE):
+            self._tell({"event": "run.not_published", **_names(run), "reason": "no peer took it; tried again"})
 
     async def _adopt(self) -> None:
         for data in (await self._discovery.lookup(RUNS_KEY)).values():
             run = _read(data)
             if run is None:
                 continue
-            with suppress(ConfigError):  # no room: the creator's own peers keep it published
-                if self._registry.add(run):
-                    self._tell({"event": "run.adopted", "name": run.spec.run.name, "fingerprint": run.fingerprint})
-                    await self._discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), RUN_LIFE)
+            try:
+                adopted = self._registry.add(run)
+            except (NodeError, OSError) as error:
+                # Full, or the disk is: the peers of that run keep it published; what we hold stays published too.
+                self._refuse(run, str(error))
+                continue
+            if adopted:
+                self._tell({"event": "run.adopted", **_names(run)})
+                await self._publish_run(run)
+
+    def _refuse(self, run: SignedRun, reason: str) -> None:
+        """Tell of it once, and of so many runs that a flood of them fills no log."""
+        if run.run_id not in self._refused and len(self._refused) < 100:
+            self._refused.add(run.run_id)
+            self._tell({"event": "run.not_kept", **_names(run), "reason": reason})
+
+    async def _count(self) -> None:
+        counts = await self.count_peers()
+        for run in self._registry.runs():
+            count = counts.get(run.run_id, 0)
+            if count != self._peers.get(run.run_id, 0):
+                self._tell({"event": "run.peers", **_names(run), "peers": count})
+        self._peers = counts
+
+
+def _names(run: SignedRun) -> dict[str, str]:
+    return {"name": run.spec.run.name, "fingerprint": run.fingerprint}
 
 
 def _read(data: bytes) -> SignedRun | None:
     try:
         return read_signed_run(data)
-    except LowcommError:
+    except (LowcommError, ValueError):
         return None

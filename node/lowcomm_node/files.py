@@ -33,15 +33,36 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def load_or_create_identity(path: Path) -> Identity:
-    """Read the key of this node, or make one (0600). Raises ConfigError if the file is not a key; it is never replaced."""
+    """Read the key of this node, or make one (0600); a file that is there is never replaced.
+
+    Raises ConfigError if it is not a key, or can't be read or written, DiskFull.
+    """
     try:
+        if not path.exists():
+            _create(path, Identity(secrets.token_bytes(KEY_BYTES)).to_libp2p())
         return identity_from_libp2p(path.read_bytes())
-    except FileNotFoundError:
-        identity = Identity(secrets.token_bytes(KEY_BYTES))
-        write_atomic(path, identity.to_libp2p(), 0o600)
-        return identity
-    except (SignatureError, OSError) as error:
+    except SignatureError as error:
         raise ConfigError(f"{path}: {error} Restore it from a copy, or move it away to become a new peer.") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}: make it readable and writable, or choose another --home."
+        ) from None
+
+
+def _create(path: Path, data: bytes) -> None:
+    """Write a new file; whoever comes second finds that of the first."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        write_atomic(draft, data, 0o600)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+        except OSError:  # a file system without links
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 class HomeLock:
@@ -61,7 +82,8 @@ class HomeLock:
             holder = os.read(self._descriptor, 20).decode(errors="replace").strip() or "unknown"
             os.close(self._descriptor)
             raise RetryLater(
-                f"{self._path.parent} is in use by process {holder}: stop it with `lowcomm-node stop`, or use another --home."
+                f"{self._path.parent} is in use by process {holder}: stop that first "
+                "(a node with `lowcomm-node stop`), or use another --home."
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, str(os.getpid()).encode())

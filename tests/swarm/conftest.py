@@ -1,15 +1,22 @@
 """Fixtures of the tests with real processes."""
 
+import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import uvloop
 from kit import Swarm
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop that the daemon runs on."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

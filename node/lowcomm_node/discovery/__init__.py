@@ -1,6 +1,8 @@
 """How peers find each other: a DHT of small signed records.
 
-interface.py   what the node asks of it          keys.py   names of records, and what makes one valid
-hivemind.py    the real one                      p2pd.py   the libp2p process that it runs
+interface.py   what the node asks of it          keys.py     names of records, and what makes one valid
+hivemind.py    the real one                      guard.py    what strangers can't do to it
+client.py      hivemind's parts, with deadlines  twin.py     is our identity in use elsewhere
+p2pd.py        the libp2p process that it runs   multiaddress.py   where a peer can be dialed
 memory.py      its twin without a network
 """

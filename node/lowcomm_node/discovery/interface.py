@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from lowcomm_protocol.errors import RecordError
+
 MAX_VALUE = 30 * 1024
 """Bytes of one record: larger ones disturb hivemind's DHT."""
 
@@ -39,3 +41,9 @@ class Discovery(Protocol):
     async def close(self) -> None:
         """Leave the DHT."""
         ...
+
+
+def check_size(value: bytes) -> None:
+    """Raise RecordError if a value is too large for the DHT."""
+    if len(value) > MAX_VALUE:
+        raise RecordError(f"A record of {len(value)} bytes is too large for the DHT: at most {MAX_VALUE}.")

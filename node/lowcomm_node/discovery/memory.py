@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lowcomm_node.discovery.interface import MAX_VALUE
+from lowcomm_node.discovery.interface import check_size
 from lowcomm_node.discovery.keys import MAX_LIFE, key_of, pack, unpack
-from lowcomm_protocol.errors import RecordError
 
 
 @dataclass
@@ -62,9 +61,3 @@ class MemoryDiscovery:
     async def close(self) -> None:
         """See Discovery."""
         self._network.peers.discard(self.peer_id)
-
-
-def check_size(value: bytes) -> None:
-    """Raise RecordError if a value is too large for the DHT."""
-    if len(value) > MAX_VALUE:
-        raise RecordError(f"A record of {len(value)} bytes is too large for the DHT: at most {MAX_VALUE}.")

@@ -1,22 +1,24 @@
 """The libp2p daemon ``p2pd`` as a child process.
 
-We start it ourselves rather than through hivemind, so that it reads our Ed25519 key, ends with us even when we are killed
-(Linux: parent-death signal; it then removes its own control socket), and gets every option that we need.
+We start it ourselves rather than through hivemind, so that it reads our Ed25519 key, gets every option that we need,
+and ends with us even when we are killed (Linux: parent-death signal; it then removes its own control socket).
 """
 
 import asyncio
 import contextlib
 import ctypes
+import errno
+import importlib.util
 import os
 import secrets
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lowcomm_node.errors import NodeError, PortInUse
+from lowcomm_node.errors import ConfigError, NodeError, PortInUse
 from lowcomm_node.logs import log
 
 START_DEADLINE = 60.0
@@ -29,24 +31,35 @@ def runtime_folder() -> Path:
     """Where control sockets lie: one folder a user, 0700. Raises NodeError if somebody else owns it."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base) / "lowcomm" if base else Path(tempfile.gettempdir()) / f"lowcomm-{os.getuid()}"
-    if len(str(folder)) > _SOCKET_LIMIT - 30:
+    if len(os.fsencode(folder)) > _SOCKET_LIMIT - 30:
         folder = Path("/tmp") / f"lowcomm-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise NodeError(f"{folder}: {error.strerror}: set XDG_RUNTIME_DIR to a folder of your own.") from None
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
         raise NodeError(f"{folder} is open to other users: remove it, or set XDG_RUNTIME_DIR to a folder of your own.")
     return folder
 
 
 class P2pDaemon:
-    """One running p2pd."""
+    """One running p2pd. Without a ``key_file`` it draws an identity that ends with it."""
 
-    def __init__(self, key_file: Path, listen: Sequence[str]) -> None:
+    def __init__(
+        self,
+        key_file: Path | None,
+        listen: Sequence[str],
+        announce: Sequence[str] = (),
+        start_deadline: float = START_DEADLINE,
+    ) -> None:
         self.control = runtime_folder() / f"{secrets.token_hex(8)}.sock"
+        # No -bootstrapPeers: p2pd ends at once if none of them answers, and can't be told of others later. We dial.
         self._arguments = [
-            f"-id={key_file}",
+            *([f"-id={key_file}"] if key_file else []),
             f"-listen=/unix{self.control}",
             f"-hostAddrs={','.join(listen)}",
+            *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             "-dhtServer=1",
             "-autonat=1",
             "-natPortMap=0",
@@ -54,19 +67,25 @@ class P2pDaemon:
             "-relayDiscovery=0",
             "-tls=1",
         ]
-        # No -bootstrapPeers: p2pd ends at once if none of them answers, and can't be told of others later. We dial.
-        self._listen = listen
+        self._listen, self._start_deadline = listen, start_deadline
         self._process: asyncio.subprocess.Process | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._last_line = ""
 
     @property
     def pid(self) -> int | None:
         """Process id, once started."""
         return self._process.pid if self._process else None
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
-        """Start it and wait until it listens. Raises PortInUse, or NodeError with what it printed last."""
+        """Start it and wait until it listens.
+
+        Raises PortInUse, ConfigError if an address can't be listened on, NodeError with what it printed last.
+        """
         for address in self._listen:
             _check_free(address)
         try:
@@ -77,17 +96,21 @@ class P2pDaemon:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 env={**os.environ, "GOLOG_LOG_FMT": "json", "GOLOG_LOG_LEVEL": "error"},
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
             )
         except OSError as error:
             raise NodeError(f"p2pd can't run on this machine ({error.strerror}): lowcomm needs Linux x86-64.") from None
         try:
-            async with asyncio.timeout(START_DEADLINE):
+            async with asyncio.timeout(self._start_deadline):
                 await self._wait_ready(self._process)
         except TimeoutError:
-            await self.stop()
-            raise NodeError(f"p2pd did not start within {START_DEADLINE:.0f} s: is this machine overloaded?") from None
-        self._draining = asyncio.create_task(self._drain(self._process))
+            raise NodeError(
+                f"p2pd did not start within {self._start_deadline:g} s: is this machine overloaded?"
+            ) from None
+        finally:
+            # Also when we are cancelled: a child that nobody drains or stops must not stay.
+            if self._draining is None:
+                await self.stop()
 
     async def stop(self) -> None:
         """End it by its own process id, and remove its socket."""
@@ -106,55 +129,69 @@ class P2pDaemon:
         self.control.unlink(missing_ok=True)
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            self._last_line = line.decode(errors="replace").strip() or self._last_line
-            if self._last_line.startswith("Peer ID:"):
+        last = ""
+        while (line := await _read_line(process)) is not None:
+            last = line or last
+            if line.startswith("Peer ID:"):
+                self._draining = asyncio.create_task(_drain(process))
                 return
-            if "address already in use" in self._last_line:
-                await self.stop()
-                raise PortInUse(f"{', '.join(self._listen)} is in use: choose another port, or 0 for any free one.")
         await process.wait()
-        self.control.unlink(missing_ok=True)
-        if "failed to listen" in self._last_line:
-            raise PortInUse(
-                f"{', '.join(self._listen)} can't be listened on: choose another port, or 0 for any free one."
-            )
-        raise NodeError(f"p2pd ended at once: {self._last_line[:300]}")
+        if "address already in use" in last or "failed to listen" in last:
+            raise PortInUse(f"{', '.join(self._listen)} is in use: choose another port, or 0 for any free one.")
+        raise NodeError(f"p2pd ended at once: {last[:300] or f'exit code {process.returncode}'}")
 
-    async def _drain(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while True:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:  # a line longer than the buffer
-                continue
-            if not line:
-                return
-            log.debug("p2pd", line=line.decode(errors="replace").strip()[:500])
+
+async def _read_line(process: asyncio.subprocess.Process) -> str | None:
+    """The next line that it prints; None at the end. A line longer than the buffer is lost."""
+    assert process.stdout is not None
+    try:
+        line = await process.stdout.readline()
+    except ValueError:
+        return ""
+    return line.decode(errors="replace").strip() if line else None
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    while (line := await _read_line(process)) is not None:
+        log.debug("p2pd", line=line[:500])
 
 
 def _check_free(listen: str) -> None:
-    """Raise PortInUse if a TCP port is taken: p2pd would share it, and each connection reach one of the two by chance."""
-    _, family, host, transport, port, *_ = [*listen.split("/"), "", "", ""]
-    if transport != "tcp" or port == "0" or family not in ("ip4", "ip6"):
-        return
-    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Raise PortInUse if a port is taken: p2pd would share it, and each connection reach one of the two by chance."""
+    _, family, host, transport, port, *_ = [*listen.split("/"), "", "", "", "", ""]
+    if family not in ("ip4", "ip6") or transport not in ("tcp", "udp") or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{listen!r} can't be listened on: expected an address such as /ip4/0.0.0.0/tcp/31337.")
+    kind = socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM
+    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, kind) as probe:
+        if transport == "tcp":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, int(port)))
         except OSError as error:
-            raise PortInUse(
-                f"{listen} can't be listened on ({error.strerror}): choose another port, or 0 for any."
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(f"{listen} is in use: choose another port, or 0 for any free one.") from None
+            raise ConfigError(
+                f"{listen} can't be listened on ({error.strerror}): choose an address of this machine, "
+                "such as 0.0.0.0 for all, and another port, or 0 for any free one."
             ) from None
 
 
 def _binary() -> Path:
-    import hivemind.hivemind_cli as cli  # takes seconds to import
+    # Found without an import, which would take seconds.
+    package = importlib.util.find_spec("hivemind")
+    if package is None or not package.submodule_search_locations:
+        raise NodeError("hivemind is not installed: install lowcomm-node again.")
+    return Path(package.submodule_search_locations[0]) / "hivemind_cli" / "p2pd"
 
-    return Path(next(iter(cli.__path__))) / "p2pd"
 
+def _ending_with(parent: int) -> Callable[[], None]:
+    """What the child runs between fork and exec: the kernel shall end it when this process dies."""
+    prctl = ctypes.CDLL(None).prctl
 
-def _end_with_parent() -> None:
-    # Runs between fork and exec. SIGTERM, not SIGKILL: p2pd removes its control socket on the way out.
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    def end_with_parent() -> None:
+        # SIGTERM, not SIGKILL: p2pd removes its control socket on the way out.
+        prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it died before we could ask
+            os._exit(1)
+
+    return end_with_parent

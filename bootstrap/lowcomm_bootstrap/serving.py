@@ -1,0 +1,138 @@
+"""``lowcomm-bootstrap serve``: from settings to a running server, and what it prints."""
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowcomm_bootstrap.registry import Registry
+from lowcomm_bootstrap.server import BootstrapServer
+from lowcomm_node.discovery.hivemind import HivemindDiscovery
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.files import HomeLock, load_or_create_identity
+from lowcomm_protocol.errors import SignatureError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.run import SignedRun, parse_toml, read_signed_run, sign_run
+
+MAX_RUN_FILE = 1024**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """The flags of ``serve``."""
+
+    home: Path
+    host: str
+    port: int
+    announce: tuple[str, ...]
+    runs: tuple[Path, ...]
+    closed: bool
+    max_runs: int
+    json: bool
+    quiet: bool
+
+
+def run_server(settings: ServeSettings) -> int:
+    """Serve until SIGINT or SIGTERM; the exit code. Raises LowcommError that ended it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_serve(settings))
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: ServeSettings) -> int:
+    with HomeLock(settings.home / "lock"):
+        identity = load_or_create_identity(settings.home / "identity.key")
+        registry = Registry(settings.home / "runs", settings.max_runs)
+        for file in settings.runs:
+            registry.add(read_run(file, identity))
+        host = settings.host.strip("[]")
+        discovery = HivemindDiscovery(
+            identity=identity,
+            key_file=settings.home / "identity.key",
+            listen=(f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{settings.port}",),
+            announce=settings.announce,
+        )
+        printer = Printer(settings.json, settings.quiet)
+        server = BootstrapServer(discovery, registry, settings.closed, printer.tell)
+        _stop_on_signal(asyncio.current_task())
+        try:
+            await server.start()
+            ready = {"event": "ready", "peer_id": identity.peer_id, "addresses": list(discovery.addresses())}
+            printer.tell(ready)
+            await server.run()
+        except asyncio.CancelledError:
+            printer.tell({"event": "stopping"})
+        finally:
+            await server.close()
+    return 0
+
+
+def read_run(path: Path, creator: Identity) -> SignedRun:
+    """Read a run.toml, which ``creator`` then signs, or a run that is signed already.
+
+    Raises ConfigError, SpecError, SignatureError, VersionError; each names the file.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_RUN_FILE)
+        if data.lstrip().startswith(b"{"):
+            return read_signed_run(data, str(path))
+        return sign_run(parse_toml(data.decode(), str(path)), creator)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}: name a run.toml or a signed run.") from None
+    except SignatureError as error:
+        raise SignatureError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    except UnicodeError:
+        raise ConfigError(f"{path}: not text in UTF-8: name a run.toml or a signed run.") from None
+
+
+class Printer:
+    """Tells events on stdout: JSON lines, or words."""
+
+    def __init__(self, as_json: bool, quiet: bool) -> None:
+        self._as_json, self._quiet = as_json, quiet
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Print one event. Whoever read our output may have gone; that is no reason to stop serving."""
+        if not self._quiet:
+            with suppress(BrokenPipeError):
+                print(json.dumps(event) if self._as_json else _in_words(event), flush=True)
+
+
+def _stop_on_signal(serving: asyncio.Task[Any] | None) -> None:
+    """The first SIGINT or SIGTERM stops cleanly, the second at once (p2pd ends with us)."""
+    assert serving is not None
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        for number in numbers:
+            loop.add_signal_handler(number, os._exit, 128 + number)
+        serving.cancel()
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+
+
+def _in_words(event: dict[str, Any]) -> str:
+    run = f"{event.get('name')}@{event.get('fingerprint')}"
+    match event["event"]:
+        case "ready":
+            addresses = event["addresses"]
+            command = f"lowcomm-node join --peers {addresses[0]}" if addresses else "no address can be reached"
+            return "\n".join(["ready; peers can join at", *(f"  {address}" for address in addresses), "", command])
+        case "run.adopted":
+            return f"keeping run {run} published"
+        case "run.peers":
+            return f"run {run} has {event['peers']} peers"
+        case "run.not_kept" | "run.not_published":
+            return f"warning: run {run}: {event['reason']}"
+        case "run.damaged":
+            return f"warning: {event['path']} is not a sound signed run and not published; restore it or remove it"
+        case other:
+            return str(other)

@@ -1,0 +1,78 @@
+"""DHT peers in the process of a test, each with its own p2pd; what they start is always ended."""
+
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from time import time
+from typing import Any
+
+from lowcomm_node.discovery.hivemind import HivemindDiscovery
+from lowcomm_node.discovery.keys import peers_key
+from lowcomm_node.files import load_or_create_identity
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.records import PeerInfo, Phase, write_record
+
+RUN_ID = "ab" * 32
+KEY = peers_key(RUN_ID)
+
+
+def record_of(peer: Identity, life: float = 60.0, step: int = 0) -> bytes:
+    """A signed record, issued now."""
+    now = time()
+    return write_record(
+        PeerInfo(
+            peer_id=peer.peer_id, run_id=RUN_ID, phase=Phase.TRAINING, issued=now, expires=now + life, swarm_step=step
+        ),
+        peer,
+    )
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Peer(HivemindDiscovery):
+    """A DHT peer with a home of its own."""
+
+    def __init__(self, home: Path, peers: Sequence[str] = (), port: int = 0, **options: Any) -> None:
+        self.identity = load_or_create_identity(home / "identity.key")
+        super().__init__(
+            identity=self.identity,
+            key_file=home / "identity.key",
+            listen=[f"/ip4/127.0.0.1/tcp/{port}"],
+            initial_peers=peers,
+            **options,
+        )
+
+    async def tell(self, life: float = 60.0, step: int = 0) -> bool:
+        """Publish a record of ours."""
+        return await self.publish(KEY, self.peer_id, record_of(self.identity, life, step), life)
+
+    async def sees(self) -> set[str]:
+        """The peers of the run, as the DHT tells."""
+        return set(await self.lookup(KEY))
+
+
+class Dht:
+    """Makes peers in folders of their own; ``close`` ends them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._peers: list[Peer] = []
+
+    async def peer(self, *peers: Sequence[str], home: str = "", port: int = 0, **options: Any) -> Peer:
+        """A started peer that enters at the addresses of others."""
+        addresses = [address for addresses in peers for address in addresses]
+        peer = Peer(self._folder / (home or secrets.token_hex(4)), addresses, port, **options)
+        self._peers.append(peer)
+        await peer.start()
+        return peer
+
+    async def close(self) -> None:
+        """End everything."""
+        for peer in self._peers:
+            await peer.close()

@@ -1,0 +1,205 @@
+"""``lowcomm-bootstrap serve`` as a real process: the door stays where it is, and runs stay published."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from dht import Dht
+from kit import Process, Swarm, descendants, run
+from test_mistakes import assert_one_clear_line
+
+from lowcomm_bootstrap.registry import Registry
+from lowcomm_node.discovery.hivemind import HivemindDiscovery
+from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
+from lowcomm_protocol.identity import Identity, identity_from_libp2p
+from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+from waiting import until, until_async
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+CREATOR = Identity(b"c" * 32)
+
+
+@pytest.fixture
+async def dht(tmp_path: Path, swarm: Swarm) -> AsyncIterator[Dht]:
+    dht = Dht(tmp_path / "dht")
+    try:
+        yield dht
+    finally:
+        await dht.close()
+
+
+def make_run(name: str) -> SignedRun:
+    return sign_run(parse_toml(f'[run]\nname = "{name}"\n'), CREATOR)
+
+
+async def start(swarm: Swarm, *arguments: str) -> Process:
+    """Start the server while the event loop of the test goes on."""
+    return await asyncio.to_thread(swarm.bootstrap, *arguments)
+
+
+async def until_published(peer: HivemindDiscovery, *runs: SignedRun) -> None:
+    wanted = {run.run_id for run in runs}
+
+    async def published() -> bool:
+        return wanted <= set(await peer.lookup(RUNS_KEY))
+
+    await until_async(published, 30, f"{len(wanted)} runs are published")
+
+
+async def test_it_publishes_a_specification_under_its_own_name(swarm: Swarm, dht: Dht) -> None:
+    await start(swarm, "--run", str(swarm.spec()))
+    peer = await dht.peer([swarm.address])
+    (data,) = (await peer.lookup(RUNS_KEY)).values()
+    assert json.loads(data)["creator"] == swarm.address.rpartition("/")[2]
+
+
+async def test_runs_of_creators_are_adopted_and_survive_its_death(swarm: Swarm, dht: Dht, tmp_path: Path) -> None:
+    signed, created = make_run("signed"), make_run("created")
+    (tmp_path / "signed.json").write_bytes(signed.to_bytes())
+    door = await start(swarm, "--run", str(tmp_path / "signed.json"))
+    ada = await dht.peer([swarm.address])
+    assert await ada.publish(RUNS_KEY, created.run_id, created.to_bytes(), 60)
+    await asyncio.to_thread(until, lambda: door.events("run.adopted"), 30, "the run is adopted")
+    children = descendants(door.child.pid)
+
+    door.end(signal.SIGKILL)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in children), 15, "its p2pd ends with it")
+    # The registry alone brings the runs back: whoever else held them is gone.
+    await ada.close()
+    again = await start(swarm)
+    assert again.child.pid != door.child.pid, "at the same address, with the same identity: the kit checks it"
+    newcomer = await dht.peer([swarm.address])
+    await until_published(newcomer, signed, created)
+
+
+async def test_a_killed_bootstrap_is_found_again_without_a_restart_of_anybody(swarm: Swarm, dht: Dht) -> None:
+    door = await start(swarm, "--run", str(swarm.spec()))
+    ada, bob = await dht.peer([swarm.address]), await dht.peer([swarm.address])
+    assert await ada.tell() and await bob.tell()
+    door.end(signal.SIGKILL)
+    await ada.check_connection()
+    assert await ada.tell() and await bob.tell()
+    assert await ada.sees() == {ada.peer_id, bob.peer_id}, "those who know each other go on"
+    await start(swarm)
+    id_of_door = swarm.address.rpartition("/")[2]
+
+    async def found_again() -> bool:
+        await ada.check_connection()
+        await bob.check_connection()
+        known = [{str(peer) for peer in peer_._node.protocol.routing_table.peer_id_to_uid} for peer_ in (ada, bob)]
+        return all(id_of_door in peers for peers in known)
+
+    await until_async(found_again, 60, "both know the bootstrap again")
+    newcomer = await dht.peer([swarm.address])
+    assert await newcomer.sees() == {ada.peer_id, bob.peer_id}
+
+
+async def test_it_counts_the_peers_of_its_runs(swarm: Swarm, dht: Dht, tmp_path: Path) -> None:
+    from time import time
+
+    from lowcomm_protocol.records import PeerInfo, Phase, write_record
+
+    run_ = make_run("a")
+    (tmp_path / "run.json").write_bytes(run_.to_bytes())
+    door = await start(swarm, "--run", str(tmp_path / "run.json"))
+    ada = await dht.peer([swarm.address])
+    now = time()
+    info = PeerInfo(peer_id=ada.peer_id, run_id=run_.run_id, phase=Phase.TRAINING, issued=now, expires=now + 60)
+    assert await ada.publish(peers_key(run_.run_id), ada.peer_id, write_record(info, ada.identity), 60)
+    await asyncio.to_thread(until, lambda: [e for e in door.events("run.peers") if e["peers"] == 1], 30, "counted")
+
+
+async def test_a_closed_server_keeps_only_its_own_runs(swarm: Swarm, dht: Dht) -> None:
+    door = await start(swarm, "--closed", "--run", str(swarm.spec()))
+    ada = await dht.peer([swarm.address])
+    stranger = make_run("stranger")
+    assert await ada.publish(RUNS_KEY, stranger.run_id, stranger.to_bytes(), 600)
+    own = peers_key(next(iter(set(await ada.lookup(RUNS_KEY)) - {stranger.run_id})))
+    assert await ada.lookup(own) == {}
+    assert door.end() == 0
+    assert [run.spec.run.name for run in Registry(door.home / "runs").runs()] == ["test"]
+
+
+def test_it_stops_cleanly_at_the_first_signal(swarm: Swarm) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        door = swarm.bootstrap()
+        children = descendants(door.child.pid)
+        assert children
+        assert door.end(number) == 0
+        assert door.events("stopping")
+        assert not any(psutil.pid_exists(pid) for pid in children)
+    assert "Traceback" not in door.output
+    assert list((Path(os.environ["XDG_RUNTIME_DIR"]) / "lowcomm").iterdir()) == []
+
+
+def test_it_stops_at_once_at_the_second_signal(swarm: Swarm) -> None:
+    door = swarm.bootstrap()
+    children = descendants(door.child.pid)
+    for pid in children:
+        os.kill(pid, signal.SIGSTOP)  # so that a clean end takes its time
+    door.child.send_signal(signal.SIGTERM)
+    until(lambda: door.events("stopping"), 10, "it says that it stops")
+    assert door.end(signal.SIGINT, timeout=2.5) == 128 + signal.SIGINT
+    for pid in children:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in children), 15, "its p2pd ends")
+    assert "Traceback" not in door.output
+
+
+def test_it_prints_what_volunteers_type(swarm: Swarm) -> None:
+    door = Process(
+        *(swarm.folder / "b", "lowcomm_bootstrap", "serve", "--host", "127.0.0.1", "--port", "0"),
+        *("--home", str(swarm.folder / "b"), "--announce", "/dns4/boot.example.org/tcp/31337"),
+    )
+    swarm.processes.append(door)
+    until(lambda: "join --peers" in door.output, 90, "ready")
+    peer_id = run("lowcomm_bootstrap", "id", "--home", str(door.home)).stdout.strip()
+    assert f"lowcomm-node join --peers /dns4/boot.example.org/tcp/31337/p2p/{peer_id}" in door.output.splitlines()
+
+
+def test_id_and_runs_need_no_server(tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path / "home"))
+    shown = run("lowcomm_bootstrap", "id", "--json", *home)
+    assert shown.returncode == 0, shown.stderr
+    key = identity_from_libp2p((tmp_path / "home" / "identity.key").read_bytes())
+    assert json.loads(shown.stdout) == {"peer_id": key.peer_id}
+    assert run("lowcomm_bootstrap", "id", *home).stdout.strip() == key.peer_id
+    Registry(tmp_path / "home" / "runs").add(make_run("a"))
+    (tmp_path / "home" / "runs" / "x.json").write_text("rubbish")
+    listed = run("lowcomm_bootstrap", "runs", "--json", *home)
+    assert [json.loads(line)["name"] for line in listed.stdout.splitlines()] == ["a"]
+    assert "x.json" in listed.stderr
+    assert f"a@{make_run('a').fingerprint}" in run("lowcomm_bootstrap", "runs", *home).stdout
+
+
+def test_the_home_is_that_of_systemd_unless_one_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path / 'state'}:{tmp_path / 'other'}")
+    peer_id = run("lowcomm_bootstrap", "id").stdout.strip()
+    assert peer_id == run("lowcomm_bootstrap", "id", "--home", str(tmp_path / "state")).stdout.strip()
+    assert not (tmp_path / "other").exists()
+
+
+def test_mistakes_end_with_one_clear_line(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    serve = ("lowcomm_bootstrap", "serve", "--home", str(home), "--port", "0")
+    bad = tmp_path / "bad.toml"
+    bad.write_text('[run]\nname = "a"\nstps = 1\n')
+    assert_one_clear_line(run(*serve, "--run", str(bad)), 78, str(bad), "steps")
+    assert_one_clear_line(run(*serve, "--run", str(tmp_path / "none")), 78, str(tmp_path / "none"), "run.toml")
+    assert_one_clear_line(run(*serve, "--host", "203.0.113.7"), 78, "203.0.113.7", "0.0.0.0")
+    assert_one_clear_line(run(*serve, "--announce", "boot.example.org:31337"), 78, "boot.example.org", "/dns4/")
+    assert_one_clear_line(run("lowcomm_bootstrap", "id", "--home", "/proc/none"), 78, "/proc/none", "--home")
+    (home / "identity.key").write_bytes(b"rubbish")
+    assert_one_clear_line(run(*serve), 78, "identity.key", "Restore it")
+    assert run(*serve, "--prot", "3").returncode == 2
+
+
+def test_a_home_has_one_server(swarm: Swarm) -> None:
+    door = swarm.bootstrap()
+    second = run("lowcomm_bootstrap", "serve", "--port", "0", "--home", str(door.home))
+    assert_one_clear_line(second, 75, str(door.child.pid), "another --home")

@@ -1,0 +1,426 @@
+"""The DHT holds among strangers, through deaths and returns: real p2pd processes on loopback."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from time import monotonic, time
+
+import psutil
+import pytest
+from dht import KEY, Dht, Peer, free_port, record_of
+
+from lowcomm_node.discovery import twin
+from lowcomm_node.discovery.keys import RUNS_KEY, pack
+from lowcomm_node.discovery.p2pd import runtime_folder
+from lowcomm_node.errors import ConfigError, NodeError, NoPeers, PortInUse, RetryLater, Unhealthy
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.run import parse_toml, sign_run
+from waiting import until, until_async
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(180)]
+STRANGER = Identity(b"s" * 32)
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the control sockets, of this test alone; a short one, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder) / "lowcomm"
+
+
+@pytest.fixture
+async def dht(tmp_path: Path, sockets: Path) -> AsyncIterator[Dht]:
+    dht = Dht(tmp_path)
+    try:
+        yield dht
+    finally:
+        await dht.close()
+        assert names_in(sockets) == [], "nothing is left behind"
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder."""
+    return [path.name for path in folder.iterdir()]
+
+
+def pid_of(peer: Peer) -> int:
+    assert peer._daemon is not None
+    assert peer._daemon.pid is not None
+    return peer._daemon.pid
+
+
+async def force(peer: Peer, value: bytes, subkey: str, life: float, **options: bool) -> list[bool] | None:
+    """Make others store what ``peer`` itself would not: what one of them answers, asked past all checks of ours."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.utils import MSGPackSerializer
+
+    protocol = peer._node.protocol
+    other = next(iter(protocol.routing_table.peer_id_to_uid))
+    key = DHTID.generate(source=KEY)
+    return await protocol.call_store(
+        other, [key], [MSGPackSerializer.dumps(value)], [time() + life], subkeys=[subkey], **options
+    )
+
+
+async def test_peers_see_each_others_records_through_a_third(dht: Dht) -> None:
+    door = await dht.peer()
+    ada, bob = await dht.peer(door.addresses()), await dht.peer(door.addresses())
+    assert await ada.tell() and await bob.tell()
+    everybody = {ada.peer_id, bob.peer_id}
+    for peer in (ada, bob, door):
+        assert await peer.sees() == everybody
+    assert await ada.check_connection() >= 1
+    new = record_of(ada.identity, step=7)
+    assert await ada.publish(KEY, ada.peer_id, new, 60)
+    assert (await bob.lookup(KEY))[ada.peer_id] == new, "the newest"
+
+
+async def test_addresses_serve_as_entry_points(dht: Dht) -> None:
+    ada = await dht.peer()
+    assert ada.addresses()[0].startswith("/ip4/127.0.0.1/tcp/") and ada.addresses()[0].endswith(f"/p2p/{ada.peer_id}")
+    bob = await dht.peer(ada.addresses())
+    cleo = await dht.peer(bob.addresses())
+    assert await ada.tell()
+    assert await cleo.sees() == {ada.peer_id}
+
+
+async def test_a_record_expires_in_the_dht(dht: Dht) -> None:
+    ada = await dht.peer()
+    bob = await dht.peer(ada.addresses())
+    assert await ada.tell(life=2.0)
+    assert await bob.sees() == {ada.peer_id}
+
+    async def gone() -> bool:
+        return not await bob.sees()
+
+    await until_async(gone, 10, "the record expires")
+
+
+async def test_a_record_under_someone_elses_name_is_refused_by_the_storer(dht: Dht) -> None:
+    ada = await dht.peer()
+    evil = await dht.peer(ada.addresses())
+    assert await ada.tell()
+    # The control: a sound record of a stranger is taken on the same way.
+    assert await force(evil, pack(KEY, record_of(STRANGER)), STRANGER.peer_id, 59) == [True]
+    forged = pack(KEY, record_of(evil.identity))
+    assert await force(evil, forged, ada.peer_id, 500) == [False], "another's subkey"
+    assert await force(evil, b"X" + forged, evil.peer_id, 500) == [False], "another kind"
+    assert await force(evil, pack(KEY, record_of(evil.identity, life=500)), evil.peer_id, 9e9) == [False], (
+        "for centuries"
+    )
+    assert await force(evil, pack(KEY, record_of(evil.identity, life=5)), evil.peer_id, 500) == [False], "too long"
+    run = sign_run(parse_toml('[run]\nname = "a"\n'), STRANGER)
+    assert await force(evil, pack(RUNS_KEY, run.to_bytes()), run.run_id, 60) == [False], "under another key"
+    assert await ada.sees() == {ada.peer_id, STRANGER.peer_id}
+
+
+async def test_a_forged_record_is_refused_by_the_reader_and_hides_no_other(dht: Dht) -> None:
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.storage import DHTLocalStorage
+    from hivemind.utils import MSGPackSerializer
+
+    ada = await dht.peer()
+    evil, reader = await dht.peer(ada.addresses()), await dht.peer(ada.addresses())
+    # A storer without any scruples, the only one that has ada's record; it claims that nothing could be newer.
+    storage = evil._node.protocol.storage = DHTLocalStorage()
+    forged = MSGPackSerializer.dumps(pack(KEY, record_of(evil.identity)))
+    sound = MSGPackSerializer.dumps(pack(KEY, record_of(ada.identity)))
+    key = DHTID.generate(source=KEY)
+    storage.store_subkey(key, reader.peer_id, forged, time() + 50)
+    storage.store_subkey(key, ada.peer_id, sound, time() + 50)
+    storage.store_subkey(key, evil.peer_id, MSGPackSerializer.dumps(7), time() + 50)
+    storage.data[key] = type(storage.data[key])(storage.data[key].value, float("inf"))
+    assert await reader.sees() == {ada.peer_id}
+    answer = (await reader._node.protocol.call_find(evil._p2p.peer_id, [key]))[key][0]
+    assert answer.expiration_time < time() + 60, "its claim would end the search for better answers"
+
+
+async def test_a_record_that_expires_on_the_way_hides_no_other(dht: Dht) -> None:
+    ada = await dht.peer()
+    storer, reader = await dht.peer(ada.addresses()), await dht.peer(ada.addresses())
+    assert await ada.tell()
+    # The storer lets it live longer than its signer does; the reader must mind only that one.
+    assert await force(storer, pack(KEY, record_of(STRANGER, life=1)), STRANGER.peer_id, 30) == [True]
+    began = time()
+
+    async def expired() -> bool:
+        return time() - began > 1
+
+    await until_async(expired, 5, "the stranger's record expires")
+    protocol = reader._node.protocol
+    from hivemind.dht.routing import DHTID
+
+    key = DHTID.generate(source=KEY)
+    for other in protocol.routing_table.peer_id_to_uid:
+        found = (await protocol.call_find(other, [key]))[key][0]
+        assert found is not None
+        assert set(found.value.data) == {ada.peer_id}
+
+
+async def test_nothing_can_be_put_in_a_cache(dht: Dht) -> None:
+    ada = await dht.peer()
+    evil = await dht.peer(ada.addresses())
+    assert await ada.tell(life=20)
+    assert await force(evil, pack(KEY, record_of(evil.identity, life=500)), evil.peer_id, 499, in_cache=True) == [False]
+    evil._node.protocol.storage.clear()
+    assert await evil.sees() == {ada.peer_id}
+
+
+async def test_a_peer_can_not_choose_its_place(dht: Dht) -> None:
+    from hivemind.dht.routing import DHTID
+    from hivemind.p2p import PeerID
+
+    ada = await dht.peer()
+    evil = await dht.peer(ada.addresses(), require_peers=False)
+    protocol = ada._node.protocol
+    before = dict(protocol.routing_table.uid_to_peer_id)
+    await protocol.update_routing_table(DHTID.generate(source=KEY), PeerID.from_base58(STRANGER.peer_id))
+    assert protocol.routing_table.uid_to_peer_id == before
+    assert evil.peer_id in {str(peer) for peer in before.values()}
+
+
+async def test_storage_is_bounded(dht: Dht, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowcomm_node.discovery import guard
+
+    monkeypatch.setattr(guard, "MAX_KEY_BYTES", 3 * len(record_of(STRANGER)))
+    ada = await dht.peer()
+    evil = await dht.peer(ada.addresses())
+    flood = [Identity(bytes([number]) * 32) for number in range(1, 8)]
+    taken = [await force(evil, pack(KEY, record_of(one)), one.peer_id, 59) for one in flood]
+    assert taken[0] == [True]
+    assert taken[-1] == [False]
+    assert 1 <= len(await ada.sees()) <= 3
+    assert await force(evil, pack(KEY, record_of(flood[0], step=1)), flood[0].peer_id, 59.5) in ([True], [False])
+
+
+async def test_a_bootstrap_that_was_killed_and_comes_back_is_found_again(dht: Dht) -> None:
+    port = free_port()
+    door = await dht.peer(home="door", port=port)
+    ada = await dht.peer(door.addresses())
+    bob = await dht.peer(door.addresses())
+    assert await ada.tell() and await bob.tell()
+    os.kill(pid_of(door), signal.SIGKILL)
+    await door.close()
+    assert await ada.sees() >= {ada.peer_id}, "those who are left go on"
+    assert await ada.check_connection() >= 1
+    assert await ada.tell() and await bob.tell()
+    assert await ada.sees() == {ada.peer_id, bob.peer_id}
+
+    again = await dht.peer(home="door", port=port)
+    assert again.peer_id == door.peer_id
+
+    async def everybody_is_back() -> bool:
+        await ada.check_connection()
+        await bob.check_connection()
+        return await again.check_connection() >= 2
+
+    await until_async(everybody_is_back, 60, "the nodes find the bootstrap again")
+    new = await dht.peer(again.addresses())
+    assert await new.sees() == {ada.peer_id, bob.peer_id}
+
+
+async def test_a_peers_own_address_serves_when_the_bootstrap_is_dead(dht: Dht) -> None:
+    door = await dht.peer()
+    ada, bob = await dht.peer(door.addresses()), await dht.peer()
+    assert await bob.tell()
+    ada.add_entry_points([*bob.addresses(), "rubbish", *ada.addresses()])
+    await door.close()
+
+    async def found() -> bool:
+        await ada.check_connection()
+        return bob.peer_id in await ada.sees()
+
+    await until_async(found, 60, "bob is found without the bootstrap")
+
+
+def test_learned_entry_points_are_bounded_and_never_displace_the_owners(tmp_path: Path, sockets: Path) -> None:
+    given = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER.peer_id}"
+    peer = Peer(tmp_path, [given])
+    peer.add_entry_points([f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER.peer_id}" for port in range(2, 500)])
+    kept = [str(entry) for entry in peer._entry_points]
+    assert kept[0] == given
+    assert len(kept) == 32
+    assert kept[-1].split("/")[4] == "499", "the newest are kept"
+
+
+async def test_p2pd_that_dies_is_started_again(dht: Dht) -> None:
+    door = await dht.peer()
+    ada, bob = await dht.peer(door.addresses()), await dht.peer(door.addresses())
+    first = pid_of(ada)
+    os.kill(first, signal.SIGKILL)
+
+    async def back() -> bool:
+        connected = await ada.check_connection()
+        return connected > 0 and pid_of(ada) != first and await ada.tell()
+
+    await until_async(back, 60, "a new p2pd is connected")
+    assert await bob.sees() == {ada.peer_id}
+
+
+async def test_leaving_takes_no_time_when_p2pd_is_dead(dht: Dht) -> None:
+    ada = await dht.peer()
+    os.kill(pid_of(ada), signal.SIGKILL)
+    began = monotonic()
+    await ada.close()
+    assert monotonic() - began < 15
+    assert await ada.lookup(KEY) == {}
+    assert not await ada.tell()
+
+
+async def test_an_identity_can_not_be_in_a_swarm_twice(
+    dht: Dht, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(twin, "GOING", 1.0)
+    door = await dht.peer()
+    ada = await dht.peer(door.addresses(), home="ada")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "identity.key").write_bytes((tmp_path / "ada" / "identity.key").read_bytes())
+    with pytest.raises(RetryLater, match=ada.peer_id):
+        await dht.peer(door.addresses(), home="copy")
+    await ada.close()
+    again = await dht.peer(door.addresses(), home="copy")
+    assert again.peer_id == ada.peer_id, "once the first is gone, it may come back"
+
+
+async def test_no_entry_point_answers(dht: Dht) -> None:
+    address = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{STRANGER.peer_id}"
+    with pytest.raises(NoPeers) as caught:
+        await dht.peer([address])
+    assert address in str(caught.value)
+    assert caught.value.exit_code == 6
+    alone = await dht.peer([address], require_peers=False)
+    assert await alone.tell()
+    assert await alone.sees() == {alone.peer_id}
+    assert await alone.check_connection() == 0
+
+
+async def test_another_peer_at_the_given_address_is_not_taken_for_the_one_that_was_meant(dht: Dht) -> None:
+    door = await dht.peer()
+    wrong = door.addresses()[0].rpartition("/")[0] + "/" + STRANGER.peer_id
+    with pytest.raises(NoPeers, match=STRANGER.peer_id):
+        await dht.peer([wrong])
+
+
+async def test_a_port_in_use(dht: Dht) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"{port}.*choose another port"):
+            await dht.peer(port=port)
+
+
+async def test_an_address_that_is_not_of_this_machine(dht: Dht, tmp_path: Path) -> None:
+    for listen in ("/ip4/203.0.113.7/tcp/0", "/ip4/no.such.host/tcp/0", "localhost:3"):
+        peer = Peer(tmp_path / "x")
+        peer._listen = (listen,)
+        with pytest.raises(ConfigError, match="can't be listened on"):
+            await peer.start()
+
+
+async def test_p2pd_that_is_missing_or_mute_is_one_clear_error(
+    dht: Dht, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from lowcomm_node.discovery import p2pd
+
+    script = tmp_path / "p2pd"
+    monkeypatch.setattr(p2pd, "_binary", lambda: script)
+    with pytest.raises(NodeError, match="can't run on this machine"):
+        await dht.peer()
+    script.write_text("#!/bin/sh\necho broken as promised\nexit 3\n")
+    script.chmod(0o755)
+    with pytest.raises(NodeError, match="broken as promised"):
+        await dht.peer()
+    script.write_text("#!/bin/sh\nexec sleep 1000\n")
+    with pytest.raises(NodeError, match=r"did not start within 0\.5 s"):
+        await dht.peer(start_deadline=0.5)
+    assert not [child for child in psutil.Process().children() if "sleep" in child.cmdline()]
+
+
+def test_the_folder_of_sockets_must_be_ours_alone(sockets: Path) -> None:
+    assert runtime_folder().stat().st_mode & 0o777 == 0o700
+    sockets.chmod(0o755)
+    with pytest.raises(NodeError, match="open to other users"):
+        runtime_folder()
+    sockets.rmdir()
+    sockets.symlink_to("/tmp")
+    with pytest.raises(NodeError, match="open to other users"):
+        runtime_folder()
+    sockets.unlink()
+
+
+def test_a_socket_folder_with_a_long_name_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp/" + "x" * 100)
+    assert len(str(runtime_folder() / ("x" * 30))) < 108
+
+
+SKEWED = """
+import sys, time
+real = time.time
+time.time = lambda: real() + float(sys.argv.pop(1))  # before anything has imported it
+OFFSET = time.time() - real()
+time.time = lambda: real() + OFFSET
+from lowcomm_bootstrap.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("offset", "words"), [("20", "20 s behind"), ("-20", "20 s ahead of"), ("1", "")])
+async def test_a_clock_that_is_off_is_named(dht: Dht, tmp_path: Path, offset: str, words: str) -> None:
+    arguments = ("serve", "--json", "--host", "127.0.0.1", "--port", "0", "--home", str(tmp_path / "door"))
+    door = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SKEWED, offset, *arguments), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert door.stdout is not None
+        async with asyncio.timeout(90):
+            addresses = json.loads(await door.stdout.readline())["addresses"]
+        if words:
+            with pytest.raises(Unhealthy, match=words) as caught:
+                await dht.peer(addresses)
+            assert "set it right" in str(caught.value)
+        else:
+            assert await (await dht.peer(addresses)).check_connection() == 1
+    finally:
+        door.terminate()
+        await door.wait()
+
+
+CHILD = """
+import asyncio, json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+from lowcomm_node.logs import configure_logs
+configure_logs()
+from pathlib import Path
+from dht import Peer
+async def live():
+    peer = Peer(Path(sys.argv[2]))
+    await peer.start()
+    print(json.dumps({"pid": peer._daemon.pid, "socket": str(peer._daemon.control)}), flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(live())
+"""
+
+
+async def test_p2pd_and_its_socket_go_when_their_parent_is_killed(tmp_path: Path, sockets: Path) -> None:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CHILD, json.dumps(sys.path), str(tmp_path)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(90):
+            started = json.loads(await child.stdout.readline())
+        assert names_in(sockets) == [Path(started["socket"]).name]
+        assert psutil.pid_exists(started["pid"])
+    finally:
+        child.kill()
+        await child.wait()
+    until(lambda: not psutil.pid_exists(started["pid"]), 15, "p2pd ends")
+    until(lambda: not names_in(sockets), 5, "its socket goes")
