@@ -216,6 +216,11 @@ class Exchange:
         member = self._members.get(peer)
         return member is not None and member.state is State.OFFERED
 
+    def is_open(self, peer: str) -> bool:
+        """Whether anything is still to come from this peer."""
+        member = self._members.get(peer)
+        return not self.over and member is not None and member.state not in TERMINAL
+
     def offer_of(self, peer: str) -> Offer | None:
         """What a member brought."""
         member = self._members.get(peer)

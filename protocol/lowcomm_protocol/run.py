@@ -116,7 +116,7 @@ class SyncSettings(_Settings):
     group: Annotated[int, Field(ge=1, le=MAX_GROUP)]
     """How many peers meet in one exchange, at most: 1 never communicates, 2 are pairs."""
     min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Inner steps since a fragment's last merge before a peer accepts another exchange of it."""
+    """Inner steps since a fragment's last contribution before a peer accepts another exchange of it."""
     outer: Literal["nesterov", "noloco"]
     outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
     momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]

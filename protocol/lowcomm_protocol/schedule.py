@@ -13,7 +13,7 @@ class FragmentProgress:
     version: int = 0
     """Outer steps applied."""
     merged_steps: int = 0
-    """Own inner steps at the last merge."""
+    """Own inner steps when the contribution of the last merge was captured: what came later is still to be shared."""
     merged_tokens: int = 0
     synced: int = 0
     """Sync index at the last merge, or at the last attempt that found no partner."""
@@ -51,7 +51,7 @@ class SyncSchedule:
         self._progress[fragment] = replace(old, synced=max(old.synced, self.round_of(fragment, swarm_step)))
 
     def merged(self, fragment: int, swarm_step: int, steps: int, tokens: int) -> FragmentProgress:
-        """Count a merge at ``swarm_step``, after ``steps`` own inner steps on ``tokens``."""
+        """Count a merge at ``swarm_step`` of a contribution captured after ``steps`` own inner steps on ``tokens``."""
         self.skip(fragment, swarm_step)
         old = self._progress[fragment]
         new = replace(old, version=old.version + 1, merged_steps=steps, merged_tokens=tokens)

@@ -13,6 +13,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from time import monotonic, time
 from typing import Any
 
@@ -25,6 +26,7 @@ from lowcomm_node.exchange.history import History, Outcome
 from lowcomm_node.exchange.link import Link
 from lowcomm_node.exchange.round import Round
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
+from lowcomm_node.logs import log
 from lowcomm_node.trainer.interface import Ready
 from lowcomm_node.trainer.process import Trainer
 from lowcomm_protocol import PROTOCOL_VERSION
@@ -165,6 +167,8 @@ class Exchanger:
         try:
             await asyncio.wait({reading, dropped}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # A caller that drops its call cancels this handler, and whatever it wrote last may never arrive.
+            self._lose(round_, peer, "ended the stream")
             for task in (reading, dropped):
                 task.cancel()
             await asyncio.gather(reading, dropped, return_exceptions=True)
@@ -242,8 +246,15 @@ class Exchanger:
     def _start(self, round_: Round, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         round_.tasks.add(task)
-        task.add_done_callback(round_.tasks.discard)
+        task.add_done_callback(partial(self._on_done, round_))
         return task
+
+    def _on_done(self, round_: Round, task: asyncio.Task[None]) -> None:
+        round_.tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # a defect of ours: it costs this exchange, not the node
+            log.error("exchange.defect", fragment=round_.fragment, error=repr(error), exc_info=error)
+            self._dispatch(round_, ex.GaveUp(reason=f"a defect: {error!r}; please report it with the log"))
 
     async def _dial(self, round_: Round, peer: str) -> None:
         stream: CallerStream | None = None
@@ -313,7 +324,7 @@ class Exchanger:
         self._dispatch(round_, ex.Verified(peer=link.peer))
 
     def _lose(self, round_: Round, peer: str, reason: str) -> None:
-        if not round_.exchange.over:
+        if round_.exchange.is_open(peer):
             self.history.lost(peer, reason)
         self._dispatch(round_, ex.Lost(peer=peer, reason=reason))
 
@@ -370,7 +381,7 @@ class Exchanger:
             await self._end(round_, f"the outer step failed: {error}")
             return
         self.swarm_step = max(self.swarm_step, merged.swarm_step)
-        self.schedule.merged(round_.fragment, merged.swarm_step, merged.steps, merged.tokens)
+        self.schedule.merged(round_.fragment, merged.swarm_step, merged.merged_steps, merged.merged_tokens)
         self._slow_digests[round_.fragment] = bytes.fromhex(merged.slow_digest)
         self._finish(round_, Outcome.APPLIED, "realigned" if round_.realign else "")
 

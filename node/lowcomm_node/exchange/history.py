@@ -66,6 +66,7 @@ class History:
             "outcome": outcome.value,
             "reason": reason,
             "partners": list(partners),
+            "left_out": round_.exchange.refusals,
             "swarm_step": swarm_step,
             "bytes_sent": round_.bytes_sent,
             "bytes_received": round_.bytes_received,

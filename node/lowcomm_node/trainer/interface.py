@@ -93,6 +93,6 @@ class Merged:
     """An outer step was applied."""
 
     swarm_step: int
-    steps: int
-    tokens: int
+    merged_steps: int
+    merged_tokens: int
     slow_digest: str

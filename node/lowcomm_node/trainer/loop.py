@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+import numpy as np
 import torch
 
 from lowcomm_node.checkpoint import CheckpointStore
@@ -170,6 +171,7 @@ class TrainerLoop:
             raise TrainerError("This run needs its tokenizer file: name it with --tokenizer PATH.")
         dataset = open_data(source, tokenizer, Path(self.settings.data_cache))
         self.replica = Replica(spec, self.settings.peer_id, dataset, device)
+        _warm_up(spec.sync.codec)
         self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep)
         found = self.store.load_newest_usable()
         if found.checkpoint is not None:
@@ -273,8 +275,12 @@ class TrainerLoop:
             self._tell_if_finished()
 
     def _answer_merge(self, number: int, fragment: int) -> None:
-        replica = self.replica
-        answer = {"swarm_step": replica.clock.step, "steps": replica.steps, "tokens": replica.tokens}
+        replica, progress = self.replica, self.replica.schedule[fragment]
+        answer = {
+            "swarm_step": replica.clock.step,
+            "merged_steps": progress.merged_steps,
+            "merged_tokens": progress.merged_tokens,
+        }
         digest = replica.slow_digest(fragment) if replica.spec.sync.consensus == 0 else ""
         self._pipe.send({"re": number, **answer, "slow_digest": digest})
 
@@ -309,6 +315,14 @@ class TrainerLoop:
         parts, meta = state.read_fetched(self.replica, Path(request["folder"]), int(request["step"]), request["source"])
         state.adopt(self.replica, parts, meta)
         return self._ready(None, [])
+
+
+def _warm_up(codec_name: str) -> None:
+    """Compile a codec now rather than within the first exchange, where a whole group would wait for it."""
+    chosen, vector = codec(codec_name), np.ones(1, dtype=np.float32)
+    coded = memoryview(bytearray(chosen.coded_size(1)))
+    chosen.encode(vector, coded)
+    chosen.decode(coded, vector)
 
 
 def describe(error: Exception) -> dict[str, Any]:

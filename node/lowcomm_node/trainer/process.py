@@ -78,7 +78,7 @@ class Trainer:
     async def merge(self, fragment: int, members: tuple[str, ...], swarm_step: int) -> Merged:
         """Take the outer step over the members' contributions, and merge."""
         answer = await self._ask("merge", fragment=fragment, members=members, swarm_step=swarm_step)
-        return Merged(**{key: answer[key] for key in ("swarm_step", "steps", "tokens", "slow_digest")})
+        return Merged(**{key: answer[key] for key in ("swarm_step", "merged_steps", "merged_tokens", "slow_digest")})
 
     async def drop(self, fragment: int) -> None:
         """Forget a capture that will not be merged."""

@@ -35,6 +35,8 @@ class Capture:
     codec: Codec
     realign: bool
     steps: int
+    """Inner steps and tokens of this replica that were done by then."""
+    tokens: int
     received: dict[str, Tensor] = field(default_factory=dict)
     outcome: tuple[Tensor, Tensor] | None = None
     """New slow weights and momentum, once the outer step is computed."""
@@ -95,7 +97,7 @@ class Replica:
         theta, phi = self.fast(fragment), self.phi[fragment]
         sent = theta.clone() if realign else contribution(self._outer, phi, theta)
         chosen = codec("fp32" if realign else self.spec.sync.codec)
-        self.captures[fragment] = Capture(theta, theta - phi, sent, chosen, realign, self.steps)
+        self.captures[fragment] = Capture(theta, theta - phi, sent, chosen, realign, self.steps, self.tokens)
 
     def encode(self, fragment: int, out: memoryview) -> int:
         """Code the captured contribution into ``out``; the number of bytes. Raises CodecError if it is not finite."""
@@ -137,7 +139,7 @@ class Replica:
         with torch.no_grad():
             scatter(self.plan.fragments[fragment], theta, self.weights)
         self.clock.observe(swarm_step)
-        self.schedule.merged(fragment, self.clock.step, self.steps, self.tokens)
+        self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
 
     def slow_digest(self, fragment: int) -> str:
         """SHA-256 of one fragment's slow weights, hexadecimal: equal where the slow weights are, to the bit."""
