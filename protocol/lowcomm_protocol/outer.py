@@ -24,6 +24,8 @@ import torch
 
 from lowcomm_protocol.errors import PlanError, SpecError
 
+MAX_CLAIM = 2
+
 
 @dataclass(frozen=True)
 class OuterSettings:
@@ -47,18 +49,15 @@ def contribution(
     phi: torch.Tensor,
     theta: torch.Tensor,
     out: torch.Tensor | None = None,
-    *,
-    share: float = 1.0,
 ) -> torch.Tensor:
-    """What a peer sends: ``c = gain * share * (theta - phi) + consensus * phi``; float32 [numel], into ``out``.
+    """What a peer sends: ``c = gain * (theta - phi) + consensus * phi``; float32 [numel], into ``out``.
 
-    ``share`` is group size times the peer's weight (1 for equal weights): it weighs progress and leaves the consensus
-    alone, so the group takes the plain mean of contributions. Raises `PlanError` for vectors that are not alike.
+    Raises `PlanError` for vectors that are not alike.
     """
     _check_alike(phi=phi, theta=theta, out=phi if out is None else out)
     sent = torch.sub(theta, phi, out=out)
-    if settings.gain * share != 1.0:
-        sent.mul_(settings.gain * share)
+    if settings.gain != 1.0:
+        sent.mul_(settings.gain)
     return sent.add_(phi, alpha=settings.consensus) if settings.consensus else sent
 
 
@@ -66,8 +65,8 @@ def mean_contribution(contributions: Sequence[torch.Tensor], weights: Sequence[f
     """Mean of the group's contributions as everyone decoded them: a new float32 [numel] vector.
 
     Summed in the order given, which all members must share, so all get the same bits. ``weights`` (at least 0, any sum)
-    weigh whole contributions, so with a consensus term also the weights that it pulls to; `contribution`'s ``share``
-    does not. Raises `PlanError` for vectors that are not alike and `SpecError` for weights that are not valid.
+    weigh whole contributions, so with a consensus term also the slow weights that it pulls to: whoever has trained on
+    more counts for more in both. Raises `PlanError` for vectors that are not alike, `SpecError` for invalid weights.
     """
     if not contributions:
         raise PlanError("a mean of no contributions: pass at least the peer's own")
@@ -84,6 +83,16 @@ def mean_contribution(contributions: Sequence[torch.Tensor], weights: Sequence[f
     return total
 
 
+def token_weights(tokens: Sequence[int]) -> list[float]:
+    """Weights of contributions from the tokens that each member claims to have trained on.
+
+    A claim can't be checked, so none counts for more than `MAX_CLAIM` times the lower median of the group's; in a pair
+    that bounds a liar's weight to two thirds. One who has trained on nothing counts as one token.
+    """
+    usual = sorted(max(1, claim) for claim in tokens)[(len(tokens) - 1) // 2]
+    return [float(min(max(1, claim), MAX_CLAIM * usual)) for claim in tokens]
+
+
 def outer_step(
     settings: OuterSettings,
     phi: torch.Tensor,
@@ -91,18 +100,16 @@ def outer_step(
     progress: torch.Tensor,
     own_decoded: torch.Tensor,
     mean_c: torch.Tensor,
-    *,
-    share: float = 1.0,
 ) -> None:
     """One outer step of one peer, in place on ``phi`` and ``delta``; all vectors float32 [numel].
 
     ``progress`` is D at capture, ``own_decoded`` the peer's contribution as the others decoded it, ``mean_c`` the
-    group's mean, ``share`` what `contribution` got. Raises `PlanError` for vectors that are not alike.
+    group's mean. Raises `PlanError` for vectors that are not alike.
     """
     _check_alike(phi=phi, delta=delta, progress=progress, own_decoded=own_decoded, mean_c=mean_c)
     pooled = mean_c
     if settings.consensus:
-        pooled = (progress * (settings.gain * share)).sub_(own_decoded - mean_c)
+        pooled = (progress * settings.gain).sub_(own_decoded - mean_c)
     if settings.kind == "noloco":
         phi.add_(delta.mul_(settings.momentum).add_(pooled))
         return

@@ -194,7 +194,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "codec": "e3m0",
         "group": MAX_GROUP,
         "outer": "nesterov",
-        "outer_lr": 0.7,
+        "outer_lr": 0.5,
         "momentum": 0.5,
         "consensus": 0.0,
         "merge": "mix",
@@ -239,7 +239,7 @@ class RunSpec(_Settings):
         settings = PRESETS.get(method if isinstance(method, str) else "", {}) | settings
         interval = settings.get("interval")
         if "min_steps" not in settings and isinstance(interval, int):
-            settings["min_steps"] = max(1, interval // 2)
+            settings["min_steps"] = max(1, interval // 4)
         return spec | {"sync": settings}
 
     def canonical(self) -> bytes:

@@ -26,7 +26,7 @@ feed_forward = 64
 context = 32
 [train]
 batch = 8
-evaluate_every = 100000
+evaluate_every = {evaluate_every}
 [sync]
 method = "{method}"
 """
@@ -156,10 +156,12 @@ class Swarm:
         self.port = self.address.split("/")[4]
         return server
 
-    def spec(self, method: str = "noloco", steps: int = 1_000_000, start_peers: int = 1) -> Path:
+    def spec(
+        self, method: str = "noloco", steps: int = 1_000_000, start_peers: int = 1, evaluate_every: int = 100_000
+    ) -> Path:
         """Write a run.toml of a tiny model."""
         path = self.folder / "run.toml"
-        path.write_text(TINY.format(method=method, steps=steps, start_peers=start_peers))
+        path.write_text(TINY.format(method=method, steps=steps, start_peers=start_peers, evaluate_every=evaluate_every))
         return path
 
     def node(self, name: str, *arguments: str) -> Node:

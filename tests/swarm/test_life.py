@@ -14,9 +14,8 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     swarm.bootstrap()
-    created = run(
-        "lowcomm_node", "create", str(swarm.spec()), "--peers", swarm.address, "--home", str(swarm.folder / "c")
-    )
+    spec = str(swarm.spec(evaluate_every=100))
+    created = run("lowcomm_node", "create", spec, "--peers", swarm.address, "--home", str(swarm.folder / "c"))
     assert created.returncode == 0, created.stderr
     a, b, c = (swarm.node(name) for name in "abc")
     for node in (a, b, c):
@@ -45,9 +44,13 @@ def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     late = swarm.node("late")
     status = late.until(lambda s: s["phase"] == "training", "the late peer training")
     assert late.events("state.adopted"), late.output[-2000:]
-    donor = run("lowcomm_node", "status", "--json", "--home", str(swarm.folder / "a"))
-    assert donor.returncode == 0
-    assert status["trainer"]["val_loss_first"] < 4.5, "fresh weights have 5.5 nats a byte"
+    first = status["trainer"]["val_loss_first"]
+    assert first == late.events("evaluated")[0]["loss"], "the loss it reports first is the first that it measured"
+    donors = {node.until(bool, "answering")["peer_id"]: node for node in (a, b, c)}
+    donor = donors[late.events("state.adopted")[0]["donor"]]
+    measured = [event["loss"] for event in donor.events("evaluated")]
+    assert first == pytest.approx(measured[-1], rel=0.05)
+    assert measured[0] > 1.2 * measured[-1], "fresh weights would be told from the donor's"
     late.until_completed(1)
 
 

@@ -16,6 +16,7 @@ from lowcomm_protocol.outer import (
     mean_contribution,
     merge,
     outer_step,
+    token_weights,
     validate_outer,
 )
 
@@ -37,18 +38,18 @@ def progress_of(size: int, seed: int) -> list[torch.Tensor]:
     return [0.1 * torch.randn(NUMEL, generator=generator) for _ in range(size)]
 
 
-def meet(settings, phis, deltas, thetas, shares=None, code=lambda sent: sent) -> None:
+def meet(settings, phis, deltas, thetas, weights=None, code=lambda sent: sent) -> None:
     """One exchange of a whole group, each member on its own."""
-    shares = shares or [1.0] * len(phis)
-    sent = [code(contribution(settings, p, t, share=s)) for p, t, s in zip(phis, thetas, shares, strict=True)]
-    for phi, delta, theta, own, share in zip(phis, deltas, thetas, sent, shares, strict=True):
-        outer_step(settings, phi, delta, theta - phi, own, mean_contribution(sent), share=share)
+    sent = [code(contribution(settings, p, t)) for p, t in zip(phis, thetas, strict=True)]
+    for phi, delta, theta, own in zip(phis, deltas, thetas, sent, strict=True):
+        outer_step(settings, phi, delta, theta - phi, own, mean_contribution(sent, weights))
 
 
 def literal(settings, phis, deltas, progress, weights):
-    """The rules as the papers write them, two vectors a peer, in float64: progress is weighted, the consensus not."""
+    """The rules as the papers write them, two vectors a peer, in float64, with weighted means."""
     pooled = sum(w * d for w, d in zip(weights, progress, strict=True))
-    pulls = [settings.consensus * (phi - sum(phis) / len(phis)) for phi in phis]
+    centre = sum(w * phi for w, phi in zip(weights, phis, strict=True))
+    pulls = [settings.consensus * (phi - centre) for phi in phis]
     for i, pull in enumerate(pulls):
         if settings.kind == "noloco":
             deltas[i] = settings.momentum * deltas[i] + settings.outer_lr * pooled - pull
@@ -85,12 +86,11 @@ def test_one_vector_gives_what_the_papers_compute_from_two(settings, size, weigh
     phis, deltas = group_of(size)
     exact_phis, exact_deltas = [phi.double() for phi in phis], [delta.double() for delta in deltas]
     weights = [(i + 1) / (size * (size + 1) / 2) for i in range(size)] if weighted else [1 / size] * size
-    shares = [size * weight for weight in weights]
     for step in range(5):
         thetas = [phi + one for phi, one in zip(phis, progress_of(size, step), strict=True)]
         progress = [(theta - phi).double() for theta, phi in zip(thetas, phis, strict=True)]
         literal(settings, exact_phis, exact_deltas, progress, weights)
-        meet(settings, phis, deltas, thetas, shares)
+        meet(settings, phis, deltas, thetas, weights if weighted else None)
         for got, expected in zip(phis + deltas, exact_phis + exact_deltas, strict=True):
             assert (got - expected).abs().max() <= 1e-6 * exact_phis[0].abs().max()
 
@@ -142,7 +142,7 @@ def test_a_contribution_is_gain_times_progress_plus_consensus_times_phi_into_out
     phi, theta, out = torch.tensor([2.0, -4.0]), torch.tensor([3.0, -4.5]), torch.zeros(2)
     assert contribution(replace(NOLOCO, outer_lr=0.5, consensus=0.25), phi, theta, out) is out
     assert out.tolist() == [1.0, -1.25]
-    assert contribution(replace(NESTEROV, consensus=0.5), phi, theta, share=2.0).tolist() == [3.0, -3.0]
+    assert contribution(replace(NESTEROV, consensus=0.5), phi, theta).tolist() == [2.0, -2.5]
     assert (phi.tolist(), theta.tolist()) == ([2.0, -4.0], [3.0, -4.5])
 
 
@@ -319,3 +319,24 @@ def test_settings_out_of_range_are_refused_by_name(name, value):
 def test_a_group_of_one_is_refused():
     with pytest.raises(SpecError, match="group = 1"):
         validate_outer(NOLOCO, 1)
+
+
+@pytest.mark.parametrize(
+    "tokens, weights",
+    [
+        ([512, 512], [512, 512]),
+        ([256, 512], [256, 512]),
+        ([0, 0], [1, 1]),
+        ([10**15, 512], [1024, 512]),
+        ([0, 10**15], [1, 2]),
+        ([100, 400, 400, 10**15], [100, 400, 400, 800]),
+        ([10**15, 10**15, 400], [10**15, 10**15, 400]),
+    ],
+)
+def test_nobody_weighs_more_by_claiming_more_than_twice_what_is_usual(tokens, weights):
+    assert token_weights(tokens) == weights
+
+
+def test_a_replica_that_has_done_half_weighs_half():
+    steps = [torch.tensor([3.0]), torch.tensor([6.0])]
+    assert mean_contribution(steps, token_weights([512, 1024])).item() == pytest.approx(5.0)

@@ -375,8 +375,11 @@ class Exchanger:
     # the end of an exchange
 
     async def _apply(self, round_: Round, members: tuple[str, ...], swarm_step: int) -> None:
+        offers_ = {peer: round_.exchange.offer_of(peer) or round_.offer for peer in members}
         try:
-            merged = await self.trainer.merge(round_.fragment, members, swarm_step)
+            merged = await self.trainer.merge(
+                round_.fragment, {peer: offer.tokens for peer, offer in offers_.items()}, swarm_step
+            )
         except TrainerError as error:
             await self._end(round_, f"the outer step failed: {error}")
             return

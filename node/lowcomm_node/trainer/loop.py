@@ -259,7 +259,7 @@ class TrainerLoop:
             self._answer_merge(number, fragment)
 
         def work() -> None:
-            self.replica.outer(fragment, request["members"])
+            self.replica.outer(fragment, request["tokens"])
             ripe = self.replica.captures[fragment].steps + self.replica.spec.sync.overlap
             self._boundary.put(lambda: self._ripening.append((ripe, at_boundary)))
 

@@ -75,9 +75,9 @@ class Trainer:
         """Decode a member's contribution; the slot is free afterwards."""
         await self._ask("receive", fragment=fragment, peer=peer, slot=slot, size=size)
 
-    async def merge(self, fragment: int, members: tuple[str, ...], swarm_step: int) -> Merged:
-        """Take the outer step over the members' contributions, and merge."""
-        answer = await self._ask("merge", fragment=fragment, members=members, swarm_step=swarm_step)
+    async def merge(self, fragment: int, tokens: dict[str, int], swarm_step: int) -> Merged:
+        """Take the outer step over the contributions of the peers in ``tokens``, weighted by them, and merge."""
+        answer = await self._ask("merge", fragment=fragment, tokens=tokens, swarm_step=swarm_step)
         return Merged(**{key: answer[key] for key in ("swarm_step", "merged_steps", "merged_tokens", "slow_digest")})
 
     async def drop(self, fragment: int) -> None:

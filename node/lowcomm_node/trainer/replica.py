@@ -5,7 +5,7 @@ Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` s
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -19,7 +19,7 @@ from lowcomm_node.model import build_model, tensor_specs
 from lowcomm_protocol.clock import SwarmClock
 from lowcomm_protocol.codecs import Codec, codec
 from lowcomm_protocol.fragments import gather, plan_fragments, scatter
-from lowcomm_protocol.outer import contribution, mean_contribution, merge, outer_step
+from lowcomm_protocol.outer import contribution, mean_contribution, merge, outer_step, token_weights
 from lowcomm_protocol.run import RunSpec, TrainSettings
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
@@ -114,14 +114,17 @@ class Replica:
         capture.codec.decode(data, vector)
         capture.received[peer] = torch.from_numpy(vector)
 
-    def outer(self, fragment: int, members: Sequence[str]) -> None:
-        """Compute the outer step over the contributions of ``members``, in this order; takes effect with ``merge``.
+    def outer(self, fragment: int, tokens: Mapping[str, int]) -> None:
+        """Compute the outer step; takes effect with ``merge``.
+
+        ``tokens``: the members whose contributions enter, in the order that all of them sum in, and what each says that
+        it has trained on since its last contribution.
 
         Slow weights are replaced, never changed in place, so that this can run beside inner steps and snapshots.
         """
         capture = self.captures[fragment]
-        shares = [capture.sent if peer == self.peer_id else capture.received[peer] for peer in members]
-        mean = mean_contribution(shares, None)
+        shares = [capture.sent if peer == self.peer_id else capture.received[peer] for peer in tokens]
+        mean = mean_contribution(shares, token_weights(list(tokens.values())))
         if capture.realign:
             capture.outcome = (mean, torch.zeros_like(mean))
             return
