@@ -32,7 +32,7 @@ class TrainerSettings:
     max_memory: float | None = None
     keep: int = 3
     checkpoint_every: int = 100
-    exchanges: int = 2
+    exchanges: int = 4
     """How many fragments may be under way at once."""
 
     def to_dict(self) -> dict[str, Any]:
