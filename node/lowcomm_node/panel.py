@@ -151,10 +151,12 @@ def _exchange(status: Status) -> RenderableType:
         return Text("none under way", "dim")
     first, *others = running
     partners = ", ".join(short_peer(partner) for partner in first.get("partners") or ()) or MISSING
-    done, expected = first.get("bytes_received") or 0, first.get("bytes_expected") or 0
+    done = (first.get("bytes_sent") or 0) + (first.get("bytes_received") or 0)
+    expected = first.get("bytes_expected") or 0
     more = f" and {len(others)} more" if others else ""
-    text = f"{first['fragment']} with {partners}{more} {clean(first['stage'])} {size(done)}"
-    return _bar(done, expected, text if len(text) <= 42 else f"{clean(first['stage'])}{more} {size(done)}", "cyan")
+    stage = f"{clean(first['stage'])}, {size(done)}"
+    text = f"fragment {first['fragment']} with {partners}{more}: {stage}"
+    return _bar(done, expected, text if len(text) <= 50 else f"{stage}{more}", "cyan")
 
 
 def _counts(status: Status) -> Text:

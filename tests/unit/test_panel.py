@@ -86,7 +86,7 @@ TRAINING: dict[str, Any] = JOINING | {
             "partners": [PEERS[1]],
             "bytes_sent": 900_000,
             "bytes_received": 412_000,
-            "bytes_expected": 936_704,
+            "bytes_expected": 1_873_408,
             "seconds": 1.5,
         }
     ],
@@ -141,7 +141,7 @@ def test_a_node_shows_what_matters_at_every_width(width: int) -> None:
     shown = text(node_panel(TRAINING, [APPLIED]), width)
     for part in ("demo@e1f145ac155e", "training", "100 / 400", "2.8033", "3.1235", "5.9k tokens/s", "SQY1c"):
         assert part in shown
-    for part in ("trading", "412 kB", "4 completed", "3 no partner", "↑ 11.2 MB", "↓ 9.2 MB", "applied"):
+    for part in ("trading", "1.3 MB", "4 completed", "3 no partner", "↑ 11.2 MB", "↓ 9.2 MB", "applied"):
         assert part in shown
 
 

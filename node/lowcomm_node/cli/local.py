@@ -1,8 +1,11 @@
 """``id``, ``paths``, ``config``: what this home is."""
 
+from contextlib import suppress
+
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.errors import NodeError
 from lowcomm_node.settings import find_home, load_settings
 
 
@@ -14,13 +17,21 @@ def register(app: typer.Typer) -> None:
 
 
 def show_id(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
-    """Show the peer id of this node, which is its public key; it is made at the first call."""
+    """Show the peer id of this node, which is its public key; it is made at the first call.
+
+    While the node runs, also the addresses that others can give to --peers: any peer is a way into its swarm.
+    """
+    from lowcomm_node.control.client import ControlClient
     from lowcomm_node.files import load_or_create_identity
     from lowcomm_node.paths import Paths
 
     folder = Paths(find_home(home))
     peer_id = load_or_create_identity(folder.identity).peer_id
-    show({"peer_id": peer_id, "key": str(folder.identity)}, json_, peer_id)
+    addresses: list[str] = []
+    with suppress(NodeError), ControlClient(folder.home) as client:
+        addresses = client.status()["entry_points"]
+    found = {"peer_id": peer_id, "key": str(folder.identity), "addresses": addresses}
+    show(found, json_, "\n".join([peer_id, *(f"  {address}" for address in addresses)]))
 
 
 def paths(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
