@@ -161,7 +161,7 @@ class Exchanger:
         self._dispatch(round_, ex.Accepted(peer=peer, offer=theirs, called_us=True))
         if round_.exchange.stage is ex.Stage.GATHERING and not round_.called and round_.exchange.group == 2:
             raise ProtocolViolation("was accepted into an exchange that is still gathering")
-        await stream.send(pb.Frame(accept=offers.to_message(round_.offer)))
+        await link.send(pb.Frame(accept=offers.to_message(round_.offer)))
         reading = asyncio.create_task(self._read(round_, link))
         dropped = asyncio.create_task(stream.wait_dropped())
         try:
@@ -326,6 +326,8 @@ class Exchanger:
     def _lose(self, round_: Round, peer: str, reason: str) -> None:
         if round_.exchange.is_open(peer):
             self.history.lost(peer, reason)
+            if peer in round_.links:
+                round_.links[peer].stream.cancel()  # or the other end would wait for what can't come any more
         self._dispatch(round_, ex.Lost(peer=peer, reason=reason))
 
     async def _capture(self, round_: Round) -> None:

@@ -4,6 +4,7 @@ Both are bytes in slots of shared memory. What comes in is checked before it is 
 byte is read, order and bounds of every chunk, digest of the whole, and then by the trainer, which decodes it.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 
@@ -23,25 +24,34 @@ class Link:
         self.stream = stream
         self.bytes_sent = 0
         self.bytes_received = 0
+        # One writer at a time, in the order of asking: a stream takes no two writes at once, and a confirmation may be
+        # due while our contribution is still on its way.
+        self._writing = asyncio.Lock()
         self._into: memoryview | None = None
         self._digest = b""
         self._hash = sha256()
 
+    async def send(self, frame: pb.Frame) -> None:
+        """Send one frame, after all that was to be sent before. Raises LinkLost."""
+        async with self._writing:
+            await self.stream.send(frame)
+
     async def send_content(self, data: memoryview, digest: bytes) -> None:
         """Send our coded contribution. Raises LinkLost."""
-        await self.stream.send(pb.Frame(content=pb.Content(size=len(data), digest=digest)))
-        for offset in range(0, len(data), CHUNK_BYTES):
-            piece = bytes(data[offset : offset + CHUNK_BYTES])
-            await self.stream.send(pb.Frame(chunk=pb.Chunk(offset=offset, data=piece)))
-            self.bytes_sent += len(piece)
+        async with self._writing:
+            await self.stream.send(pb.Frame(content=pb.Content(size=len(data), digest=digest)))
+            for offset in range(0, len(data), CHUNK_BYTES):
+                piece = bytes(data[offset : offset + CHUNK_BYTES])
+                await self.stream.send(pb.Frame(chunk=pb.Chunk(offset=offset, data=piece)))
+                self.bytes_sent += len(piece)
 
     async def send_confirm(self, members: bytes) -> None:
         """Tell whose contributions we hold. Raises LinkLost."""
-        await self.stream.send(pb.Frame(confirm=pb.Confirm(members=members)))
+        await self.send(pb.Frame(confirm=pb.Confirm(members=members)))
 
     async def send_abandon(self, reason: str) -> None:
         """Tell why we give up. Raises LinkLost."""
-        await self.stream.send(pb.Frame(abandon=pb.Abandon(reason=reason[:200])))
+        await self.send(pb.Frame(abandon=pb.Abandon(reason=reason[:200])))
 
     async def read(
         self,
