@@ -197,12 +197,14 @@ def test_a_mistake_gives_one_line_that_names_the_remedy(
     assert told in ended.err
 
 
-def test_a_reader_that_stops_reading_is_no_error_of_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_stops_reading_is_no_error_of_ours(tmp_path: Path, unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
         [sys.executable, "-m", "lowcomm_node", "paths", "--home", str(tmp_path)],
         stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
     )  # fmt: skip
     os.close(writing)
     assert done.stderr == ""

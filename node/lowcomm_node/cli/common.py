@@ -31,15 +31,22 @@ def show(content: Any, as_json: bool, text: str) -> None:
 def run(app: typer.Typer) -> int:
     """Run a command line; its exit code."""
     try:
+        code = _run(app)
+        sys.stdout.flush()  # what is buffered must fail here, not in Python's own exit
+    except BrokenPipeError:
+        # The reader of our output has gone; Python would complain about it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _run(app: typer.Typer) -> int:
+    try:
         app()
     except LowcommError as error:
         return _tell(str(error), exit_code(error))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; Python would complain about it once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except OSError as error:
         if error.filename is None:
             raise
