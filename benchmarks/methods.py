@@ -1,6 +1,6 @@
 """The table of methods: real processes on loopback, several seeds, the same program for every row.
 
-    python benchmarks/methods.py            4 nodes, 400 steps, 3 seeds, 4 methods: about 15 minutes on two cores
+    python benchmarks/methods.py            4 nodes, 400 steps, 3 seeds, 5 methods: about 15 minutes on two cores
     python benchmarks/methods.py --quick    one seed, two methods, 60 steps
 
 Resumes where it stopped (out/methods.json), prints a Markdown table, and says whether each claim of the README holds.
@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-METHODS = ("local", "noloco", "diloco", "streaming-diloco")
-COMMUNICATING = ("noloco", "diloco", "streaming-diloco")
+METHODS = ("local", "noloco", "diloco", "streaming-diloco", "lowcomm")
+COMMUNICATING = METHODS[1:]
 GAIN, LOCAL_GAP, AVERAGE_GAP = 0.03, 0.10, 0.02
 SPREAD, LOCAL_SPREAD = 6e-3, 1.5e-2
 MB = 1e6

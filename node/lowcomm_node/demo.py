@@ -45,6 +45,7 @@ class Demo:
     nodes: int
     steps: int
     method: str
+    optimizer: str
     seed: int
     interval: int | None
     folder: Path | None
@@ -66,7 +67,9 @@ class Demo:
         if spec.exists():
             # Its nodes would resume from their checkpoints: a demo that has already finished shows nothing.
             raise ConfigError(f"{home} holds a former demo: name another folder with --home, or remove this one.")
-        spec.write_text(write_template("demo", self.method, self.steps, self.seed, self.nodes, self.interval))
+        spec.write_text(
+            write_template("demo", self.method, self.steps, self.seed, self.nodes, self.interval, self.optimizer)
+        )
         self._began = time.monotonic()
         with _terminated_as_interrupt():
             try:
@@ -175,6 +178,7 @@ class Demo:
         compared = compare(checkpoints, self._children[1].home / "data", SAMPLE_TOKENS)
         return {
             "method": self.method,
+            "optimizer": self.optimizer,
             "seed": self.seed,
             "steps": self.steps,
             "seconds": round(seconds, 1),

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 import tomlkit
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_protocol.run import METHODS, DataSettings, ModelSettings, TrainSettings, parse_toml
+from lowcomm_protocol.run import METHODS, DataSettings, ModelSettings, parse_toml
 
 _COMMENTS = {
     "name": "what people type: join --run NAME",
@@ -18,7 +18,9 @@ _COMMENTS = {
     "tied": "one matrix for embedding and head",
     "source": '"builtin:python" is the standard library; "local": every owner names text with --data',
     "tokenizer": '"bytes", or "local": every owner names a tokenizer.json with --tokenizer',
-    "learning_rate": "peak; AdamW",
+    "optimizer": '"adamw", or "muon" for the matrices of the blocks',
+    "learning_rate": "peak",
+    "adamw_share": "of learning_rate, for what Muon does not take",
     "warmup": "swarm steps",
     "final_learning_rate": "fraction of the peak at the end of the cosine",
     "batch": "sequences an inner step, at every peer",
@@ -29,7 +31,7 @@ _COMMENTS = {
     "fragments": "P: pieces that are exchanged one at a time",
     "pattern": '"strided" or "sequential" layers in a fragment',
     "overlap": "inner steps between capture and merge, at least",
-    "codec": "fp32, bf16, int8 or e3m0 (4 bits)",
+    "codec": "fp32, bf16, int8, e3m0 (4 bits); in pairs also mod3, mod4, mod6, mod8",
     "group": "how many meet in one exchange, at most; 2 are pairs",
     "min_steps": "inner steps before a peer accepts the same fragment again",
     "outer": '"nesterov" (DiLoCo) or "noloco"',
@@ -42,14 +44,20 @@ _COMMENTS = {
 
 
 def write_template(
-    name: str, method: str, steps: int, seed: int, start_peers: int = 1, interval: int | None = None
+    name: str,
+    method: str,
+    steps: int,
+    seed: int,
+    start_peers: int = 1,
+    interval: int | None = None,
+    optimizer: str = "adamw",
 ) -> str:
     """A complete, commented run.toml. Raises ConfigError for an unknown method, SpecError for settings out of range."""
     if method not in METHODS:
         near = get_close_matches(method, METHODS, 1) or [", ".join(METHODS)]
         raise ConfigError(f"--method {method} is not known: did you mean {near[0]}?")
     sync = {"method": method} | ({"interval": interval} if interval else {})
-    bare = tomlkit.dumps({"run": {"name": name}, "sync": sync})
+    bare = tomlkit.dumps({"run": {"name": name}, "train": {"optimizer": optimizer}, "sync": sync})
     spec = parse_toml(bare, "init")
     run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers}
     document = tomlkit.document()
@@ -58,7 +66,7 @@ def write_template(
         "run": run,
         "model": ModelSettings().model_dump(),
         "data": DataSettings().model_dump(),
-        "train": TrainSettings().model_dump(),
+        "train": spec.train.model_dump(),
         "sync": spec.sync.model_dump(),
     }
     for title, values in sections.items():

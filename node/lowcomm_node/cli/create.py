@@ -23,7 +23,10 @@ def register(app: typer.Typer) -> None:
 
 def init(
     file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("run.toml"),
-    method: Annotated[str, typer.Option(help="noloco, gossip, diloco, streaming-diloco or local.")] = "noloco",
+    method: Annotated[
+        str, typer.Option(help="lowcomm, noloco, gossip, diloco, streaming-diloco or local.")
+    ] = "lowcomm",
+    optimizer: Annotated[str, typer.Option(help="Inner optimizer: adamw, or muon for the matrices.")] = "adamw",
     name: Annotated[str, typer.Option(help="Name of the run: a-z, 0-9, dots and dashes.")] = "my-run",
     steps: Annotated[int, typer.Option(help="Length of the run in swarm steps.", min=1)] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of all randomness of the run.", min=0)] = 0,
@@ -38,17 +41,17 @@ def init(
     Example: lowcomm-node init --method streaming-diloco run.toml
     """
     from lowcomm_node.specfile import write_template
-    from lowcomm_protocol.run import parse_toml
+    from lowcomm_protocol.run import METHODS, parse_toml
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
-    text = write_template(name, method, steps, seed)
+    text = write_template(name, method, steps, seed, optimizer=optimizer)
     spec = parse_toml(text, str(file))
     file.write_text(text)
     show(
         {"file": str(file), "name": spec.run.name, "method": spec.sync.method},
         json_,
-        f"{file} written: edit it, then publish it with\n  lowcomm-node create {file} --peers ADDR",
+        f"{method}: {METHODS[method]}\n{file} written: edit it, then publish it with\n  lowcomm-node create {file} --peers ADDR",
     )
 
 

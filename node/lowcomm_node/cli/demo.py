@@ -17,7 +17,10 @@ def register(app: typer.Typer) -> None:
 def demo(
     nodes: Annotated[int, typer.Option(help="How many nodes.", min=1, max=16)] = 3,
     steps: Annotated[int, typer.Option(help="Swarm steps.", min=1)] = 400,
-    method: Annotated[str, typer.Option(help="noloco, gossip, diloco, streaming-diloco or local.")] = "noloco",
+    method: Annotated[
+        str, typer.Option(help="lowcomm, noloco, gossip, diloco, streaming-diloco or local.")
+    ] = "lowcomm",
+    optimizer: Annotated[str, typer.Option(help="Inner optimizer: adamw, or muon for the matrices.")] = "adamw",
     seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
     interval: Annotated[int | None, typer.Option(help="Swarm steps between two syncs of a fragment.", min=1)] = None,
     folder: Annotated[Path | None, typer.Option("--home", help="Where everything lies; default: a new folder.")] = None,
@@ -32,6 +35,6 @@ def demo(
     """
     from lowcomm_node.demo import Demo, render
 
-    swarm = Demo(nodes, steps, method, seed, interval, folder, timeout, show=not json_ and not quiet)
+    swarm = Demo(nodes, steps, method, optimizer, seed, interval, folder, timeout, show=not json_ and not quiet)
     result = swarm.run()
     print(json.dumps(result) if json_ else render(result))

@@ -27,7 +27,7 @@ from lowcomm_node.exchange.link import Link
 from lowcomm_node.exchange.round import Round
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
 from lowcomm_node.logs import log
-from lowcomm_node.trainer.interface import Ready
+from lowcomm_node.trainer.interface import Again, Ready
 from lowcomm_node.trainer.process import Trainer
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol import exchange as ex
@@ -307,8 +307,10 @@ class Exchanger:
                 raise LinkLost("no slot is free for its contribution")
             round_.slots.append(slot)
             await link.read(
-                self._arena.view(slot, round_.expected),
-                lambda: self._verify(round_, link, slot),
+                self._arena.view(slot, round_.most),
+                round_.least,
+                lambda size, again: self._take_in(round_, link, slot, size, again),
+                lambda blocks: self._start(round_, self._resend(round_, link, blocks)) and None,
                 lambda members: self._dispatch(round_, ex.Confirmed(peer=link.peer, members=members)),
             )
         except LowcommError as error:
@@ -318,10 +320,25 @@ class Exchanger:
         await round_.done.wait()
         await link.stream.close()
 
-    async def _verify(self, round_: Round, link: Link, slot: int) -> None:
+    async def _take_in(self, round_: Round, link: Link, slot: int, size: int, again: bool) -> Again | None:
+        """Have a contribution decoded, or what of it came again; what is missing still."""
         await round_.captured.wait()
-        await self.trainer.receive(round_.fragment, link.peer, slot, round_.expected)
+        if again:
+            await self.trainer.patch(round_.fragment, link.peer, slot, size)
+        elif missing := await self.trainer.receive(round_.fragment, link.peer, slot, size):
+            return missing
         self._dispatch(round_, ex.Verified(peer=link.peer))
+        return None
+
+    async def _resend(self, round_: Round, link: Link, blocks: bytes) -> None:
+        """Send blocks of our contribution again; nobody else reads our slot, because only pairs ask."""
+        try:
+            if round_.content is None or link.bytes_sent < round_.content[0] or round_.exchange.group != 2:
+                raise ProtocolViolation("asked for what was not sent yet")
+            size, digest = await self.trainer.resend(round_.fragment, blocks, round_.slot)
+            await link.send_content(self._arena.view(round_.slot, size), digest)
+        except LowcommError as error:
+            self._lose(round_, link.peer, str(error))
 
     def _lose(self, round_: Round, peer: str, reason: str) -> None:
         if round_.exchange.is_open(peer):
@@ -334,8 +351,9 @@ class Exchanger:
         theirs = [round_.exchange.offer_of(peer) for peer in round_.exchange.partners]
         # Slow weights that should be equal and are not (a confirmation was lost): everybody sees it in the offers.
         round_.realign = any(offer and offer.slow_digest != round_.offer.slow_digest for offer in theirs)
-        sizes = self._ready.realign_sizes if round_.realign else self._ready.sizes
-        round_.expected = sizes[round_.fragment]
+        round_.least, round_.most = self._ready.sizes[round_.fragment]
+        if round_.realign:
+            round_.least = round_.most = self._ready.realign_sizes[round_.fragment]
         round_.members_known.set()
         try:
             captured = await self.trainer.capture(round_.fragment, round_.slot, round_.realign)

@@ -32,8 +32,9 @@ class Round:
     captured: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     realign: bool = False
-    expected: int = 0
-    """Bytes of one contribution."""
+    least: int = 0
+    most: int = 0
+    """Bytes that one contribution may have."""
     content: tuple[int, bytes] | None = None
     """Size and digest of ours."""
 
@@ -62,6 +63,6 @@ class Round:
             "partners": list(partners),
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
-            "bytes_expected": 2 * self.expected * len(partners),
+            "bytes_expected": 2 * (self.content[0] if self.content else self.most) * len(partners),
             "seconds": now - self.began,
         }

@@ -53,8 +53,8 @@ class Ready:
     parameters: int
     plan: str
     """Digest of the fragment plan."""
-    sizes: tuple[int, ...]
-    """Coded bytes of each fragment."""
+    sizes: tuple[tuple[int, int], ...]
+    """Fewest and most coded bytes of each fragment."""
     realign_sizes: tuple[int, ...]
     """Bytes of each fragment where slow weights are brought together again (fp32)."""
     slots: int
@@ -86,6 +86,15 @@ class Captured:
     digest: bytes
     steps: int
     """Own inner steps when it was captured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """Blocks of a member's contribution that can't be decoded next to ours, and must come again."""
+
+    blocks: bytes
+    size: int
+    """Bytes that they will take."""
 
 
 @dataclass(frozen=True, kw_only=True)

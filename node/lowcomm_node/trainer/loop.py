@@ -8,6 +8,7 @@ Coding, decoding, outer steps and writing run on two threads beside the loop, so
 """
 
 import queue
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -28,9 +29,10 @@ from lowcomm_node.trainer import state
 from lowcomm_node.trainer.arena import Arena
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.pipe import Pipe
-from lowcomm_node.trainer.replica import Replica, choose_device, learning_rate
-from lowcomm_protocol.codecs import codec
+from lowcomm_node.trainer.replica import Replica, choose_device
+from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.run import parse_canonical
 
@@ -182,7 +184,7 @@ class TrainerLoop:
 
     def _make_arena(self, codec_name: str, group: int) -> Arena:
         largest = max(fragment.numel for fragment in self.replica.plan.fragments)
-        slot_bytes = max(codec(name).coded_size(largest) for name in (codec_name, "fp32"))
+        slot_bytes = max(coder(name, largest).max_size for name in (codec_name, "fp32"))
         at_once = min(self.settings.exchanges, len(self.replica.plan.fragments))
         return Arena(self._memory, at_once * group if group > 1 else 0, -(-slot_bytes // 4096) * 4096)
 
@@ -193,8 +195,8 @@ class TrainerLoop:
             device=str(replica.device),
             parameters=sum(numels),
             plan=replica.plan.digest,
-            sizes=tuple(codec(replica.spec.sync.codec).coded_size(n) for n in numels),
-            realign_sizes=tuple(codec("fp32").coded_size(n) for n in numels),
+            sizes=tuple((one.min_size, one.max_size) for one in replica.coders),
+            realign_sizes=tuple(coder("fp32", n).max_size for n in numels),
             slots=self._arena.slots,
             slot_bytes=self._arena.slot_bytes,
             swarm_step=replica.clock.step,
@@ -237,7 +239,7 @@ class TrainerLoop:
 
         def work() -> dict[str, Any]:
             size = self.replica.encode(fragment, self._arena.view(slot, self._arena.slot_bytes))
-            return {"size": size, "digest": sha256(self._arena.view(slot, size)).hexdigest(), "steps": steps}
+            return self._coded(slot, size) | {"steps": steps}
 
         self._beside(number, work)
 
@@ -246,10 +248,33 @@ class TrainerLoop:
         data = self._arena.view(int(request["slot"]), int(request["size"]))
 
         def work() -> dict[str, Any]:
-            self.replica.receive(fragment, peer, data)
+            again = self.replica.receive(fragment, peer, data)
+            size = self.replica.captures[fragment].coder.resent_size(again) if again else 0
+            return {"again": b64encode(again).decode(), "size": size}
+
+        self._beside(number, work)
+
+    def _do_resend(self, number: int, request: dict[str, Any]) -> None:
+        fragment, slot, blocks = int(request["fragment"]), int(request["slot"]), b64decode(request["blocks"])
+
+        def work() -> dict[str, Any]:
+            size = self.replica.resend(fragment, blocks, self._arena.view(slot, self._arena.slot_bytes))
+            return self._coded(slot, size)
+
+        self._beside(number, work)
+
+    def _do_patch(self, number: int, request: dict[str, Any]) -> None:
+        fragment, peer = int(request["fragment"]), str(request["peer"])
+        data = self._arena.view(int(request["slot"]), int(request["size"]))
+
+        def work() -> dict[str, Any]:
+            self.replica.patch(fragment, peer, data)
             return {}
 
         self._beside(number, work)
+
+    def _coded(self, slot: int, size: int) -> dict[str, Any]:
+        return {"size": size, "digest": sha256(self._arena.view(slot, size)).hexdigest()}
 
     def _do_merge(self, number: int, request: dict[str, Any]) -> None:
         fragment = int(request["fragment"])
@@ -285,7 +310,7 @@ class TrainerLoop:
         self._pipe.send({"re": number, **answer, "slow_digest": digest})
 
     def _do_drop(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
-        self.replica.captures.pop(int(request["fragment"]), None)
+        self.replica.drop(int(request["fragment"]))
         return {}
 
     # requests: state
@@ -319,10 +344,12 @@ class TrainerLoop:
 
 def _warm_up(codec_name: str) -> None:
     """Compile a codec now rather than within the first exchange, where a whole group would wait for it."""
-    chosen, vector = codec(codec_name), np.ones(1, dtype=np.float32)
-    coded = memoryview(bytearray(chosen.coded_size(1)))
-    chosen.encode(vector, coded)
-    chosen.decode(coded, vector)
+    chosen, vector = coder(codec_name, 1), np.ones(1, dtype=np.float32)
+    coded = memoryview(bytearray(chosen.max_size))
+    for _ in range(2):  # modulo codecs know no range in their first exchange
+        size = chosen.encode(vector, coded)
+        chosen.decode(coded[:size], vector)
+        chosen.commit()
 
 
 def describe(error: Exception) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import signal
 import socket
 import sys
 import threading
+from base64 import b64decode, b64encode
 from typing import Any
 
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.trainer.arena import Arena, create_file
-from lowcomm_node.trainer.interface import MAX_LINE, Captured, Merged, Ready, TrainerSettings
+from lowcomm_node.trainer.interface import MAX_LINE, Again, Captured, Merged, Ready, TrainerSettings
 
 BUILD_DEADLINE = 3600.0
 """Seconds: the first start on a large corpus tokenizes it."""
@@ -71,9 +72,19 @@ class Trainer:
         answer = await self._ask("capture", fragment=fragment, slot=slot, realign=realign)
         return Captured(size=answer["size"], digest=bytes.fromhex(answer["digest"]), steps=answer["steps"])
 
-    async def receive(self, fragment: int, peer: str, slot: int, size: int) -> None:
-        """Decode a member's contribution; the slot is free afterwards."""
-        await self._ask("receive", fragment=fragment, peer=peer, slot=slot, size=size)
+    async def receive(self, fragment: int, peer: str, slot: int, size: int) -> Again | None:
+        """Decode a member's contribution; what of it must come again. The slot is free afterwards."""
+        answer = await self._ask("receive", fragment=fragment, peer=peer, slot=slot, size=size)
+        return Again(blocks=b64decode(answer["again"]), size=answer["size"]) if answer["again"] else None
+
+    async def resend(self, fragment: int, blocks: bytes, slot: int) -> tuple[int, bytes]:
+        """Code blocks of our contribution again, into a slot; their size and digest."""
+        answer = await self._ask("resend", fragment=fragment, blocks=b64encode(blocks).decode(), slot=slot)
+        return answer["size"], bytes.fromhex(answer["digest"])
+
+    async def patch(self, fragment: int, peer: str, slot: int, size: int) -> None:
+        """Take in the blocks that came again."""
+        await self._ask("patch", fragment=fragment, peer=peer, slot=slot, size=size)
 
     async def merge(self, fragment: int, tokens: dict[str, int], swarm_step: int) -> Merged:
         """Take the outer step over the contributions of the peers in ``tokens``, weighted by them, and merge."""

@@ -4,7 +4,6 @@ Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` s
 ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta`` are float32 in host memory, one flat vector a fragment.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,11 +15,12 @@ from torch import Tensor, nn
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.model import build_model, tensor_specs
+from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.clock import SwarmClock
-from lowcomm_protocol.codecs import Codec, codec
+from lowcomm_protocol.codecs import Coder, coder
 from lowcomm_protocol.fragments import gather, plan_fragments, scatter
 from lowcomm_protocol.outer import contribution, mean_contribution, merge, outer_step, token_weights
-from lowcomm_protocol.run import RunSpec, TrainSettings
+from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 
@@ -32,7 +32,7 @@ class Capture:
     progress: Tensor
     sent: Tensor
     """The contribution; once it is coded, as the others decode it."""
-    codec: Codec
+    coder: Coder
     realign: bool
     steps: int
     """Inner steps and tokens of this replica that were done by then."""
@@ -49,7 +49,7 @@ class Replica:
         self.spec, self.peer_id, self.dataset, self.device = spec, peer_id, dataset, device
         self.model = build_model(spec.model, spec.run.seed).to(device)
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
-        self.optimizer = inner_optimizer(self.model, spec.train, device)
+        self.optimizer = InnerOptimizer(self.model, spec.train, device)
         self.stream = TrainStream(dataset.train, spec.model.context, spec.train.batch, spec.run.seed, peer_id)
         self.clock = SwarmClock()
         self.steps = 0
@@ -59,6 +59,7 @@ class Replica:
         self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
         self.delta = [torch.zeros_like(phi) for phi in self.phi]
         self.captures: dict[int, Capture] = {}
+        self.coders = [coder(spec.sync.codec, fragment.numel) for fragment in self.plan.fragments]
         self._outer = spec.sync.outer_settings
         self._step_loss = _compiled(self.model, device)
 
@@ -66,15 +67,12 @@ class Replica:
 
     def inner_step(self) -> float:
         """Train on one batch of our own stream; the loss in nats a token."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.spec.train, self.clock.step, self.spec.run.steps)
         tokens, targets = (batch.to(self.device, non_blocking=True) for batch in self.stream.next_batch())
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = self._step_loss(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(self.clock.step, self.spec.run.steps)
         self.steps += 1
         self.tokens += self.spec.tokens_per_step
         self.clock.tick()
@@ -96,23 +94,41 @@ class Replica:
         """
         theta, phi = self.fast(fragment), self.phi[fragment]
         sent = theta.clone() if realign else contribution(self._outer, phi, theta)
-        chosen = codec("fp32" if realign else self.spec.sync.codec)
+        chosen = coder("fp32", sent.numel()) if realign else self.coders[fragment]
         self.captures[fragment] = Capture(theta, theta - phi, sent, chosen, realign, self.steps, self.tokens)
 
     def encode(self, fragment: int, out: memoryview) -> int:
         """Code the captured contribution into ``out``; the number of bytes. Raises CodecError if it is not finite."""
         capture = self.captures[fragment]
-        size = capture.codec.encode(capture.sent.numpy(), out[: capture.codec.coded_size(capture.sent.numel())])
         # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
-        capture.codec.decode(out[:size], capture.sent.numpy())
-        return size
+        return capture.coder.encode(capture.sent.numpy(), out)
 
-    def receive(self, fragment: int, peer: str, data: memoryview) -> None:
-        """Decode a member's contribution and keep it for the merge. Raises CodecError if it can't be used."""
+    def receive(self, fragment: int, peer: str, data: memoryview) -> bytes:
+        """Decode a member's contribution and keep it for the merge; a bitmap of blocks that must come again, or empty.
+
+        Raises CodecError if it can't be used.
+        """
         capture = self.captures[fragment]
         vector = np.empty(capture.sent.numel(), dtype=np.float32)
-        capture.codec.decode(data, vector)
+        again = capture.coder.decode(data, vector)
         capture.received[peer] = torch.from_numpy(vector)
+        return again
+
+    def resend(self, fragment: int, blocks: bytes, out: memoryview) -> int:
+        """Code blocks that a member could not decode again; the number of bytes. Raises CodecError for a bad bitmap."""
+        capture = self.captures[fragment]
+        return capture.coder.resend(blocks, capture.sent.numpy(), out)
+
+    def patch(self, fragment: int, peer: str, data: memoryview) -> None:
+        """Take in the blocks of a member that came again. Raises CodecError if they are not what was asked for."""
+        capture = self.captures[fragment]
+        capture.coder.patch(data, capture.received[peer].numpy())
+
+    def drop(self, fragment: int) -> None:
+        """Forget a capture that will not be merged."""
+        capture = self.captures.pop(fragment, None)
+        if capture is not None:
+            capture.coder.forget()
 
     def outer(self, fragment: int, tokens: Mapping[str, int]) -> None:
         """Compute the outer step; takes effect with ``merge``.
@@ -141,31 +157,13 @@ class Replica:
         merge(self._outer, theta, self.phi[fragment], capture.theta)
         with torch.no_grad():
             scatter(self.plan.fragments[fragment], theta, self.weights)
+        capture.coder.commit()
         self.clock.observe(swarm_step)
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
 
     def slow_digest(self, fragment: int) -> str:
         """SHA-256 of one fragment's slow weights, hexadecimal: equal where the slow weights are, to the bit."""
         return sha256(self.phi[fragment].numpy().data).hexdigest()
-
-
-def inner_optimizer(model: nn.Module, train: TrainSettings, device: torch.device) -> torch.optim.AdamW:
-    """AdamW; weight decay only on matrices, as is usual for transformers."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=device.type == "cuda" or None
-    )
-
-
-def learning_rate(train: TrainSettings, swarm_step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine down to ``final_learning_rate``, over swarm steps."""
-    if swarm_step < train.warmup:
-        return train.learning_rate * (swarm_step + 1) / train.warmup
-    done = min(1.0, (swarm_step - train.warmup) / max(1, steps - train.warmup))
-    final = train.final_learning_rate
-    return train.learning_rate * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def choose_device(name: str) -> torch.device:

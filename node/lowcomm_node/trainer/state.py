@@ -1,7 +1,7 @@
 """A replica as checkpoint parts, and back.
 
-Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and ``delta.N``, flat, float32), ``inner`` (moments of AdamW). The
-rest is small and goes into the manifest's ``meta``.
+Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and ``delta.N``, flat, float32, and what coders remember),
+``inner`` (moments of the inner optimizer). The rest is small and goes into the manifest's ``meta``.
 """
 
 from dataclasses import asdict
@@ -19,7 +19,6 @@ from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 Parts = dict[str, dict[str, Tensor]]
 PARTS = ("weights", "outer", "inner")
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
@@ -29,8 +28,9 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
         "outer": {
             **{f"phi.{p}": phi for p, phi in enumerate(replica.phi)},  # replaced by merges, never changed in place
             **{f"delta.{p}": delta for p, delta in enumerate(replica.delta)},
+            **_coder_states(replica),
         },
-        "inner": _moments(replica),
+        "inner": replica.optimizer.moments(),
     }
     meta = {
         "run_id": replica.spec.run_id,
@@ -88,12 +88,9 @@ def read_fetched(replica: Replica, folder: Path, step: int, source: str) -> tupl
             f"{kind}.{p}": ((phi.numel(),), torch.float32)
             for kind in ("phi", "delta")
             for p, phi in enumerate(replica.phi)
-        },
-        "inner": {
-            f"{name}.{key}": (tuple(weight.shape) if key != "step" else (), torch.float32)
-            for name, weight in replica.weights.items()
-            for key in _MOMENTS
-        },
+        }
+        | expected_of(_coder_states(replica)),
+        "inner": replica.optimizer.expected(),
     }
     offered = [part for part in PARTS if any(file.part == part for file in info.parts)]
     parts: Parts = {}
@@ -122,24 +119,15 @@ def _load(replica: Replica, parts: Parts) -> None:
     # Slow weights are replaced, never changed in place: a snapshot that is being written keeps the old ones.
     replica.phi = [parts["outer"][f"phi.{p}"] for p in range(len(replica.phi))]
     replica.delta = [parts["outer"][f"delta.{p}"] for p in range(len(replica.delta))]
+    for p, one in enumerate(replica.coders):
+        one.restore({key: parts["outer"][f"{key}.{p}"].numpy() for key in one.state()})
     if parts.get("inner"):
-        _load_moments(replica, parts["inner"])
+        replica.optimizer.restore(parts["inner"])
 
 
-def _moments(replica: Replica) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in replica.weights.items():
-        for key, value in replica.optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}.{key}"] = value.detach().to("cpu", copy=True)
-    return tensors
-
-
-def _load_moments(replica: Replica, tensors: dict[str, Tensor]) -> None:
-    for name, parameter in replica.weights.items():
-        moments = {key: tensors[f"{name}.{key}"] for key in _MOMENTS}
-        if bool((moments["exp_avg_sq"] < 0).any()) or bool(moments["step"] < 1):
-            raise CheckpointError(f"The state holds impossible moments of {name}: it is refused; ask another peer.")
-        replica.optimizer.state[parameter] = {
-            key: value.to(parameter.device) if key != "step" or replica.device.type == "cuda" else value
-            for key, value in moments.items()
-        }
+def _coder_states(replica: Replica) -> dict[str, Tensor]:
+    return {
+        f"{key}.{p}": torch.from_numpy(array)
+        for p, one in enumerate(replica.coders)
+        for key, array in one.state().items()
+    }

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "accept", "refuse", "content", "chunk", "confirm", "abandon")
+    __slots__ = ("hello", "accept", "refuse", "content", "chunk", "confirm", "abandon", "resend")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
     REFUSE_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class Frame(_message.Message):
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CONFIRM_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
+    RESEND_FIELD_NUMBER: _ClassVar[int]
     hello: Offer
     accept: Offer
     refuse: Refuse
@@ -22,7 +23,8 @@ class Frame(_message.Message):
     chunk: Chunk
     confirm: Confirm
     abandon: Abandon
-    def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ...) -> None: ...
+    resend: Resend
+    def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "stage", "round", "swarm_step", "steps", "tokens", "version", "slow_digest")
@@ -75,6 +77,12 @@ class Chunk(_message.Message):
     offset: int
     data: bytes
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Resend(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: bytes
+    def __init__(self, blocks: _Optional[bytes] = ...) -> None: ...
 
 class Confirm(_message.Message):
     __slots__ = ("members",)

@@ -56,8 +56,9 @@ class ExchangeServicer:
 
     def Swap(self, request_iterator, context):
         """One exchange of one fragment between two peers:
-        caller: hello                     content chunk* confirm | abandon
-        callee:       accept | refuse     content chunk* confirm | abandon
+        caller: hello                     content chunk* (resend) confirm | abandon
+        callee:       accept | refuse     content chunk* (resend) confirm | abandon
+        A resend is answered with a second content and its chunks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,102 @@
+"""The inner optimizer of a run, its schedule, and its moments as named tensors.
+
+``adamw``  AdamW for everything
+``muon``   Muon (torch.optim.Muon) for the matrices of the blocks, AdamW for embedding, norms and head
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lowcomm_node.errors import CheckpointError
+from lowcomm_protocol.run import TrainSettings
+
+ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+MUON_MOMENTS = ("momentum_buffer",)
+
+
+class InnerOptimizer:
+    """One or two optimizers of torch behind one face."""
+
+    def __init__(self, model: nn.Module, train: TrainSettings, device: torch.device) -> None:
+        self._train = train
+        self._weights = dict(model.named_parameters())
+        by_muon = {
+            name: weight
+            for name, weight in self._weights.items()
+            if train.optimizer == "muon" and weight.ndim == 2 and name.startswith("blocks.")
+        }
+        others = [weight for name, weight in self._weights.items() if name not in by_muon]
+        self._moments_of = {name: MUON_MOMENTS if name in by_muon else ADAMW_MOMENTS for name in self._weights}
+        self._parts: list[torch.optim.Optimizer] = [_adamw(others, train, device)]
+        if by_muon:
+            self._parts.append(_muon(list(by_muon.values()), train))
+
+    def step(self, swarm_step: int, steps: int) -> None:
+        """Take one step on the gradients at the learning rate of ``swarm_step``, and clear them."""
+        rate = learning_rate(self._train, swarm_step, steps)
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = rate * group["share"]
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def moments(self) -> dict[str, Tensor]:
+        """Copies in host memory, as ``WEIGHT.MOMENT``; empty before the first step."""
+        return {
+            f"{name}.{key}": value.detach().to("cpu", copy=True)
+            for name, weight in self._weights.items()
+            for key, value in self._state_of(name).get(weight, {}).items()
+            if key in self._moments_of[name]
+        }
+
+    def expected(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of everything that ``moments`` gives after a step."""
+        return {
+            f"{name}.{key}": (tuple(weight.shape) if key != "step" else (), torch.float32)
+            for name, weight in self._weights.items()
+            for key in self._moments_of[name]
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with what ``moments`` gave. Raises CheckpointError for values that no training reaches."""
+        for name, weight in self._weights.items():
+            moments = {key: tensors[f"{name}.{key}"] for key in self._moments_of[name]}
+            if "step" in moments and (bool((moments["exp_avg_sq"] < 0).any()) or bool(moments["step"] < 1)):
+                raise CheckpointError(f"The state holds impossible moments of {name}: it is refused; ask another peer.")
+            self._state_of(name)[weight] = {
+                key: value.to(weight.device) if key != "step" or weight.device.type == "cuda" else value
+                for key, value in moments.items()
+            }
+
+    def _state_of(self, name: str) -> dict[Tensor, dict[str, Tensor]]:
+        return self._parts[self._moments_of[name] is MUON_MOMENTS].state
+
+
+def learning_rate(train: TrainSettings, swarm_step: int, steps: int) -> float:
+    """Linear warm-up, then a cosine down to ``final_learning_rate``, over swarm steps."""
+    if swarm_step < train.warmup:
+        return train.learning_rate * (swarm_step + 1) / train.warmup
+    done = min(1.0, (swarm_step - train.warmup) / max(1, steps - train.warmup))
+    final = train.final_learning_rate
+    return train.learning_rate * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def _adamw(weights: list[Tensor], train: TrainSettings, device: torch.device) -> torch.optim.AdamW:
+    # Weight decay only on matrices, as is usual for transformers.
+    share = train.adamw_share if train.optimizer == "muon" else 1.0
+    groups = [
+        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": train.weight_decay, "share": share},
+        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0, "share": share},
+    ]
+    fused = device.type == "cuda" or None
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=fused)
+
+
+def _muon(weights: list[Tensor], train: TrainSettings) -> torch.optim.Muon:
+    group = {"params": weights, "share": 1.0}
+    return torch.optim.Muon(
+        [group], lr=train.learning_rate, momentum=train.muon_momentum, weight_decay=train.weight_decay
+    )

@@ -1,0 +1,78 @@
+"""Coding of one fragment at one peer: a codec, and what it remembers from one exchange to the next.
+
+    encode      own vector -> bytes; the vector becomes what the others will decode
+    decode      a member's bytes -> vector; which blocks have to be sent again (only codecs that decode next to our own)
+    resend      the blocks that a member asks for, coarser and safe;  patch  takes them in at the other end
+    commit      the exchange is applied: what it taught is kept;  without it nothing has happened
+
+One fragment is in one exchange at a time, so a coder holds at most one exchange's scratch.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from lowcomm_protocol.codecs.base import Codec, Vector
+from lowcomm_protocol.errors import CodecError
+
+State = Mapping[str, npt.NDArray[np.float32]]
+
+
+class Coder:
+    """A codec that remembers nothing. Vectors are flat float32 of ``numel`` values."""
+
+    def __init__(self, codec: Codec, numel: int) -> None:
+        self._codec = codec
+        self.numel = numel
+
+    @property
+    def max_size(self) -> int:
+        """Most bytes that ``encode`` and ``resend`` write."""
+        return self._codec.coded_size(self.numel)
+
+    @property
+    def min_size(self) -> int:
+        """Fewest bytes that ``encode`` writes."""
+        return self.max_size
+
+    def encode(self, vector: Vector, out: memoryview) -> int:
+        """Code into ``out``; bytes written. ``vector`` becomes what others decode. Raises `CodecError` if not finite."""
+        size = self._codec.encode(vector, out[: self.max_size])
+        self._codec.decode(out[:size], vector)
+        return size
+
+    def decode(self, data: memoryview, out: Vector) -> bytes:
+        """Decode into ``out``; a bitmap of the blocks that must be sent again, empty if there are none.
+
+        Raises `CodecError` for data that no encoder writes.
+        """
+        self._codec.decode(data, out)
+        return b""
+
+    def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
+        """Write the blocks of this bitmap again; bytes. ``vector`` is what ``encode`` left, and follows."""
+        raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
+
+    def patch(self, data: memoryview, out: Vector) -> None:
+        """Take in what was sent again. Raises `CodecError` if it is not what was asked for."""
+        raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
+
+    def resent_size(self, blocks: bytes) -> int:
+        """Bytes that ``resend`` writes for this bitmap. Raises `CodecError` for a bitmap that does not fit."""
+        raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
+
+    def commit(self) -> None:
+        """The exchange is applied: keep what it taught."""
+
+    def forget(self) -> None:
+        """The exchange is over without being applied."""
+
+    def state(self) -> State:
+        """What a checkpoint keeps."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Go on with what ``state`` gave. Raises `CodecError` if it does not fit."""
+        if state:
+            raise CodecError(f"{self._codec.name}: remembers nothing, but was given {', '.join(state)}")

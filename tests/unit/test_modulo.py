@@ -1,0 +1,309 @@
+"""What must hold for modulo codecs: both ends hold the same values for any input, few bits travel, and lies are refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from lowcomm_protocol.codecs import MODULO_BITS, Coder, coder, kernels
+from lowcomm_protocol.codecs.modulo import MARGIN, ModuloCoder
+from lowcomm_protocol.errors import CodecError
+
+NAMES = sorted(MODULO_BITS)
+BLOCK = kernels.BLOCK
+
+
+class Sent:
+    """What one end has sent to the other, and what that made of it."""
+
+    def __init__(self, size: int, asked: bytes, resent: int, decoded: np.ndarray) -> None:
+        self.bytes, self.asked, self.decoded = size + len(asked) + resent, asked, decoded
+        self.wrapped = sum(byte.bit_count() for byte in asked)
+
+
+def coded(one: Coder, vector: np.ndarray) -> memoryview:
+    """Encode; ``vector`` becomes what the other end decodes."""
+    buffer = memoryview(bytearray(one.max_size))
+    return buffer[: one.encode(vector, buffer)]
+
+
+def meet(a: np.ndarray, b: np.ndarray, coder_a: Coder, coder_b: Coder, apply: bool = True) -> tuple[Sent, Sent]:
+    """One exchange of a pair, resends included. Asserts that both ends hold the same."""
+    own_a, own_b = a.copy(), b.copy()
+    data_a, data_b = coded(coder_a, own_a), coded(coder_b, own_b)
+    at_b, at_a = np.zeros_like(a), np.zeros_like(b)
+    asked_of_a, asked_of_b = coder_b.decode(data_a, at_b), coder_a.decode(data_b, at_a)
+    sent = []
+    for asked, sender, receiver, own, held, data in (
+        (asked_of_a, coder_a, coder_b, own_a, at_b, data_a),
+        (asked_of_b, coder_b, coder_a, own_b, at_a, data_b),
+    ):
+        resent = 0
+        if asked:
+            buffer = memoryview(bytearray(sender.max_size))
+            resent = sender.resend(asked, own, buffer)
+            assert resent == receiver.resent_size(asked)
+            receiver.patch(buffer[:resent], held)
+        assert own.tobytes() == held.tobytes(), "the ends hold different values"
+        sent.append(Sent(len(data), asked, resent, own))
+    for one in (coder_a, coder_b):
+        one.commit() if apply else one.forget()
+    return sent[0], sent[1]
+
+
+def near(numel: int, spread: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Two peers' vectors, apart by ``spread``."""
+    generator = np.random.default_rng(seed)
+    base = 0.05 * generator.standard_normal(numel)
+    return tuple((base + spread * generator.standard_normal(numel)).astype(np.float32) for _ in range(2))
+
+
+def pair(name: str, numel: int) -> tuple[ModuloCoder, ModuloCoder]:
+    one, two = coder(name, numel), coder(name, numel)
+    assert isinstance(one, ModuloCoder) and isinstance(two, ModuloCoder)
+    return one, two
+
+
+finite = st.floats(-(2.0**127), 2.0**127, width=32)
+small = st.floats(-1.0, 1.0, width=32)
+
+
+@st.composite
+def meetings(draw):
+    """A few exchanges of one pair: anything, and vectors that are close, as a swarm's are."""
+    numel = draw(st.integers(1, 700))
+    count = draw(st.integers(1, 4))
+    vectors = []
+    for _ in range(count):
+        a = draw(hnp.arrays(np.float32, numel, elements=draw(st.sampled_from([finite, small]))))
+        if draw(st.booleans()):
+            b = draw(hnp.arrays(np.float32, numel, elements=finite))
+        else:
+            with np.errstate(over="ignore"):
+                b = a + draw(hnp.arrays(np.float32, numel, elements=small)) * np.float32(draw(small))
+        vectors.append((a, np.nan_to_num(b, posinf=1.0, neginf=-1.0)))
+    return numel, vectors
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(NAMES), meetings())
+def test_both_ends_hold_the_same_bits_for_any_input(name, meeting):
+    numel, vectors = meeting
+    coders = pair(name, numel)
+    for a, b in vectors:
+        meet(a, b, *coders)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_exchange_is_bf16_and_the_next_has_few_bits(name):
+    numel, bits = 100 * BLOCK, MODULO_BITS[name]
+    coders = pair(name, numel)
+    first, _ = meet(*near(numel, 1e-3), *coders)
+    assert first.bytes == 2 * numel + 4 * 100 + 8
+    for seed in range(1, 6):
+        sent, _ = meet(*near(numel, 1e-3, seed), *coders)
+        assert sent.wrapped <= 3
+        assert sent.bytes <= numel * bits / 8 + 4 * 100 + 8 + sent.wrapped * (2 * BLOCK + 30)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_error_is_half_a_step_at_most(name):
+    numel = 20 * BLOCK
+    coders = pair(name, numel)
+    meet(*near(numel, 1e-3), *coders)
+    ranges = coders[0].state()["range"].repeat(BLOCK)
+    a, b = near(numel, 1e-3, 1)
+    sent, _ = meet(a, b, *coders)
+    step = 2 * MARGIN * ranges / 2 ** MODULO_BITS[name] * 2**0.25  # codes of steps are a quarter of an octave apart
+    assert not sent.wrapped
+    assert (np.abs(sent.decoded - a) <= step / 2 * 1.001).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_block_whose_peers_have_drifted_apart_is_found_and_comes_again(name):
+    numel = 10 * BLOCK
+    coders = pair(name, numel)
+    for seed in range(2):
+        meet(*near(numel, 1e-3, seed), *coders)
+    a, b = near(numel, 1e-3, 2)
+    a[3 * BLOCK + 5] += 0.02
+    sent, received = meet(a, b, *coders)
+    assert sent.asked == received.asked == bytes([0b00010000, 0])
+    expected = a[3 * BLOCK : 4 * BLOCK]
+    assert np.abs(sent.decoded[3 * BLOCK : 4 * BLOCK] - expected).max() <= 2**-8 * np.abs(expected).max()
+    assert coders[0].state()["range"][3] == pytest.approx(0.02, rel=0.2), "the next step covers it"
+    assert coders[0].widest == pytest.approx(0.02, rel=0.2)
+    a[3 * BLOCK + 5] -= 0.001
+    sent, _ = meet(a, b, *coders)
+    assert not sent.asked
+
+
+def test_a_range_shrinks_slowly_when_peers_come_closer():
+    coders = pair("mod4", BLOCK)
+    meet(*near(BLOCK, 1e-2), *coders)
+    wide = coders[0].state()["range"][0]
+    meet(*near(BLOCK, 1e-5), *coders)
+    assert coders[0].state()["range"][0] == pytest.approx(0.8 * wide)
+
+
+def test_an_exchange_that_is_not_applied_teaches_nothing():
+    coders = pair("mod4", 3 * BLOCK)
+    meet(*near(3 * BLOCK, 1e-3), *coders)
+    before = coders[0].state()["range"]
+    meet(*near(3 * BLOCK, 1e-1), *coders, apply=False)
+    assert (coders[0].state()["range"] == before).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_range_as_large_as_the_values_goes_as_bf16_and_does_not_run_away(name):
+    numel = 4 * BLOCK
+    coders = pair(name, numel)
+    generator = np.random.default_rng(0)
+    for _ in range(8):
+        a = generator.standard_normal(numel).astype(np.float32)
+        sent, _ = meet(a, -a, *coders)
+        assert np.abs(sent.decoded - a).max() <= 2**-8 * np.abs(a).max()
+        assert coders[0].state()["range"].max() < 10
+
+
+def test_the_check_of_a_block_costs_less_than_a_tenth_of_a_bit_a_value():
+    assert 8 * 3 / BLOCK <= 0.1
+
+
+def test_what_is_remembered_survives():
+    one, two = pair("mod4", 3 * BLOCK)
+    meet(*near(3 * BLOCK, 1e-3), one, two)
+    again = coder("mod4", 3 * BLOCK)
+    again.restore(one.state())
+    a = near(3 * BLOCK, 1e-3, 1)[0]
+    assert bytes(coded(again, a.copy())) == bytes(coded(one, a.copy()))
+    with pytest.raises(CodecError, match="3 finite ranges"):
+        again.restore({"range": np.full(3, np.nan, dtype=np.float32)})
+    with pytest.raises(CodecError, match="3 finite ranges"):
+        again.restore({"range": np.ones(2, dtype=np.float32)})
+    with pytest.raises(CodecError, match="remembers nothing"):
+        coder("fp32", 2).restore({"range": np.ones(1, dtype=np.float32)})
+
+
+def test_layout():
+    one = coder("mod4", 3)
+    one.restore({"range": np.array([1.0], dtype=np.float32)})  # a step of 4 / 16 = 2**-2: code 1 + 4 * 38
+    data = bytes(coded(one, np.array([10.0, -0.25, 0.375], dtype=np.float32)))
+    assert data[0] == 1 + 4 * 38
+    assert data[4:6] == bytes([(40 % 16) | 15 << 4, 2]), "k = 40, -1, 2, the first in the low bits"
+    assert len(data) == 4 + 2 + 8
+    raw = bytes(coded(coder("mod4", 3), np.array([1.0, -2.0, 0.0], dtype=np.float32)))
+    assert raw[:10] == bytes.fromhex("00000000 803f 00c0 0000")
+
+
+def hostile(data: bytes):
+    """Data that no encoder writes, from data of a coder of 300 values at 3 bits."""
+    yield data[:-1], "cut"
+    yield data + b"\0", "too long"
+    yield b"", "empty"
+    yield bytes(8), "only a check"
+    yield b"\0" + data[1:], "a block that claims to be bf16"
+    yield data[:-9] + bytes([data[-9] | 0x80]) + data[-8:], "padding that is not zero"
+
+
+def test_data_that_no_encoder_writes_is_refused_before_anything_is_decoded():
+    one, two = pair("mod3", 300)
+    meet(*near(300, 1e-3), one, two)
+    a, b = near(300, 1e-3, 1)
+    data = bytes(coded(one, a))
+    coded(two, b)
+    out = np.full(300, 7.0, dtype=np.float32)
+    for bad, why in hostile(data):
+        with pytest.raises(CodecError, match="no fragment of 300 values"):
+            two.decode(memoryview(bad), out)
+        assert (out == 7.0).all(), why
+
+
+def test_bf16_blocks_with_nan_or_infinity_are_refused():
+    one, two = pair("mod4", 4)
+    coded(one, np.ones(4, dtype=np.float32))
+    data = bytearray(coded(two, np.ones(4, dtype=np.float32)))
+    for bits in (0x7F80, 0xFF80, 0x7FC0):
+        data[4:6] = bits.to_bytes(2, "little")
+        with pytest.raises(CodecError, match="no fragment"):
+            one.decode(memoryview(bytes(data)), np.zeros(4, dtype=np.float32))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, np.finfo(np.float32).max])
+def test_a_vector_that_can_not_be_coded_is_refused(value):
+    vector = np.zeros(2 * BLOCK, dtype=np.float32)
+    vector[BLOCK] = value
+    with pytest.raises(CodecError, match="block 1 is not finite"):
+        coded(coder("mod4", 2 * BLOCK), vector)
+
+
+def test_requests_for_blocks_that_do_not_exist_are_refused():
+    one = coder("mod4", 9 * BLOCK + 1)
+    vector = near(9 * BLOCK + 1, 1e-3)[0]
+    coded(one, vector)
+    buffer = memoryview(bytearray(one.max_size))
+    for blocks in (b"", b"\xff", b"\xff" * 3, bytes([0, 0b00100000])):
+        with pytest.raises(CodecError, match="bitmap"):
+            one.resend(blocks, vector, buffer)
+    assert one.resend(bytes([0, 0b01000000]), vector, buffer) == 2 * 1 + 8, "the last block has one value"
+    assert one.resend(b"\xff\xc0", vector, buffer) == 2 * (9 * BLOCK + 1) + 8
+
+
+def test_an_answer_that_is_not_what_was_asked_for_is_refused():
+    one, two = pair("mod4", 2 * BLOCK)
+    for seed in range(2):
+        meet(*near(2 * BLOCK, 1e-3, seed), one, two)
+    a, b = near(2 * BLOCK, 1e-3, 2)
+    a[0] += 0.05
+    held, own = np.zeros_like(a), a.copy()
+    data = coded(one, own)
+    coded(two, b)
+    asked = two.decode(data, held)
+    assert asked == b"\x80"
+    buffer = memoryview(bytearray(one.max_size))
+    answer = bytes(buffer[: one.resend(asked, own, buffer)])
+    for bad in (answer[:-1], answer + b"\0", b"\x80\x7f" + answer[2:]):
+        with pytest.raises(CodecError, match="not what was asked for"):
+            two.patch(memoryview(bad), held)
+    with pytest.raises(CodecError, match="does not match its check"):
+        two.patch(memoryview(answer[:-1] + bytes([answer[-1] ^ 1])), held)
+    two.patch(memoryview(answer), held)
+    assert own.tobytes() == held.tobytes()
+
+
+def test_errors_that_the_hashes_of_blocks_do_not_see_are_seen_by_the_check_over_all():
+    one, two = pair("mod4", 2 * BLOCK)
+    meet(*near(2 * BLOCK, 1e-3), one, two)
+    a, b = near(2 * BLOCK, 1e-3, 1)
+    own, held = a.copy(), np.zeros_like(a)
+    data = bytearray(coded(one, own))
+    data[-1] ^= 1
+    coded(two, b)
+    asked = two.decode(memoryview(bytes(data)), held)
+    assert asked == b"\xc0", "everything comes again"
+    buffer = memoryview(bytearray(one.max_size))
+    two.patch(buffer[: one.resend(asked, own, buffer)], held)
+    assert own.tobytes() == held.tobytes()
+
+
+def test_codecs_that_remember_nothing_never_ask_and_refuse_to_be_asked():
+    one, vector = coder("e3m0", 300), near(300, 1e-3)[0]
+    data, held = coded(one, vector), np.zeros(300, dtype=np.float32)
+    assert one.decode(data, held) == b""
+    assert held.tobytes() == vector.tobytes(), "the sender knows what the others decode"
+    assert one.min_size == one.max_size == len(data)
+    for call in (
+        lambda: one.resent_size(b"\x80"),
+        lambda: one.resend(b"\x80", vector, data),
+        lambda: one.patch(data, held),
+    ):
+        with pytest.raises(CodecError, match="ever sent again"):
+            call()
+
+
+def test_a_coder_decodes_only_next_to_a_vector_of_its_own():
+    one, two = pair("mod4", 4)
+    data = coded(one, np.ones(4, dtype=np.float32))
+    with pytest.raises(CodecError, match="encode first"):
+        two.decode(data, np.zeros(4, dtype=np.float32))

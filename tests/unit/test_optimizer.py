@@ -1,0 +1,123 @@
+"""What must hold for the inner optimizers: what each moves, on which schedule, and that a restored one goes on alike."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from lowcomm_node.errors import CheckpointError
+from lowcomm_node.model import build_model
+from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
+from lowcomm_protocol.run import ModelSettings, TrainSettings
+
+CPU = torch.device("cpu")
+TINY = ModelSettings(layers=2, width=16, heads=2, feed_forward=32, context=16)
+
+
+def settings(**changes: object) -> TrainSettings:
+    return TrainSettings.model_validate(changes)
+
+
+def trained(optimizer: str, steps: int = 3, **changes: object) -> tuple[nn.Module, InnerOptimizer]:
+    """A tiny model after a few steps on made-up gradients."""
+    model = build_model(TINY, 0)
+    inner = InnerOptimizer(model, settings(optimizer=optimizer, **changes), CPU)
+    for step in range(steps):
+        gradients(model, step)
+        inner.step(step, 100)
+    return model, inner
+
+
+def gradients(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        weight.grad = torch.randn(weight.shape, generator=generator)
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
+    model, inner = trained("muon")
+    by_muon = {key.removesuffix(".momentum_buffer") for key in inner.moments() if key.endswith(".momentum_buffer")}
+    expected = {name for name, weight in model.named_parameters() if weight.ndim == 2 and name.startswith("blocks.")}
+    assert by_muon == expected
+    assert len(expected) == 2 * 7, "query, key, value, output, gate, up, down"
+    others = {key.rpartition(".")[0] for key in inner.moments()} - by_muon
+    assert others == {name for name, _ in model.named_parameters()} - expected
+    assert {"embedding.weight"} < others
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_it_does_what_torchs_own_does(optimizer):
+    model, _ = trained(optimizer, weight_decay=0.05, warmup=0, learning_rate=0.01)
+    same = build_model(TINY, 0)
+    parts = [(name, w) for name, w in same.named_parameters()]
+    mine = [w for name, w in parts if optimizer == "muon" and w.ndim == 2 and name.startswith("blocks.")]
+    rest = [w for _, w in parts if not any(w is one for one in mine)]
+    share = 0.3 if optimizer == "muon" else 1.0
+    groups = [
+        {"params": [w for w in rest if w.ndim >= 2], "weight_decay": 0.05},
+        {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0},
+    ]
+    torchs: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95))]
+    if mine:
+        torchs.append(torch.optim.Muon(mine, momentum=0.95, weight_decay=0.05))
+    train = settings(optimizer=optimizer, warmup=0, learning_rate=0.01)
+    for step in range(3):
+        gradients(same, step)
+        for one, factor in zip(torchs, (share, 1.0), strict=False):
+            for group in one.param_groups:
+                group["lr"] = factor * learning_rate(train, step, 100)
+            one.step()
+    for ours, theirs in zip(model.parameters(), same.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_restored_one_goes_on_as_if_it_had_never_stopped(optimizer):
+    model, inner = trained(optimizer)
+    again = build_model(TINY, 1)
+    again.load_state_dict(model.state_dict())
+    other = InnerOptimizer(again, settings(optimizer=optimizer), CPU)
+    assert other.moments() == {}
+    kept = inner.moments()
+    assert {name: (tuple(one.shape), one.dtype) for name, one in kept.items()} == inner.expected()
+    other.restore(kept)
+    for step in range(3, 6):
+        for one, optimizer_ in ((model, inner), (again, other)):
+            gradients(one, step)
+            optimizer_.step(step, 100)
+    for one, two in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_moments_are_copies():
+    model, inner = trained("muon")
+    kept = inner.moments()
+    before = {name: one.clone() for name, one in kept.items()}
+    gradients(model, 9)
+    inner.step(9, 100)
+    assert all(torch.equal(kept[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize(("key", "value"), [("exp_avg_sq", -1.0), ("step", 0.0)])
+def test_moments_that_no_training_reaches_are_refused(key, value):
+    _, inner = trained("adamw")
+    bad = inner.moments()
+    bad[f"embedding.weight.{key}"].fill_(value)
+    with pytest.raises(CheckpointError, match=r"impossible moments of embedding\.weight"):
+        inner.restore(bad)
+
+
+def test_each_optimizer_has_its_own_defaults_and_what_is_given_beats_them():
+    assert (settings().learning_rate, settings().weight_decay) == (3e-3, 0.1)
+    assert (settings(optimizer="muon").learning_rate, settings(optimizer="muon").weight_decay) == (0.02, 0.01)
+    assert settings(optimizer="muon", learning_rate=0.5).learning_rate == 0.5
+
+
+def test_the_learning_rate_warms_up_and_falls_as_a_cosine():
+    train = settings(learning_rate=1.0, warmup=10, final_learning_rate=0.1)
+    rates = [learning_rate(train, step, 110) for step in range(140)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == pytest.approx(1.0)
+    assert rates[60] == pytest.approx(0.55), "half way between 1 and 0.1"
+    assert rates[110] == pytest.approx(0.1) and rates[139] == pytest.approx(0.1)
+    assert all(later <= earlier for earlier, later in pairwise(rates[10:]))
