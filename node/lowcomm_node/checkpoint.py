@@ -25,11 +25,10 @@ from torch import Tensor
 
 from lowcomm_node.durable import disk_full_error, folder_lock, lock, require_space, sync_file, sync_folder
 from lowcomm_node.errors import CheckpointError, ConfigError, RetryLater
-from lowcomm_node.manifest import CheckpointInfo, is_complete, problems_of, read_manifest, write_checkpoint
+from lowcomm_node.manifest import PART, CheckpointInfo, is_complete, problems_of, read_manifest, write_checkpoint
 from lowcomm_node.state_file import read_state, state_bytes
 
 _STEP = re.compile(r"step-(\d{10})")
-_PART = re.compile(r"[a-z][a-z0-9_-]*")
 _WRITING, _REMOVING, _REPLACED = ".writing-", ".removing-", ".replaced-"
 _OVERHEAD = 1 << 20
 """Bytes for headers, manifest and the file system's own records, above the tensors themselves."""
@@ -241,8 +240,8 @@ def _check_names(step: int, parts: Mapping[str, Any]) -> None:
     if not 0 <= step < 10**10:
         raise CheckpointError(f"step = {step} can't be a checkpoint's number: it must have 1 to 10 digits.")
     for part in parts:
-        if not _PART.fullmatch(part):
-            raise CheckpointError(f"{part!r} can't be a part's name: use a-z, 0-9, - and _.")
+        if not PART.fullmatch(part):
+            raise CheckpointError(f"{part!r} can't be a part's name: use at most 64 of a-z, 0-9, - and _.")
 
 
 def _leads_to(path: Path, descriptor: int) -> bool:

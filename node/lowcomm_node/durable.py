@@ -50,6 +50,9 @@ def sha256_file(path: Path) -> str:
 def write_sealed_json(path: Path, content: dict[str, Any]) -> None:
     """Write JSON that carries its own digest, and sync it. Raises ValueError or TypeError if it is not plain JSON."""
     sealed = _seal(content)
+    # Keys that are numbers are read back as text, which sorts otherwise.
+    if _seal(json.loads(sealed)["content"]) != sealed:
+        raise ValueError("its keys must be text")
     with path.open("wb") as file:
         file.write(sealed)
     sync_file(path)

@@ -1,5 +1,6 @@
 """What one checkpoint consists of: its sealed manifest, and whether its files still match it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,11 @@ from lowcomm_node.state_file import write_state
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+PART = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+"""A part's name, which becomes a file's: it can't lead out of the folder."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_END_OF_TIME = 253_402_300_800.0
+"""The year 10,000, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +73,28 @@ def write_checkpoint(
 
 
 def read_manifest(path: Path, step: int) -> CheckpointInfo:
-    """Read the manifest of the checkpoint in ``path``. Raises CheckpointError if it is missing or damaged."""
+    """Read the manifest of the checkpoint in ``path``, which may be a stranger's.
+
+    Raises CheckpointError if it is missing, damaged or malformed.
+    """
     try:
         content = read_sealed_json(path / MANIFEST)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} has no sound manifest ({error}): use another checkpoint.") from error
     if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} has format {content.get('format')}, this release reads {FORMAT}: use the release that wrote it."
+            f"{path} has format {content.get('format')!r:.20}, this release reads {FORMAT}: use the release that wrote it."
         )
-    if content["step"] != step:
-        raise CheckpointError(f"{path} says that it is of step {content['step']}: give the folder its old name.")
-    files = tuple(PartFile(**file) for file in content["files"])
-    return CheckpointInfo(step, path, content["created_at"], files, content["meta"])
+    try:
+        files = tuple(PartFile(**file) for file in content["files"])
+        info = CheckpointInfo(content["step"], path, content["created_at"], files, content["meta"])
+    except (KeyError, TypeError):
+        info = None
+    if info is None or not _is_well_formed(info):
+        raise CheckpointError(f"{path} has a malformed manifest: use another checkpoint.")
+    if info.step != step:
+        raise CheckpointError(f"{path} says that it is of step {info.step!r:.20}: give the folder its old name.")
+    return info
 
 
 def problems_of(info: CheckpointInfo, parts: Sequence[str] | None = None) -> list[str]:
@@ -93,6 +108,21 @@ def is_complete(info: CheckpointInfo) -> bool:
     """Whether all files are there with their sizes; a cheap look, ``problems_of`` reads them."""
     paths = ((info.path / file.name, file.size) for file in info.parts)
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+
+def _is_well_formed(info: CheckpointInfo) -> bool:
+    """Whether all values are of their types and ranges: the digest of a manifest says nothing about its author."""
+    parts = [file.part for file in info.parts]
+    return (
+        type(info.step) is int
+        and type(info.created_at) in (int, float)
+        and 0 <= info.created_at < _END_OF_TIME
+        and isinstance(info.meta, dict)
+        and all(isinstance(part, str) and PART.fullmatch(part) for part in parts)
+        and len(set(parts)) == len(parts)
+        and all(type(file.size) is int and 0 <= file.size < 1 << 63 for file in info.parts)
+        and all(isinstance(file.sha256, str) and _SHA256.fullmatch(file.sha256) for file in info.parts)
+    )
 
 
 def _write_part(folder: Path, part: str, tensors: Mapping[str, Tensor]) -> PartFile:

@@ -107,8 +107,10 @@ class Attention(nn.Module):
         key = rotate(self.key_norm(key), rope)
         if cache is not None:
             key, value = cache.extend(self.layer, key, value)
-        # A single new token may look at everything before it; several are read from an empty cache.
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=length > 1)
+        past = key.shape[2] - length
+        # torch's own causal mask starts at the first key, so several tokens after a cached text need theirs.
+        mask = x.new_ones(length, past + length, dtype=torch.bool).tril(past) if past and length > 1 else None
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=length > 1 and not past)
         return self.output(mixed.transpose(1, 2).reshape(batch, length, width))
 
 

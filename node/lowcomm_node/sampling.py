@@ -1,5 +1,6 @@
 """Text from a model, token by token."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -27,8 +28,8 @@ def generate(
         raise ConfigError(
             f"The prompt needs at least one token, each from 0 to {vocab - 1}: pass some text of this run."
         )
-    if temperature < 0 or (top_k is not None and top_k < 1):
-        raise ConfigError(f"temperature = {temperature} must not be negative, and top_k = {top_k} must be at least 1.")
+    if not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
+        raise ConfigError(f"temperature = {temperature} must be 0 or a positive number, top_k = {top_k} at least 1.")
     return _continue(model, list(prompt), count, temperature, top_k, torch.Generator().manual_seed(seed))
 
 
@@ -62,4 +63,6 @@ def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torc
         return int(logits.argmax())
     if top_k is not None and top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
-    return int(torch.multinomial(torch.softmax(logits / temperature, dim=0), 1, generator=generator))
+    # From the largest down and in fp64, so that the lowest temperatures overflow to the likeliest token, not to NaN.
+    scaled = (logits - logits.max()).double() / temperature
+    return int(torch.multinomial(torch.softmax(scaled, dim=0), 1, generator=generator))

@@ -26,6 +26,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_RESERVED = "__metadata__"
+"""safetensors keeps something else under this name."""
 _HEADER_BYTES_PER_TENSOR = 256
 """Dtype, shape and offsets of one tensor in a header need less than half of this."""
 
@@ -41,8 +43,17 @@ def expected_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors straight from their memory, without a copy unless one is on a GPU or is not contiguous."""
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    """Write tensors straight from their memory, without a copy unless one is on a GPU or is not contiguous.
+
+    Raises CheckpointError on what the format can't hold: memory that two names share, a dtype that it lacks.
+    """
+    if _RESERVED in tensors:
+        raise CheckpointError(f"{_RESERVED!r} can't be a tensor's name in {path.name}: give it another.")
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(contiguous, path)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path.name} can't hold these tensors ({str(error).strip()}): save copies.") from error
 
 
 def read_state(path: Path, device: str = "cpu") -> dict[str, Tensor]:

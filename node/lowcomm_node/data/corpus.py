@@ -103,16 +103,20 @@ class FileCorpus:
         return _digest([self.kind, self.field, stats])
 
     def documents(self) -> Iterator[Document]:
-        """At least one document is held out: the last, if no other is."""
-        pending: Document | None = None
-        any_held_out = False
+        """At least one document is held out, with all its copies."""
+        spare = self._spare()
         for text, ends in self._texts():
-            if pending is not None:
-                yield pending
-            pending = Document(text, _one_in(_HELD_OUT_DOCUMENTS, text), ends)
-            any_held_out |= pending.held_out
-        if pending is not None:
-            yield Document(pending.text, pending.held_out or not any_held_out, pending.ends)
+            held_out = _one_in(_HELD_OUT_DOCUMENTS, text) or (spare is not None and _hash(text) == spare)
+            yield Document(text, held_out, ends)
+
+    def _spare(self) -> int | None:
+        """The hash of the document to hold out if no other is; of a large corpus this reads only the beginning."""
+        smallest: int | None = None
+        for text, _ in self._texts():
+            if _one_in(_HELD_OUT_DOCUMENTS, text):
+                return None
+            smallest = _hash(text) if smallest is None else min(smallest, _hash(text))
+        return smallest
 
     def _texts(self) -> Iterable[tuple[bytes, bool]]:
         if self.kind == "text":
@@ -156,7 +160,11 @@ def _belongs(name: str) -> bool:
 
 
 def _one_in(count: int, key: bytes) -> bool:
-    return int.from_bytes(hashlib.sha256(key).digest()) % count == 0
+    return _hash(key) % count == 0
+
+
+def _hash(key: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(key).digest())
 
 
 def _digest(parts: list[object]) -> str:

@@ -4,6 +4,7 @@ import glob
 import gzip
 import importlib
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,13 @@ LARGEST_PIECE = 64 << 10
 SMALLEST_PIECE = 1 << 10
 _PIECES = 256
 _LONGEST_LINE = 64 << 20
+_LONGEST_CHARACTER = 4
 _ROWS = 256
 
 
 def find_files(path: str, kind: str) -> list[Path]:
     """Files of one kind, sorted: the path itself, those in the folder at any depth (not hidden), or a glob's."""
-    root = Path(path).expanduser()
+    root = Path(os.path.expanduser(path))  # noqa: PTH111, Path's own raises RuntimeError on a user it does not know
     if root.is_file():
         return [root]
     if root.is_dir():
@@ -47,7 +49,7 @@ def read_text(files: Sequence[Path]) -> Iterator[tuple[bytes, bool]]:
             piece = file.read(size)
             while piece:
                 following = file.read(size)
-                cut = piece.rfind(b"\n") + 1 if following else 0
+                cut = (piece.rfind(b"\n") + 1 or _last_character(piece)) if following else 0
                 if cut:
                     piece, following = piece[:cut], piece[cut:] + following
                 yield piece, not following
@@ -81,8 +83,14 @@ def read_parquet(files: Sequence[Path], field: str) -> Iterator[bytes]:
                 for batch in file.iter_batches(batch_size=_ROWS, columns=[field]):
                     for value in batch.column(0).to_pylist():
                         yield from _encoded(_checked(value, field, str(path)))
-        except library.ArrowException as error:
+        except (library.ArrowException, OSError, ValueError) as error:  # also bytes that are not UTF-8
             raise DataError(f"{path} can't be read as Parquet ({error}): replace or remove it.") from error
+
+
+def _last_character(piece: bytes) -> int:
+    """Where the last character in UTF-8 begins; 0 if there is none."""
+    last = range(max(0, len(piece) - _LONGEST_CHARACTER), len(piece))
+    return max((place for place in last if piece[place] & 0xC0 != 0x80), default=0)
 
 
 def _field_of(line: bytes, field: str, where: str) -> str:

@@ -34,7 +34,7 @@ from lowcomm_node.durable import (
 )
 from lowcomm_node.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
 SHARD_BYTES = 256 << 20
 CHECKED_BYTES = 1 << 30
 """Data up to this size is hashed at every start; of more, only the sizes are compared, as hashing takes minutes."""
@@ -98,7 +98,7 @@ def _open_split(folder: Path, manifest: dict[str, Any], split: str) -> Split:
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest, if it and the shards are as they were made."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, KeyError, TypeError):
         manifest = read_sealed_json(folder / _MANIFEST)
         total = sum(shard["size"] for shard in manifest["shards"])
         for shard in manifest["shards"]:
@@ -154,7 +154,7 @@ def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> None:
 def _remove_former(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path) -> None:
     """Remove what the same origin gave before it changed, so that edits to a text don't fill the disk."""
     for manifest in cache.glob(f"tokens-*/{_MANIFEST}"):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError):
             content = read_sealed_json(manifest)
             same = (content["origin"], content["tokenizer"]) == (corpus.origin, tokenizer.name)
             if same and manifest.parent != folder:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,7 +55,8 @@ class BytesTokenizer:
         return np.frombuffer(text, dtype=np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode(errors="replace")
+        # A model may know more tokens than there are bytes; 255 never is text.
+        return bytes(min(token, 255) for token in tokens).decode(errors="replace")
 
 
 class FileTokenizer:
@@ -65,11 +67,14 @@ class FileTokenizer:
         try:
             content = path.read_bytes()
             self._tokenizer = library.Tokenizer.from_str(content.decode())
+            # Numbers may have gaps, so their count is not always enough.
+            self.vocab: int = max(self._tokenizer.get_vocab().values()) + 1
         except Exception as error:  # the library raises plain Exception
             raise ConfigError(f"{path} is not a tokenizer.json ({error}): name one with --tokenizer.") from error
+        # Files of models for short texts ask to cut each text off, and to fill it up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self.name = f"tokenizers:{hashlib.sha256(content).hexdigest()[:16]}"
-        # Numbers may have gaps, so their count is not always enough.
-        self.vocab: int = max(self._tokenizer.get_vocab().values()) + 1
         known = (self._tokenizer.token_to_id(token) for token in _SEPARATORS)
         self.separator: int | None = next((token for token in known if token is not None), None)
 
@@ -87,7 +92,7 @@ def open_tokenizer(name: str) -> Tokenizer:
         return BytesTokenizer()
     if name == "local":
         raise ConfigError("This run leaves the tokenizer to each owner: name a tokenizer.json with --tokenizer PATH.")
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # noqa: PTH111, Path's own raises RuntimeError on a user it does not know
     if not path.is_file():
         raise ConfigError(
             f"tokenizer = {name!r} is neither 'bytes' nor a file: name a tokenizer.json with --tokenizer."

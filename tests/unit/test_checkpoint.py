@@ -1,0 +1,1045 @@
+"""A checkpoint is whole or not there: every damage is found and named, and no crash, full disk or stranger gets past that."""
+
+import errno
+import fcntl
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from disk import PowerLoss, is_killed_at, on_small_disk
+from safetensors.torch import save, save_file
+from torch import Tensor
+
+import lowcomm_node.checkpoint as checkpoint_module
+import lowcomm_node.manifest as manifest_module
+from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.durable import (
+    disk_full_error,
+    folder_lock,
+    read_sealed_json,
+    require_space,
+    sha256_file,
+    write_sealed_json,
+)
+from lowcomm_node.errors import CheckpointError, ConfigError, DiskFull, RetryLater
+from lowcomm_node.manifest import MANIFEST, is_complete, problems_of, read_manifest
+from lowcomm_node.state_file import (
+    Expected,
+    expected_of,
+    read_foreign_state,
+    read_state,
+    state_bytes,
+    validate_state,
+    write_state,
+)
+from waiting import until
+
+META: dict[str, Any] = {"run_id": "ab" * 32, "steps": 7, "nested": {"a": [1, 2.5, None, True, "é"]}, "big": 10**30}
+NOW = 1_800_000_000.25
+Parts = dict[str, dict[str, Tensor]]
+
+
+def make_parts(step: int = 0) -> Parts:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "weights": {"a.weight": torch.randn(5, 3, generator=generator), "b": torch.randn((), generator=generator)},
+        "outer": {"phi.0": torch.randn(18, generator=generator), "delta.0": torch.full((18,), float(step))},
+    }
+
+
+def make_store(folder: Path, *steps: int, keep: int = 3) -> CheckpointStore:
+    store = CheckpointStore(folder / "checkpoints", keep)
+    for step in steps:
+        store.save(step, make_parts(step), META, NOW)
+    return store
+
+
+def folder_of(store: CheckpointStore, step: int) -> Path:
+    return store.folder / f"step-{step:010d}"
+
+
+def equal(one: Parts, other: Parts) -> bool:
+    """Equal to the bit: NaN is equal to itself, and -0 is not 0."""
+
+    def image(parts: Parts) -> dict[tuple[str, str], Any]:
+        return {
+            (part, name): (
+                tensor.dtype,
+                tuple(tensor.shape),
+                tensor.contiguous().reshape(-1).view(torch.uint8).tolist(),
+            )
+            for part, tensors in parts.items()
+            for name, tensor in tensors.items()
+        }
+
+    return image(one) == image(other)
+
+
+def check_usable(store: CheckpointStore, newest: int, *skipped: int) -> None:
+    recovery = store.load_newest_usable()
+    assert recovery.checkpoint is not None
+    assert recovery.checkpoint.info.step == newest
+    assert equal(recovery.checkpoint.tensors, make_parts(newest))
+    assert tuple(entry.step for entry in recovery.skipped) == skipped
+    assert all(entry.problem for entry in recovery.skipped)
+
+
+def check_tidy(store: CheckpointStore) -> None:
+    """Nothing is there but whole checkpoints."""
+    assert {path.name for path in store.folder.iterdir()} == {".lock"} | {
+        folder_of(store, step).name for step in store.steps()
+    }
+    assert all(store.verify(step) == [] for step in store.steps())
+
+
+def flip(path: Path, at: int, bit: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= bit
+    path.write_bytes(data)
+
+
+# What is written comes back
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    special = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45, -1.5])
+    parts: Parts = {
+        "weights": {
+            "fp32": special,
+            "fp16": special.half(),
+            "bf16": special.bfloat16(),
+            "fp64": special.double(),
+            "int64": torch.tensor([2**62, -1]),
+            "bool": torch.tensor([True, False]),
+            "scalar": torch.tensor(3.0),
+            "empty": torch.zeros(0, 4),
+            "turned": torch.arange(6.0).reshape(2, 3).T,
+            "every second": torch.arange(10.0)[::2],
+            "grad": torch.ones(3, requires_grad=True),
+        },
+        "inner-2_x": {},
+    }
+    store = make_store(tmp_path)
+    info = store.save(400, parts, META, NOW)
+    checkpoint = CheckpointStore(store.folder).load(400)
+    assert equal(checkpoint.tensors, {part: {n: t.detach() for n, t in named.items()} for part, named in parts.items()})
+    assert checkpoint.meta == META
+    assert checkpoint.info == info == store.info(400) == store.latest()
+    assert (info.step, info.created_at, info.path) == (400, NOW, folder_of(store, 400))
+    assert store.verify(400) == []
+
+
+def test_pieces_of_one_memory_are_saved_without_the_rest(tmp_path: Path) -> None:
+    flat = torch.arange(100.0)
+    store = make_store(tmp_path)
+    info = store.save(1, {"outer": {"phi.0": flat[:10], "phi.1": flat[50:60]}}, {}, NOW)
+    assert info.size < 80 + 300
+    loaded = store.load(1).tensors["outer"]
+    assert loaded["phi.1"].tolist() == list(range(50, 60))
+
+
+def test_what_is_loaded_is_not_tied_to_the_file(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    first = store.load(1).tensors
+    first["weights"]["a.weight"].zero_()
+    assert store.verify(1) == []
+    assert equal(store.load(1).tensors, make_parts(1))
+
+
+def test_some_parts_can_be_loaded_without_the_others(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    flip(folder_of(store, 1) / "outer.safetensors", 100)
+    assert equal(store.load(1, ["weights"]).tensors, {"weights": make_parts(1)["weights"]})
+    with pytest.raises(CheckpointError, match=r"outer\.safetensors does not match its SHA-256"):
+        store.load(1)
+    with pytest.raises(CheckpointError, match="no part 'inner', only weights, outer"):
+        store.load(1, ["weights", "inner"])
+
+
+def test_the_manifest_tells_size_and_digest_of_every_file(tmp_path: Path) -> None:
+    info = make_store(tmp_path, 1).info(1)
+    assert [file.name for file in info.parts] == ["weights.safetensors", "outer.safetensors"]
+    for file in info.parts:
+        path = info.path / file.name
+        assert (file.size, file.sha256) == (path.stat().st_size, sha256_file(path))
+    assert info.size == sum(path.stat().st_size for path in info.path.glob("*.safetensors"))
+    assert read_sealed_json(info.path / MANIFEST)["format"] == 1
+
+
+def test_a_store_without_checkpoints_says_so(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    assert (store.steps(), store.entries(), store.latest()) == ([], [], None)
+    recovery = store.load_newest_usable()
+    assert (recovery.checkpoint, recovery.skipped) == (None, ())
+    for step in (0, 5):
+        assert "no sound manifest" in store.verify(step)[0]
+        for act in (store.load, store.info, lambda step: store.export(step, tmp_path / "out")):
+            with pytest.raises(CheckpointError, match=f"step-{step:010d}"):
+                act(step)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("step", [0, 1, 10**10 - 1])
+def test_any_step_of_ten_digits_can_be_saved(tmp_path: Path, step: int) -> None:
+    assert make_store(tmp_path, step).steps() == [step]
+
+
+@pytest.mark.parametrize("step", [-1, 10**10, 10**400])
+def test_other_steps_are_refused(tmp_path: Path, step: int) -> None:
+    store = make_store(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="1 to 10 digits"):
+        store.save(step, make_parts(), META, NOW)
+    check_tidy(store)
+
+
+@pytest.mark.parametrize(
+    "part", ["", "..", "../weights", "a/b", "Weights", "a.b", "weights\n", "-a", "é", "a" * 65, "a\0"]
+)
+def test_a_part_with_a_name_that_is_no_file_of_the_folder_is_refused(tmp_path: Path, part: str) -> None:
+    store = make_store(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="can't be a part's name"):
+        store.save(2, {"weights": {}, part: {}}, META, NOW)
+    check_tidy(store)
+    check_usable(store, 1)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"a": {1, 2}},
+        {"a": float("nan")},
+        {"a": float("inf")},
+        {"a": torch.ones(1)},
+        {"a": np.int64(1)},
+        {"a": b"x"},
+        {(1, 2): 3},
+        {"a": {9: 1, 10: 2}},
+    ],
+)
+def test_meta_that_would_not_come_back_is_refused_before_anything_is_lost(tmp_path: Path, meta: dict[str, Any]) -> None:
+    store = make_store(tmp_path, 1, keep=1)
+    with pytest.raises(CheckpointError, match="meta of step 2 is not plain JSON"):
+        store.save(2, make_parts(2), meta, NOW)
+    check_tidy(store)
+    check_usable(store, 1)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        (lambda shared: {"a": shared, "b": shared})(torch.ones(3)),
+        {"a": torch.ones(3, dtype=torch.complex128)},
+        {"__metadata__": torch.ones(3)},
+    ],
+)
+def test_tensors_that_would_not_come_back_are_refused_before_anything_is_lost(
+    tmp_path: Path, tensors: dict[str, Tensor]
+) -> None:
+    store = make_store(tmp_path, 1, keep=1)
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors"):
+        store.save(2, {"weights": tensors}, META, NOW)
+    check_tidy(store)
+    check_usable(store, 1)
+
+
+# Damage is found and named
+
+
+def test_every_flipped_byte_is_found_and_the_file_named(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2)
+    for path in sorted(folder_of(store, 2).iterdir()):
+        whole = path.read_bytes()
+        for at in range(len(whole)):
+            flip(path, at, 1 << at % 8)
+            problems = store.verify(2)
+            assert len(problems) == 1, (path.name, at)
+            assert path.name in problems[0]
+            path.write_bytes(whole)
+    assert store.verify(2) == []
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "weights.safetensors", "outer.safetensors"])
+def test_a_damaged_file_is_passed_over_for_the_checkpoint_before(tmp_path: Path, name: str) -> None:
+    store = make_store(tmp_path, 1, 2)
+    path = folder_of(store, 2) / name
+    whole = path.read_bytes()
+    damages: list[Callable[[], object]] = [
+        lambda: flip(path, len(whole) // 2),
+        lambda: path.write_bytes(whole[:-1]),
+        lambda: path.write_bytes(whole + b"\n"),
+        lambda: path.write_bytes(b""),
+        lambda: path.write_bytes(bytes(len(whole))),
+        path.unlink,
+        path.mkdir,
+    ]
+    for number, damage in enumerate(damages):
+        damage()
+        problems = store.verify(2)
+        assert len(problems) == 1, number
+        assert str(path) in problems[0]
+        with pytest.raises(CheckpointError, match=name):
+            store.load(2)
+        check_usable(store, 1, 2)
+        assert name in store.load_newest_usable().skipped[0].problem
+        if number < len(damages) - 2:
+            path.write_bytes(whole)
+            check_usable(store, 2)
+
+
+def test_all_problems_of_a_checkpoint_are_told_at_once(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    flip(folder_of(store, 1) / "weights.safetensors", 50)
+    (folder_of(store, 1) / "outer.safetensors").unlink()
+    problems = store.verify(1)
+    assert len(problems) == 2
+    assert "weights.safetensors does not match" in problems[0]
+    assert "outer.safetensors can't be read (No such file" in problems[1]
+
+
+def test_a_file_of_another_length_is_told_from_one_of_another_content(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    path = folder_of(store, 1) / "weights.safetensors"
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"x")
+    assert store.verify(1) == [f"{path} has {size + 1} bytes instead of {size}"]
+
+
+def test_when_all_are_damaged_each_is_told_newest_first(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2, 3)
+    for step in (1, 2, 3):
+        flip(folder_of(store, step) / "weights.safetensors", 30)
+    recovery = store.load_newest_usable()
+    assert recovery.checkpoint is None
+    assert [entry.step for entry in recovery.skipped] == [3, 2, 1]
+    assert all("SHA-256" in entry.problem for entry in recovery.skipped)
+
+
+def test_a_folder_under_the_name_of_another_step_is_named(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2)
+    folder_of(store, 2).rename(folder_of(store, 9))
+    assert "says that it is of step 2: give the folder its old name" in store.verify(9)[0]
+    check_usable(store, 1, 9)
+
+
+def test_a_checkpoint_of_another_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path, 1)
+    monkeypatch.setattr(manifest_module, "FORMAT", 9)
+    store.save(2, make_parts(2), META, NOW)
+    monkeypatch.undo()
+    assert "format 9, this release reads 1" in store.verify(2)[0]
+    check_usable(store, 1, 2)
+
+
+def test_what_is_not_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    foreign = ["notes.txt", "step-1", "step-00000000010", "step-000000000x", "xstep-0000000001"]
+    for name in foreign:
+        (store.folder / name).write_text("mine")
+    (store.folder / "step-0000000007").write_text("a file, not a folder")
+    assert store.steps() == [1, 7]
+    check_usable(store, 1, 7)
+    store.save(8, make_parts(8), META, NOW)
+    check_usable(store, 8)
+    assert {path.name for path in store.folder.iterdir()} >= set(foreign)
+
+
+# Strangers' manifests: their digest says only that they are whole
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    store = make_store(tmp_path_factory.mktemp("stranger"), 5)
+    return folder_of(store, 5), read_sealed_json(folder_of(store, 5) / MANIFEST)
+
+
+FILE = {"part": "weights", "size": 300, "sha256": "ab" * 32}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": "5"},
+        {"step": 5.0},
+        {"step": True},
+        {"step": None},
+        {"step": [5]},
+        {"step": -5},
+        {"step": 10**400},
+        {"created_at": "now"},
+        {"created_at": None},
+        {"created_at": True},
+        {"created_at": -1},
+        {"created_at": 1e300},
+        {"created_at": 10**400},
+        {"meta": None},
+        {"meta": []},
+        {"meta": "x"},
+        {"format": 2},
+        {"format": None},
+        {"format": "x" * 10_000},
+        {"format": [[[]]]},
+        {"files": None},
+        {"files": 3},
+        {"files": "weights"},
+        {"files": {"weights": FILE}},
+        {"files": [None]},
+        {"files": [["weights", 1, "ab"]]},
+        {"files": [FILE, FILE]},
+        {"files": [{"part": "weights", "size": 300}]},
+        {"files": [FILE | {"mode": 0o777}]},
+        {"files": [FILE | {"sha256": "ab"}]},
+        {"files": [FILE | {"sha256": "AB" * 32}]},
+        {"files": [FILE | {"sha256": "ab" * 32 + "\n"}]},
+        {"files": [FILE | {"sha256": 5}]},
+        {"files": [FILE | {"sha256": None}]},
+        *({"files": [FILE | {"size": size}]} for size in (-1, 1.0, "300", None, True, 1 << 63, 10**400, [1])),
+        *(
+            {"files": [FILE | {"part": part}]}
+            for part in (
+                "",
+                ".",
+                "..",
+                "/etc/passwd",
+                "../../x",
+                "a/b",
+                "a\\b",
+                "weights\0",
+                "weights\n",
+                "W",
+                ".lock",
+                "x" * 65,
+                "x" * 100_000,
+                5,
+                None,
+                ["weights"],
+                {"a": 1},
+            )
+        ),
+    ],
+    ids=lambda change: str(change)[:60],
+)
+def test_a_malformed_manifest_is_refused_whoever_sealed_it(
+    stranger: tuple[Path, dict[str, Any]], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    _, content = stranger
+    write_sealed_json(tmp_path / MANIFEST, content | change)
+    with pytest.raises(CheckpointError) as caught:
+        read_manifest(tmp_path, 5)
+    message = str(caught.value)
+    assert str(tmp_path) in message
+    assert len(message) < 400, "a stranger does not fill our logs"
+
+
+@pytest.mark.parametrize("key", ["format", "step", "created_at", "files", "meta"])
+def test_a_manifest_that_lacks_something_is_refused(
+    stranger: tuple[Path, dict[str, Any]], tmp_path: Path, key: str
+) -> None:
+    _, content = stranger
+    write_sealed_json(tmp_path / MANIFEST, {name: value for name, value in content.items() if name != key})
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        read_manifest(tmp_path, 5)
+
+
+def test_the_same_manifest_unchanged_is_read(stranger: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Otherwise the tests above would prove nothing."""
+    _, content = stranger
+    write_sealed_json(tmp_path / MANIFEST, content)
+    assert [file.part for file in read_manifest(tmp_path, 5).parts] == ["weights", "outer"]
+    write_sealed_json(tmp_path / MANIFEST, content | {"files": [FILE], "created_at": 0, "more": "of a later release"})
+    assert read_manifest(tmp_path, 5).parts[0].size == 300
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 500,
+        b"\xff\xfe",
+        b"{}",
+        b"[]",
+        b"null",
+        b"5",
+        b'"content"',
+        b"[" * 100_000,
+        b'{"content": ' * 50_000,
+        b'{"content": 5, "sha256": "x"}',
+        b'{"content": {"step": NaN}, "sha256": "x"}',
+        b'{"content": {"step": 1e999}, "sha256": "x"}',
+        b'{"content": {"step": ' + b"9" * 10_000 + b"}}",
+        b'{"content": {}, "sha256": null}',
+        b'{"content": [], "sha256": "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945"}',
+    ],
+)
+def test_bytes_that_are_no_manifest_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / MANIFEST).write_bytes(data)
+    with pytest.raises(CheckpointError, match="does not match its own digest"):
+        read_manifest(tmp_path, 5)
+
+
+def test_a_seal_covers_everything_and_cannot_be_written_another_way(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    content = {"b": [1, 2], "a": {"é": None}}
+    write_sealed_json(path, content)
+    assert read_sealed_json(path) == content
+    sealed = path.read_bytes()
+    whole = json.loads(sealed)
+    for other in (
+        json.dumps(whole).encode(),
+        sealed + b" ",
+        sealed.rstrip(),
+        json.dumps(whole | {"more": 1}, sort_keys=True, indent=1).encode() + b"\n",
+        json.dumps(whole | {"content": {"b": [1, 3], "a": {"é": None}}}, sort_keys=True, indent=1).encode() + b"\n",
+        sealed.replace(whole["sha256"].encode(), whole["sha256"].upper().encode()),
+    ):
+        path.write_bytes(other)
+        with pytest.raises(ValueError, match="own digest"):
+            read_sealed_json(path)
+
+
+# State from strangers: read from the header before memory is given to it
+
+STATE = {"a.weight": torch.arange(12.0).reshape(4, 3), "step": torch.tensor(5.0), "half": torch.ones(3).bfloat16()}
+EXPECTED = expected_of(STATE)
+
+
+def read_bytes(folder: Path, data: bytes, expected: Expected = EXPECTED) -> dict[str, Tensor]:
+    path = folder / "state.safetensors"
+    path.write_bytes(data)
+    return read_foreign_state(path, expected, "peer-x")
+
+
+def with_header(header: bytes, values: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header + values
+
+
+def test_a_state_as_expected_is_read(tmp_path: Path) -> None:
+    assert equal({"": read_bytes(tmp_path, save(STATE))}, {"": STATE})
+    assert read_bytes(tmp_path, save({}), {}) == {}
+
+
+def test_what_to_expect_is_known_without_memory(tmp_path: Path) -> None:
+    meta = {name: tensor.to("meta") for name, tensor in STATE.items()}
+    assert expected_of(meta) == EXPECTED
+    assert state_bytes(meta) == state_bytes(STATE) == 12 * 4 + 4 + 3 * 2
+    assert read_bytes(tmp_path, save(STATE), expected_of(meta)).keys() == STATE.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"a.weight": torch.ones(3, 4)}, r"a.weight is .* \[3, 4\] instead of .* \[4, 3\]"),
+        ({"a.weight": torch.ones(12)}, r"\[12\] instead of .* \[4, 3\]"),
+        ({"a.weight": torch.ones(4, 3, dtype=torch.int32)}, "int32 .* instead of torch.float32"),
+        ({"half": torch.ones(3).half()}, "float16 .* instead of torch.bfloat16"),
+        ({"half": torch.ones(3, dtype=torch.uint16)}, "half is None"),
+        ({"a.weight": torch.full((4, 3), float("nan"))}, "a.weight holds NaN or infinity"),
+        ({"half": torch.tensor([1, float("inf"), 2]).bfloat16()}, "half holds NaN or infinity"),
+        ({"step": torch.tensor(-float("inf"))}, "step holds NaN or infinity"),
+        ({"a.weight": torch.tensor([1.0] * 11 + [float("nan")]).reshape(4, 3)}, "a.weight holds NaN"),
+    ],
+)
+def test_a_state_of_another_form_or_without_sense_is_refused(
+    tmp_path: Path, change: dict[str, Tensor], word: str
+) -> None:
+    with pytest.raises(CheckpointError, match=word) as caught:
+        read_bytes(tmp_path, save(STATE | change))
+    assert "peer-x" in str(caught.value)
+    with pytest.raises(CheckpointError, match=word.replace("is None", "is torch.uint16")):
+        validate_state(STATE | change, EXPECTED)
+
+
+def test_a_tensor_too_many_or_too_few_or_renamed_is_refused(tmp_path: Path) -> None:
+    renamed = {("b.weight" if name == "a.weight" else name): tensor for name, tensor in STATE.items()}
+    fewer = {name: tensor for name, tensor in STATE.items() if name != "step"}
+    for state in (renamed, fewer, STATE | {"x" * 5000: torch.zeros(0)}):
+        with pytest.raises(CheckpointError) as caught:
+            validate_state(state, EXPECTED, "peer-x")
+        assert len(str(caught.value)) < 300
+        with pytest.raises(CheckpointError, match="peer-x"):
+            read_bytes(tmp_path, save(state))
+    with pytest.raises(CheckpointError, match=r"lacks a\.weight"):
+        read_bytes(tmp_path, save(renamed))
+    with pytest.raises(CheckpointError, match=r"has 'empty', which this model lacks"):
+        read_bytes(tmp_path, save(STATE | {"empty": torch.zeros(0)}))
+
+
+def test_a_state_that_is_cut_or_longer_is_refused(tmp_path: Path) -> None:
+    whole = save(STATE)
+    for data in [*(whole[:end] for end in range(len(whole))), whole + b"\0"]:
+        with pytest.raises(CheckpointError, match="State from peer-x has"):
+            read_bytes(tmp_path, data)
+
+
+def test_a_state_with_any_byte_of_its_header_changed_is_refused_or_the_same(tmp_path: Path) -> None:
+    whole = save(STATE)
+    header = 8 + struct.unpack("<Q", whole[:8])[0]
+    refused = 0
+    for at, value in itertools.product(range(header), (0, 1, 0x22, 0x39, 0x7F, 0xFF)):
+        try:
+            read = read_bytes(tmp_path, whole[:at] + bytes([value]) + whole[at + 1 :])
+        except CheckpointError:
+            refused += 1
+        else:
+            assert expected_of(read) == EXPECTED
+    assert refused > header * 4
+
+
+@pytest.mark.parametrize("length", [10_000, 1 << 31, 1 << 63, (1 << 64) - 1])
+def test_a_header_is_not_read_if_it_is_larger_than_any_that_is_needed(tmp_path: Path, length: int) -> None:
+    with pytest.raises(CheckpointError, match=rf"a header of {length} bytes, at most \d+ are needed"):
+        read_bytes(tmp_path, struct.pack("<Q", length) + b"x" * 100)
+
+
+def test_a_header_that_lies_about_its_tensors_is_refused(tmp_path: Path) -> None:
+    expected = {"a": ((2,), torch.float32), "b": ((2,), torch.float32)}
+    good = {
+        "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]},
+    }
+    assert len(read_bytes(tmp_path, with_header(json.dumps(good).encode(), bytes(16)), expected)) == 2
+    for lie in (
+        {"data_offsets": [0, 8]},
+        {"data_offsets": [8, 1 << 62]},
+        {"data_offsets": [16, 8]},
+        {"data_offsets": [-8, 0]},
+        {"data_offsets": [9, 17]},
+        {"shape": [1 << 62, 4]},
+        {"shape": [-2]},
+        {"shape": "2"},
+        {"shape": [2.0]},
+        {"dtype": "F31"},
+        {"dtype": None},
+        {"shape": [[2]]},
+    ):
+        header = json.dumps(good | {"b": good["b"] | lie}).encode()
+        with pytest.raises(CheckpointError, match="peer-x"):
+            read_bytes(tmp_path, with_header(header, bytes(16)), expected)
+    for header in (b"", b"{}", b"[]", b"null", b"{" * 300, b"\xff" * 20, b'{"a":1,"b":2}', b'{"__metadata__":{"a":5}}'):
+        with pytest.raises(CheckpointError, match="peer-x"):
+            read_bytes(tmp_path, with_header(header, bytes(16)), expected)
+
+
+def test_the_size_of_a_file_is_checked_before_its_header_is_read(tmp_path: Path) -> None:
+    data = save({"a.weight": torch.zeros(1000, 1000)})
+    with pytest.raises(CheckpointError, match=rf"{len(data)} bytes instead of"):
+        read_bytes(tmp_path, data)
+
+
+def test_a_file_of_ours_that_is_no_safetensors_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    for data in (b"", b"x" * 100, save(STATE)[:-1]):
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match=rf"{path} is not a whole safetensors file"):
+            read_state(path)
+    write_state(path, STATE)
+    assert equal({"": read_state(path)}, {"": STATE})
+
+
+# How many are kept
+
+
+def test_the_newest_few_are_kept(tmp_path: Path) -> None:
+    for keep in (1, 2, 3):
+        store = make_store(tmp_path / str(keep), 10, 20, 30, 40, keep=keep)
+        assert store.steps() == [10, 20, 30, 40][-keep:]
+        assert [info.step for info in store.entries()] == store.steps()
+        check_tidy(store)
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_to_keep_none_is_refused(tmp_path: Path, keep: int) -> None:
+    with pytest.raises(ConfigError, match=f"keep = {keep} would remove every checkpoint"):
+        CheckpointStore(tmp_path / "checkpoints", keep)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_damaged_checkpoint_never_displaces_a_sound_one(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2, 3)
+    (folder_of(store, 2) / "weights.safetensors").unlink()
+    flip(folder_of(store, 3) / MANIFEST, 40)
+    store.save(4, make_parts(4), META, NOW)
+    assert store.steps() == [1, 3, 4]
+    store.save(5, make_parts(5), META, NOW)
+    assert store.steps() == [1, 4, 5]
+    (folder_of(store, 5) / "outer.safetensors").write_bytes(b"short")
+    store.save(6, make_parts(6), META, NOW)
+    assert store.steps() == [1, 4, 6]
+
+
+def test_steps_that_were_abandoned_go_first(tmp_path: Path) -> None:
+    """A node that resumed from step 10 saves 15 next: 20 and 30 are of a past that no longer is."""
+    store = make_store(tmp_path, 10, 20, 30)
+    store.save(15, make_parts(15), META, NOW)
+    assert store.steps() == [10, 15, 30]
+    store.save(16, make_parts(16), META, NOW)
+    assert store.steps() == [10, 15, 16]
+
+
+def test_what_is_just_saved_is_always_kept(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 30, keep=1)
+    store.save(5, make_parts(5), META, NOW)
+    assert store.steps() == [5]
+    check_usable(store, 5)
+
+
+def test_a_step_that_is_saved_again_takes_the_place_of_the_former(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2)
+    store.save(2, {"weights": {"new": torch.ones(1)}}, {"again": True}, NOW)
+    checkpoint = store.load(2)
+    assert list(checkpoint.tensors) == ["weights"]
+    assert checkpoint.meta == {"again": True}
+    assert store.steps() == [1, 2]
+    check_tidy(store)
+
+
+def test_the_store_can_keep_fewer_later(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2, 3)
+    CheckpointStore(store.folder, keep=1).save(4, make_parts(4), META, NOW)
+    assert store.steps() == [4]
+
+
+# Readers and writers at once
+
+
+def test_a_checkpoint_that_is_read_is_not_removed_until_it_is_let_go(tmp_path: Path) -> None:
+    store, reader = make_store(tmp_path, 1, keep=1), make_store(tmp_path, keep=1)
+    with reader.pin(1) as path:
+        store.save(2, make_parts(2), META, NOW)
+        assert path == folder_of(store, 1)
+        assert equal(reader.load(1).tensors, make_parts(1)), "read by two"
+        assert store.steps() == [1, 2]
+    store.save(3, make_parts(3), META, NOW)
+    assert store.steps() == [3]
+
+
+def test_a_step_that_is_read_is_not_replaced_now(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2)
+    with make_store(tmp_path).pin(2):
+        with pytest.raises(RetryLater, match="is being served") as caught:
+            store.save(2, {"weights": {}}, {}, NOW)
+        assert caught.value.exit_code == 75
+        check_tidy(store)
+        check_usable(store, 2)
+    store.save(2, {"weights": {}}, {}, NOW)
+    assert store.load(2).tensors == {"weights": {}}
+
+
+def test_a_checkpoint_that_is_being_removed_can_not_be_read(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    descriptor = os.open(folder_of(store, 1), os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(CheckpointError, match="is being removed: use a newer"), store.pin(1):
+            pass
+    finally:
+        os.close(descriptor)
+    with store.pin(1):
+        pass
+
+
+def test_a_reader_that_opens_a_folder_just_as_it_loses_its_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path, 1)
+    opened = os.open
+
+    def open_late(path: Any, flags: int, *rest: int) -> int:
+        descriptor = opened(path, flags, *rest)
+        if Path(path) == folder_of(store, 1):
+            folder_of(store, 1).rename(store.folder / ".removing-step-0000000001")
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_late)
+    with pytest.raises(CheckpointError, match="is being removed"), store.pin(1):
+        pass
+
+
+def test_a_writer_waits_for_the_one_before(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    thread = threading.Thread(target=store.save, args=(7, make_parts(7), META, NOW))
+    with folder_lock(store.folder):
+        inode = (store.folder / ".lock").stat().st_ino
+        thread.start()
+
+        def is_waiting() -> bool:
+            locks = Path("/proc/locks").read_text().splitlines()
+            return any("->" in line and f":{inode} " in line for line in locks)
+
+        until(is_waiting, 30, "the writer waits for the lock")
+        assert CheckpointStore(store.folder).steps() == [], "opening waits for nobody"
+    thread.join(30)
+    check_usable(store, 7)
+
+
+def test_several_writers_and_readers_never_see_half_a_checkpoint(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 0)
+    ended, problems = threading.Event(), []
+
+    def read() -> None:
+        mine = make_store(tmp_path)
+        while not ended.is_set():
+            found = mine.load_newest_usable()
+            gone = [entry for entry in found.skipped if "being removed" not in entry.problem]
+            gone = [entry for entry in gone if "can't be opened (No such file" not in entry.problem]
+            if found.checkpoint is None or not equal(found.checkpoint.tensors, make_parts(found.checkpoint.info.step)):
+                problems.append(found)
+            problems.extend(gone)
+
+    def write(first: int) -> None:
+        mine = make_store(tmp_path)
+        for step in range(first, 24, 2):
+            mine.save(step, make_parts(step), META, NOW)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    writers = [threading.Thread(target=write, args=(first,)) for first in (1, 2)]
+    for thread in readers + writers:
+        thread.start()
+    for thread in writers:
+        thread.join(60)
+    ended.set()
+    for thread in readers:
+        thread.join(60)
+    assert problems == []
+    store.save(100, make_parts(100), META, NOW)
+    check_tidy(store)
+
+
+def _hold_lock(folder: Path, ready: "multiprocessing.synchronize.Event") -> None:
+    with folder_lock(folder):
+        ready.set()
+        threading.Event().wait(60)
+
+
+def test_the_lock_of_a_writer_that_was_killed_is_free(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    context = multiprocessing.get_context("forkserver")
+    ready = context.Event()
+    holder = context.Process(target=_hold_lock, args=(store.folder, ready))
+    holder.start()
+    try:
+        assert ready.wait(60)
+        with folder_lock(store.folder, wait=False) as free:
+            assert not free
+        (store.folder / ".writing-abc").mkdir()
+        CheckpointStore(store.folder)
+        assert (store.folder / ".writing-abc").exists(), "it belongs to the writer"
+    finally:
+        holder.kill()
+        holder.join(10)
+    CheckpointStore(store.folder)
+    check_tidy(store)
+
+
+# Crashes and full disks
+
+
+def test_what_a_crash_left_is_swept_when_the_store_is_opened(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2)
+    for name in (".writing-abc", ".removing-step-0000000000"):
+        (store.folder / name).mkdir()
+        (store.folder / name / "weights.safetensors").write_bytes(b"half")
+    shutil.copytree(folder_of(store, 1), store.folder / ".replaced-step-0000000001")
+    folder_of(store, 2).rename(store.folder / ".replaced-step-0000000002")
+    CheckpointStore(store.folder)
+    assert store.steps() == [1, 2], "the former one is back where the new one never came"
+    check_tidy(store)
+
+
+def _save_again(folder: Path, step: int) -> None:
+    store = CheckpointStore(folder, keep=2)
+    store.save(step, {"weights": {"new": torch.full((4,), 9.0)}, "outer": {}}, {"new": True}, NOW)
+
+
+@pytest.mark.parametrize("step", [3, 2])
+def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(tmp_path: Path, step: int) -> None:
+    """Also when the newest is saved again."""
+    outcomes: list[bool] = []
+    for point in itertools.count():
+        store = make_store(tmp_path / str(point), 1, 2, keep=2)
+        killed = is_killed_at(point, _save_again, store.folder, step)
+        survivors = CheckpointStore(store.folder, keep=2)
+        check_tidy(survivors)
+        recovery = survivors.load_newest_usable()
+        assert recovery.checkpoint is not None
+        assert recovery.skipped == ()
+        is_new = recovery.checkpoint.info.step == step and recovery.checkpoint.meta == {"new": True}
+        assert is_new or (recovery.checkpoint.info.step == 2 and equal(recovery.checkpoint.tensors, make_parts(2)))
+        assert len(survivors.steps()) >= 2
+        survivors.save(4, make_parts(4), META, NOW)
+        check_tidy(survivors)
+        check_usable(survivors, 4)
+        outcomes.append(is_new)
+        if not killed:
+            break
+    assert outcomes == sorted(outcomes), "from one point on it is the new one"
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+    assert len(outcomes) > 12
+
+
+def test_a_power_cut_finds_all_files_of_a_checkpoint_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path, 1, 2)
+    power = PowerLoss(monkeypatch)
+    store.save(3, make_parts(3), META, NOW)
+    power.check()
+    store.save(3, make_parts(4), META, NOW)
+    power.check()
+    store.export(3, tmp_path / "out")
+    power.check()
+    assert power.named == [folder_of(store, 3), folder_of(store, 3), tmp_path / "out"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("name", ["fsync", "rename", "mkdir"])
+def test_a_call_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    """Whichever of its calls it is; a full disk is our error, a broken one is the system's."""
+    call = getattr(os, name)
+    for failing in itertools.count():
+        store = make_store(tmp_path / str(failing), 1, 2, keep=2)
+        calls = itertools.count()
+
+        def fail(*arguments: Any, calls: Iterator[int] = calls, failing: int = failing, **keywords: Any) -> Any:
+            if next(calls) == failing:
+                raise OSError(code, os.strerror(code))
+            return call(*arguments, **keywords)
+
+        monkeypatch.setattr(os, name, fail)
+        try:
+            store.save(2, {"weights": {"new": torch.ones(2)}}, {}, NOW)
+        except (DiskFull, OSError) as error:
+            assert isinstance(error, DiskFull) == (code != errno.EIO)
+            if isinstance(error, DiskFull):
+                assert error.exit_code == 75
+                assert str(store.folder) in str(error)
+                assert "what was saved before is untouched" in str(error)
+            failed = True
+        else:
+            failed = False
+        monkeypatch.undo()
+        check_tidy(store)
+        newest = store.load(2)
+        assert equal(newest.tensors, make_parts(2)) or (list(newest.tensors["weights"]) == ["new"])
+        assert equal(store.load(1).tensors, make_parts(1))
+        if not failed and next(calls) <= failing:
+            break
+    assert failing >= 1
+
+
+def test_a_full_disk_is_known_before_a_byte_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path, 1)
+    huge = torch.empty(1, dtype=torch.float64).expand(1 << 50)  # takes no memory: 8 PiB of the same number
+    with pytest.raises(DiskFull, match=r"9,007,199,255,\d\d\d,\d\d\d bytes needed, [\d,]+ free"):
+        store.save(2, {"weights": {"huge": huge}}, {}, NOW)
+    check_tidy(store)
+    check_usable(store, 1)
+    require_space(tmp_path, shutil.disk_usage(tmp_path).free // 2)
+    with pytest.raises(DiskFull, match="--home"):
+        require_space(tmp_path, 1 << 62)
+
+
+def _no_check(folder: Path, needed: int) -> None:
+    """As if a quota, which the check can't see, were smaller than the disk."""
+
+
+def _fill_disk(folder: Path) -> list[str]:
+    """Save until a file system of 2 MiB is full, with and without a look at it before."""
+    store = make_store(folder, 1, 2, keep=2)
+    parts = {"weights": {"a": torch.zeros(1 << 17)}, "outer": {"b": torch.zeros(1 << 19)}}
+    messages: list[str] = []
+    for check in (checkpoint_module.require_space, _no_check):
+        checkpoint_module.require_space = check
+        with pytest.raises(DiskFull) as caught:
+            store.save(3, parts, META, NOW)
+        messages.append(str(caught.value))
+        check_tidy(store)
+        check_usable(store, 2)
+        assert store.steps() == [1, 2]
+    checkpoint_module.require_space = _no_check
+    big = {"weights": {"a": torch.zeros(300_000)}}
+    store.save(3, big, META, NOW)
+    with pytest.raises(DiskFull) as caught:
+        store.export(3, folder / "out")
+    messages.append(str(caught.value))
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints"]
+    with pytest.raises(DiskFull) as caught, disk_full_error(folder):
+        write_sealed_json(folder / "x.json", {"a": "x" * (2 << 20)})
+    messages.append(str(caught.value))
+    return messages
+
+
+def test_a_disk_that_gets_full_while_it_is_written_to_is_our_error(tmp_path: Path) -> None:
+    messages = on_small_disk(tmp_path, 2 << 20, _fill_disk, tmp_path)
+    assert len(messages) == 4
+    for message in messages:
+        assert message.startswith(f"No room in {tmp_path}")
+        assert "bytes needed" in message
+
+
+def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
+    for error in (OSError(errno.EACCES, "Permission denied"), ValueError("(os error 28)"), KeyError("x")):
+        with pytest.raises(type(error)) as caught, disk_full_error(tmp_path):
+            raise error
+        assert caught.value is error
+
+
+# Export
+
+
+def test_an_export_is_the_weights_and_what_is_known_of_them(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    out = tmp_path / "deep" / "out"
+    assert store.export(1, out) == out
+    assert {path.name for path in out.iterdir()} == {"weights.safetensors", "config.json"}
+    assert equal({"weights": read_state(out / "weights.safetensors")}, {"weights": make_parts(1)["weights"]})
+    assert json.loads((out / "config.json").read_text()) == {"step": 1, "created_at": NOW, **META}
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_an_export_never_writes_over_anything(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    for name, make in (("file", lambda path: path.write_text("mine")), ("folder", lambda path: path.mkdir())):
+        path = tmp_path / name
+        make(path)
+        before = stat.S_IFMT(path.stat().st_mode), path.stat().st_mtime_ns
+        with pytest.raises(CheckpointError, match="exists: name a folder that does not"):
+            store.export(1, path)
+        assert (stat.S_IFMT(path.stat().st_mode), path.stat().st_mtime_ns) == before
+
+
+def test_damaged_weights_are_not_exported(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1)
+    flip(folder_of(store, 1) / "outer.safetensors", 30)
+    store.export(1, tmp_path / "fine")
+    flip(folder_of(store, 1) / "weights.safetensors", 30)
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        store.export(1, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "fine"]
+
+
+def test_completeness_is_a_look_at_sizes_and_problems_are_found_by_reading(tmp_path: Path) -> None:
+    info = make_store(tmp_path, 1).info(1)
+    assert is_complete(info)
+    flip(info.path / "outer.safetensors", 30)
+    assert is_complete(info)
+    assert len(problems_of(info)) == 1
+    assert problems_of(info, ["weights"]) == []
+    save_file({"a": torch.ones(1)}, info.path / "outer.safetensors")
+    assert not is_complete(info)
+    (info.path / "outer.safetensors").unlink()
+    assert not is_complete(info)

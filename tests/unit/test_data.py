@@ -1,0 +1,915 @@
+"""Text becomes tokens once, in a cache that no crash can spoil; what is held out is never trained on; batches resume."""
+
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+import string
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from disk import PowerLoss, is_killed_at, on_small_disk
+from numpy.typing import NDArray
+
+import lowcomm_node.data.shards as shards_module
+from lowcomm_node.data import Split, TrainStream, held_out_windows, open_data, open_tokenizer
+from lowcomm_node.data.corpus import Document, PythonCorpus, open_corpus
+from lowcomm_node.data.documents import find_files, read_jsonl, read_parquet, read_text
+from lowcomm_node.data.shards import open_shards
+from lowcomm_node.data.tokenizer import BytesTokenizer, Tokenizer, decode_stream
+from lowcomm_node.durable import write_sealed_json
+from lowcomm_node.errors import ConfigError, DataError, DiskFull
+
+TEXT = "Grüße, 世界! 🌍 naïve — one two three\n"
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return ["".join(draw.choices(string.ascii_letters + " ", k=60)) + f" {number}" for number in range(count)]
+
+
+def write_lines(path: Path, texts: Sequence[object]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def split_of(tokens: Sequence[int], vocab: int = 256, shards: int = 1) -> Split:
+    return Split(tuple(np.array_split(np.array(tokens, np.uint16), shards)), vocab)
+
+
+def all_tokens(split: Split) -> list[int]:
+    return split.window(0, split.tokens).tolist()
+
+
+# Tokenizers
+
+
+@pytest.mark.parametrize("text", [b"", b"plain", TEXT.encode(), bytes(range(256))])
+def test_bytes_are_their_own_tokens(text: bytes) -> None:
+    tokenizer = open_tokenizer("bytes")
+    tokens = tokenizer.encode(text).tolist()
+    assert bytes(tokens) == text
+    assert tokenizer.decode(tokens) == text.decode(errors="replace")
+    assert (tokenizer.name, tokenizer.vocab, tokenizer.separator) == ("bytes", 256, 0)
+
+
+def test_a_token_that_is_no_byte_is_shown_as_no_character() -> None:
+    assert BytesTokenizer().decode([104, 105, 256, 50_000, 33]) == "hi\ufffd\ufffd!"
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE tokenizer as models have them, trained here."""
+    library: Any = pytest.importorskip("tokenizers")
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator([TEXT] * 5 + sentences(50), trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def changed_tokenizer(path: Path, folder: Path, **changes: object) -> Path:
+    new = folder / "changed.json"
+    new.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return new
+
+
+def test_a_tokenizer_file_encodes_and_decodes_text(tokenizer_file: Path) -> None:
+    tokenizer = open_tokenizer(str(tokenizer_file))
+    tokens = tokenizer.encode(TEXT.encode())
+    assert tokenizer.decode(tokens.tolist()) == TEXT
+    assert len(tokens) < len(TEXT.encode()), "it joins bytes"
+    assert tokens.dtype.kind == "u"
+    assert 0 <= tokens.min() <= tokens.max() < tokenizer.vocab
+    assert tokenizer.vocab == len(json.loads(tokenizer_file.read_text())["model"]["vocab"])
+    assert tokenizer.separator == 0
+    assert tokenizer.decode([0, *tokens, 0]) == TEXT, "separators are not shown"
+    assert len(tokenizer.encode(b"")) == 0
+
+
+def test_bytes_that_are_not_text_can_be_tokenized_too(tokenizer_file: Path) -> None:
+    tokenizer = open_tokenizer(str(tokenizer_file))
+    assert tokenizer.decode(tokenizer.encode(b"a\xff\xfeb").tolist()) == "a\ufffd\ufffdb"
+
+
+def test_a_tokenizer_is_known_by_the_contents_of_its_file(tokenizer_file: Path, tmp_path: Path) -> None:
+    name = open_tokenizer(str(tokenizer_file)).name
+    copy = tmp_path / "copy.json"
+    shutil.copy(tokenizer_file, copy)
+    assert open_tokenizer(str(copy)).name == name
+    copy.write_text(copy.read_text() + " ")
+    assert open_tokenizer(str(copy)).name != name
+
+
+def test_the_vocabulary_reaches_to_the_highest_number_though_some_are_missing(
+    tokenizer_file: Path, tmp_path: Path
+) -> None:
+    content = json.loads(tokenizer_file.read_text())
+    extra = {
+        "id": 70_000,
+        "content": "<far>",
+        **dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False),
+        "special": True,
+    }
+    path = changed_tokenizer(tokenizer_file, tmp_path, added_tokens=[*content["added_tokens"], extra])
+    tokenizer = open_tokenizer(str(path))
+    highest = max(tokenizer.encode(b"a<far>b").tolist())
+    assert highest < tokenizer.vocab
+    assert tokenizer.vocab > len(content["model"]["vocab"])
+
+
+def test_a_tokenizer_cuts_no_text_off_and_fills_none_up(tokenizer_file: Path, tmp_path: Path) -> None:
+    """Files of models for short texts ask for both."""
+    path = changed_tokenizer(
+        tokenizer_file,
+        tmp_path,
+        truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            "strategy": {"Fixed": 16},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<|endoftext|>",
+        },
+    )
+    plain, changed = open_tokenizer(str(tokenizer_file)), open_tokenizer(str(path))
+    for text in (b"a", TEXT.encode() * 3):
+        assert changed.encode(text).tolist() == plain.encode(text).tolist()
+
+
+def test_no_start_or_end_is_added_to_a_text(tokenizer_file: Path, tmp_path: Path) -> None:
+    end = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    path = changed_tokenizer(
+        tokenizer_file,
+        tmp_path,
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [end, {"Sequence": {"id": "A", "type_id": 0}}, end],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+        },
+    )
+    tokenizer = open_tokenizer(str(path))
+    assert tokenizer.separator not in tokenizer.encode(TEXT.encode()).tolist()
+
+
+def test_a_tokenizer_without_a_separator_has_none(tokenizer_file: Path, tmp_path: Path) -> None:
+    content = json.loads(tokenizer_file.read_text())
+    del content["model"]["vocab"]["<|endoftext|>"]
+    path = changed_tokenizer(tokenizer_file, tmp_path, added_tokens=[], model=content["model"])
+    assert open_tokenizer(str(path)).separator is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"{}", b"\xff\xfe", b"[" * 100_000, b"half", b"empty"])
+def test_a_file_that_is_no_tokenizer_is_named(tokenizer_file: Path, tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    if damage == b"half":
+        damage = tokenizer_file.read_bytes()[:3000]
+    if damage == b"empty":
+        content = json.loads(tokenizer_file.read_text())
+        content["added_tokens"], content["model"]["vocab"], content["model"]["merges"] = [], {}, []
+        damage = json.dumps(content).encode()
+    path.write_bytes(damage)
+    with pytest.raises(ConfigError, match=rf"{path} is not a tokenizer\.json .*--tokenizer"):
+        open_tokenizer(str(path))
+
+
+@pytest.mark.parametrize("name", ["", "gpt2", "/nowhere/tokenizer.json", "~nobody-of-this-name/t.json", "a\0b", "/"])
+def test_a_tokenizer_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match="neither 'bytes' nor a file") as caught:
+        open_tokenizer(name)
+    assert repr(name) in str(caught.value)
+
+
+def test_a_run_that_leaves_text_and_tokenizer_to_its_peers_says_so() -> None:
+    with pytest.raises(ConfigError, match="leaves the tokenizer to each owner"):
+        open_tokenizer("local")
+    with pytest.raises(ConfigError, match="leaves the text to each owner"):
+        open_corpus("local")
+
+
+def test_without_the_library_a_tokenizer_file_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match="pip install tokenizers"):
+        open_tokenizer(str(path))
+
+
+def _check_stream(tokenizer: Tokenizer, text: str) -> None:
+    pieces = list(decode_stream(tokenizer, tokenizer.encode(text.encode()).tolist()))
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces), "no half characters are shown"
+
+
+@pytest.mark.parametrize("text", ["", "plain", TEXT * 3, "🌍" * 9, "é世🌍"])
+def test_a_stream_of_tokens_shows_whole_characters_as_they_come(text: str) -> None:
+    _check_stream(BytesTokenizer(), text)
+    shown = list(decode_stream(BytesTokenizer(), "a🌍b".encode()))
+    assert shown == ["a", "🌍", "b"]
+
+
+def test_a_stream_of_a_tokenizer_file_shows_whole_characters_as_they_come(tokenizer_file: Path) -> None:
+    for text in (TEXT * 3, "🌍 é", "one two three"):
+        _check_stream(open_tokenizer(str(tokenizer_file)), text)
+
+
+def test_a_stream_that_ends_or_breaks_within_a_character_shows_that() -> None:
+    assert "".join(decode_stream(BytesTokenizer(), b"ab\xf0\x9f")) == "ab\ufffd"
+    text = "".join(decode_stream(BytesTokenizer(), b"a\xff\xff\xff\xff\xff\xffb"))
+    assert (text[0], text[-1]) == ("a", "b")
+    assert set(text[1:-1]) == {"\ufffd"}
+
+
+# Documents
+
+
+def test_pieces_of_a_text_make_up_the_whole_and_end_where_lines_do(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    lines = [f"{number} " + "x" * (number % 200) for number in range(2000)]
+    path.write_text("\n".join(lines))
+    pieces = list(read_text([path]))
+    assert b"".join(piece for piece, _ in pieces) == path.read_bytes()
+    assert len(pieces) > 100, "enough of them to hold one in a hundred out"
+    assert all(piece.endswith(b"\n") for piece, _ in pieces[:-1])
+    assert all(0 < len(piece) <= 2 << 10 for piece, _ in pieces)
+    assert [ends for _, ends in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_a_large_text_is_cut_into_pieces_of_bounded_size(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"0123456789\n" * (3 << 20))
+    sizes = [len(piece) for piece, _ in read_text([path])]
+    assert max(sizes) <= 2 * (64 << 10)
+    assert len(sizes) < 600
+
+
+def test_each_file_of_a_text_ends_on_its_own(tmp_path: Path) -> None:
+    for name, text in (("a", b"one\n"), ("b", b""), ("c", b"three")):
+        (tmp_path / name).write_bytes(text)
+    assert list(read_text(sorted(tmp_path.iterdir()))) == [(b"one\n", True), (b"three", True)]
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_a_line_longer_than_a_piece_is_cut_between_characters(tmp_path: Path, shift: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("x" * shift + "世🌍é" * 2000)
+    pieces = [piece for piece, _ in read_text([path])]
+    assert len(pieces) > 5
+    assert "".join(piece.decode() for piece in pieces) == path.read_text()
+
+
+def test_bytes_that_are_no_text_at_all_are_still_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"\x80" * 10_000)
+    assert b"".join(piece for piece, _ in read_text([path])) == path.read_bytes()
+
+
+def test_packed_files_are_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}'))
+    assert list(read_text([tmp_path / "a.txt.gz"])) == [(TEXT.encode(), True)]
+    assert list(read_jsonl([tmp_path / "b.jsonl.gz"], "text")) == [b"one", b"two"]
+
+
+def test_a_packed_file_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    packed = gzip.compress("\n".join(sentences(40)).encode())
+    damaged = [packed[:cut] for cut in range(1, len(packed), 37)]
+    damaged += [packed[:at] + bytes([packed[at] ^ 0x55]) + packed[at + 1 :] for at in range(12, len(packed), 37)]
+    for content in [*damaged, b"not packed"]:
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"{path} can't be read .*: replace or remove it"):
+            list(read_text([path]))
+
+
+def test_lines_of_json_give_the_text_of_one_field(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'{"text": "one", "n": 1}\n\n  \n{"n": 2, "text": "Gr\xc3\xbc\xc3\x9fe"}\r\n'
+        b'{"text": ""}\n{"text": null}\n{"text": "\\ud800 half"}\n{"text": "last"}'
+    )
+    assert list(read_jsonl([path], "text")) == [b"one", "Grüße".encode(), b"? half", b"last"]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        (b"{", "not a JSON object"),
+        (b"\xff", "not a JSON object"),
+        (b"[" * 100_000, "not a JSON object"),
+        (b"9" * 10_000, "not a JSON object"),
+        (b"[1]", "no field 'text'"),
+        (b"null", "no field 'text'"),
+        (b'"text"', "no field 'text'"),
+        (b'{"Text": "a"}', "no field 'text'"),
+        (b'{"text": 1}', "'text' is a int, not text"),
+        (b'{"text": ["a"]}', "'text' is a list, not text"),
+        (b'{"text": "a"', "not a JSON object"),
+    ],
+)
+def test_a_line_that_holds_no_text_is_named(tmp_path: Path, line: bytes, word: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "good"}\n\n' + line + b"\n")
+    with pytest.raises(DataError, match=word) as caught:
+        list(read_jsonl([path], "text"))
+    assert f"{path}:3" in str(caught.value)
+
+
+def test_columns_of_parquet_give_their_text(tmp_path: Path) -> None:
+    texts = [*sentences(700), None, "", "Grüße"]
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"other": range(703), "body": texts}), path, row_group_size=100)
+    assert list(read_parquet([path, path], "body")) == [text.encode() for text in texts if text] * 2
+    with pytest.raises(DataError, match="has no column 'text', only other, body"):
+        list(read_parquet([path], "text"))
+    with pytest.raises(DataError, match="'other' is a int, not text"):
+        list(read_parquet([path], "other"))
+
+
+def test_parquet_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": sentences(90)}), path, row_group_size=30)
+    whole = path.read_bytes()
+    damaged = [whole[:cut] for cut in range(0, len(whole), 97)]
+    damaged += [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in range(0, len(whole), 13)]
+    refused = 0
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            list(read_parquet([path], "text"))  # a changed letter can't be noticed
+        except DataError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 100
+
+
+def test_files_are_found_sorted_at_any_depth_and_never_hidden_ones(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a/c.jsonl.gz", "a/d.ndjson", ".hidden.jsonl", ".git/e.jsonl", "f.txt", "g.parquet"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+
+    def found(where: str, kind: str) -> list[str]:
+        return [path.relative_to(tmp_path).as_posix() for path in find_files(where, kind)]
+
+    assert found(str(tmp_path), "jsonl") == ["a/c.jsonl.gz", "a/d.ndjson", "b.jsonl"]
+    assert found(str(tmp_path), "parquet") == ["g.parquet"]
+    assert found(str(tmp_path), "text") == ["a/c.jsonl.gz", "a/d.ndjson", "b.jsonl", "f.txt", "g.parquet"]
+    assert found(str(tmp_path / "f.txt"), "jsonl") == ["f.txt"], "a file by its name is what its owner says it is"
+    assert found(f"{tmp_path}/**/*.jsonl*", "jsonl") == ["a/c.jsonl.gz", "b.jsonl"]
+    assert found(str(tmp_path / "nothing"), "text") == []
+
+
+# Corpora: what is trained on and what is held out
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("{}/a.jsonl", "jsonl"),
+        ("{}/a.txt", "text"),
+        ("text:{}/a.jsonl", "text"),
+        ("jsonl:{}/a.txt", "jsonl"),
+        ("{}/*.jsonl", "jsonl"),
+        ("{}", "text"),
+    ],
+)
+def test_the_kind_of_a_source_is_told_or_seen_from_its_ending(tmp_path: Path, source: str, kind: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "a.txt").write_text('{"text": "a"}\n')
+    corpus = open_corpus(source.format(tmp_path))
+    assert corpus.name.startswith(f"{kind}:")
+    assert str(tmp_path.parent) not in corpus.name, "it may be shown to others"
+
+
+@pytest.mark.parametrize(
+    "source", ["", "/nowhere", "jsonl:/nowhere", "~nobody-of-this-name/a", "a\0b", "parquet:/tmp/*.x"]
+)
+def test_a_source_that_names_nothing_is_named(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="check the path") as caught:
+        open_corpus(source)
+    assert repr(source) in str(caught.value)
+
+
+def test_an_unknown_builtin_text_is_refused_and_opens_no_path() -> None:
+    with pytest.raises(ConfigError, match="use builtin:python"):
+        open_corpus("builtin:/etc")
+
+
+def check_splits(documents: list[Document], texts: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
+    assert [document.text for document in documents] == list(texts), "all, in order"
+    trained = {document.text for document in documents if not document.held_out}
+    held_out = {document.text for document in documents if document.held_out}
+    assert not trained & held_out, "held-out text among the training text"
+    return trained, held_out
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 1000])
+def test_held_out_text_is_never_trained_on_though_documents_repeat(tmp_path: Path, count: int) -> None:
+    texts = sentences(count, seed=count)
+    for repeats in ([], texts, [texts[-1]], texts[:2] * 3 + [texts[0]]):
+        for order in range(4):
+            shown = repeats + texts
+            random.Random(order).shuffle(shown)
+            documents = list(open_corpus(str(write_lines(tmp_path / "a.jsonl", shown))).documents())
+            trained, held_out = check_splits(documents, [text.encode() for text in shown])
+            assert trained
+            assert 1 <= len(held_out) <= max(1, count / 50)
+
+
+def test_one_document_in_a_hundred_is_held_out(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", sentences(5000))
+    held_out = sum(document.held_out for document in open_corpus(str(path)).documents())
+    assert 25 < held_out < 80
+
+
+def test_peers_with_the_same_text_hold_out_the_same_wherever_it_lies(tmp_path: Path) -> None:
+    texts = sentences(3000)
+    (tmp_path / "there").mkdir()
+    here = open_corpus(str(write_lines(tmp_path / "a.jsonl", texts)))
+    there = open_corpus(str(write_lines(tmp_path / "there" / "b.jsonl", texts[::-1])))
+    splits = [{(document.text, document.held_out) for document in corpus.documents()} for corpus in (here, there)]
+    assert splits[0] == splits[1]
+    assert list(here.documents()) == list(here.documents())
+
+
+def test_python_source_is_split_by_name_and_holds_nothing_of_this_machine(tmp_path: Path) -> None:
+    names = [f"package{number}/module.py" for number in range(200)]
+    skipped = ["test/a.py", "idlelib/b.py", "x/site-packages/c.py", "_sysconfigdata__linux.py", "config-3.11/d.py"]
+    for name in [*names, *skipped, "README.txt"]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n")
+    documents = list(PythonCorpus(tmp_path).documents())
+    check_splits(documents, [f"# {name}\n".encode() for name in sorted(names)])
+    assert 3 < sum(document.held_out for document in documents) < 25
+    (tmp_path / names[0]).write_text("changed")
+    again = {document.text: document.held_out for document in PythonCorpus(tmp_path).documents()}
+    assert again[b"changed"] == documents[0].held_out, "an edited file stays where it was"
+
+
+def test_a_machine_without_python_source_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--data PATH"):
+        list(PythonCorpus(tmp_path).documents())
+
+
+def test_the_builtin_text_is_there_bounded_and_in_two_parts() -> None:
+    corpus = open_corpus("builtin:python")
+    documents = list(corpus.documents())
+    trained, held_out = check_splits(
+        [document for document in documents if document.text],
+        [document.text for document in documents if document.text],
+    )
+    assert 1 << 20 < sum(map(len, trained)) < 12 << 20
+    assert 100_000 < sum(map(len, held_out)) < sum(map(len, trained)) / 8
+    assert open_corpus("builtin:python").fingerprint() == corpus.fingerprint()
+
+
+def test_a_fingerprint_changes_with_the_text_the_field_and_the_kind(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", sentences(3))
+    first = open_corpus(str(path)).fingerprint()
+    assert open_corpus(str(path)).fingerprint() == first
+    assert open_corpus(str(path), "body").fingerprint() != first
+    assert open_corpus(f"text:{path}").fingerprint() != first
+    os.utime(path, ns=(1, 1))
+    assert open_corpus(str(path)).fingerprint() != first
+    second = open_corpus(str(path)).fingerprint()
+    path.write_text(path.read_text() + '{"text": "x"}')
+    os.utime(path, ns=(1, 1))
+    assert open_corpus(str(path)).fingerprint() != second
+
+
+# Shards
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "text.jsonl", sentences(300))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def expected_tokens(source: Path) -> tuple[list[int], list[int]]:
+    splits: tuple[list[int], list[int]] = ([], [])
+    for document in open_corpus(str(source)).documents():
+        splits[document.held_out].extend([*document.text, 0])
+    return splits
+
+
+def check_data(source: Path, cache: Path) -> None:
+    """The data opens, is whole, and the cache holds nothing else."""
+    dataset = open_data(str(source), "bytes", cache)
+    trained, held_out = expected_tokens(source)
+    assert all_tokens(dataset.train) == trained
+    assert all_tokens(dataset.held_out) == held_out
+    assert dataset.tokens == len(trained) + len(held_out)
+    assert len(tokens_of(cache)) == 1
+    assert {path.name for path in cache.iterdir()} == {".lock", tokens_of(cache)[0].name}
+
+
+def tokens_of(cache: Path) -> list[Path]:
+    return sorted(cache.glob("tokens-*"))
+
+
+def stamps(folder: Path) -> list[tuple[str, int, int]]:
+    return sorted((path.name, path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+def test_a_text_is_tokenized_once_with_a_separator_after_each_document(source: Path, cache: Path) -> None:
+    check_data(source, cache)
+    before = stamps(tokens_of(cache)[0])
+    check_data(source, cache)
+    assert stamps(tokens_of(cache)[0]) == before
+
+
+def test_a_dataset_says_what_it_is_without_its_folder(source: Path, cache: Path) -> None:
+    dataset = open_data(str(source), "bytes", cache)
+    assert (dataset.name, dataset.vocab) == ("jsonl:text.jsonl", 256)
+    assert str(source.parent) not in repr(dataset.name)
+
+
+def test_a_text_in_pieces_has_one_separator_at_its_end(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("\n".join(sentences(400)))
+    dataset = open_data(str(path), "bytes", cache)
+    tokens = all_tokens(dataset.train) + all_tokens(dataset.held_out)
+    assert tokens.count(0) == 1
+    assert sorted(tokens) == sorted([*path.read_bytes(), 0])
+
+
+def test_a_text_is_tokenized_by_the_file_that_its_owner_names(source: Path, cache: Path, tokenizer_file: Path) -> None:
+    dataset = open_data(str(source), str(tokenizer_file), cache)
+    tokenizer = open_tokenizer(str(tokenizer_file))
+    text = tokenizer.separator
+    documents = [
+        bytes(document.text).decode() for document in open_corpus(str(source)).documents() if document.held_out
+    ]
+    groups = itertools.groupby(all_tokens(dataset.held_out), lambda token: token != text)
+    assert [tokenizer.decode(list(group)) for is_text, group in groups if is_text] == documents
+    assert dataset.vocab == tokenizer.vocab
+    open_data(str(source), "bytes", cache)
+    assert len(tokens_of(cache)) == 2, "each tokenizer has a cache of its own"
+
+
+class WideTokenizer:
+    """As many tokens as asked for; the last byte of a document becomes the highest."""
+
+    separator = None
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+        self.name = f"wide {vocab}"
+
+    def encode(self, text: bytes) -> NDArray[Any]:
+        return np.array([*text[:-1], self.vocab - 1], np.uint32)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("vocab", "itemsize"), [(65_536, 2), (65_537, 4), (4_000_000_000, 4)])
+def test_tokens_take_two_bytes_while_they_fit(source: Path, cache: Path, vocab: int, itemsize: int) -> None:
+    train, held_out = open_shards(open_corpus(str(source)), WideTokenizer(vocab), cache)
+    for split in (train, held_out):
+        assert {shard.dtype.itemsize for shard in split.shards} == {itemsize}
+        assert max(all_tokens(split)) == vocab - 1
+    size = sum(path.stat().st_size for path in tokens_of(cache)[0].glob("*.bin"))
+    assert size == itemsize * (train.tokens + held_out.tokens)
+
+
+@pytest.mark.parametrize("size", [2, 50, 4096])
+def test_long_data_is_cut_into_shards_of_bounded_size(
+    tmp_path: Path, cache: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_lines(tmp_path / "a.jsonl", sentences(20))
+    monkeypatch.setattr(shards_module, "SHARD_BYTES", size)
+    check_data(source, cache)
+    sizes = [path.stat().st_size for path in sorted(tokens_of(cache)[0].glob("train-*.bin"))]
+    assert set(sizes[:-1]) <= {size}
+    assert 0 < sizes[-1] <= size
+
+
+def test_a_window_is_the_same_however_the_tokens_lie_in_shards() -> None:
+    tokens = list(range(1, 31))
+    for shards in (1, 2, 3, 7, 30):
+        split = split_of(tokens, shards=shards)
+        assert split.tokens == 30
+        for start, length in itertools.product(range(30), range(1, 31)):
+            window = split.window(start, length)
+            assert window.tolist() == tokens[start : start + length]
+            assert window.dtype == np.int64
+
+
+def test_a_token_beyond_the_vocabulary_is_an_error_rather_than_the_end_of_the_trainer() -> None:
+    split = split_of([1, 2, 256, 3])
+    assert split.window(0, 2).tolist() == [1, 2]
+    with pytest.raises(DataError, match="Token 256 is not below 256: remove the data cache"):
+        split.window(1, 2)
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["only one"], ["the same"] * 50])
+def test_too_little_text_is_named_and_nothing_is_kept(tmp_path: Path, cache: Path, texts: list[str]) -> None:
+    source = write_lines(tmp_path / "a.jsonl", texts)
+    with pytest.raises(DataError, match=r"jsonl:a\.jsonl has too little text"):
+        open_data(str(source), "bytes", cache)
+    assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_malformed_text_leaves_nothing_and_is_used_once_it_is_corrected(tmp_path: Path, cache: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", sentences(50))
+    good = source.read_text()
+    source.write_text(good + "{\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:51"):
+        open_data(str(source), "bytes", cache)
+    assert [path.name for path in cache.iterdir()] == [".lock"]
+    source.write_text(good)
+    check_data(source, cache)
+
+
+def damage_each(folder: Path) -> Iterator[str]:
+    """Damage a folder of shards in one way after another; whoever asks for the next repairs it."""
+    shard, manifest = folder / "train-00000.bin", folder / "manifest.json"
+    for path in (shard, manifest, folder / "held_out-00000.bin"):
+        content = path.read_bytes()
+        for at in (0, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            yield f"{path.name}: byte {at} flipped"
+        for end in (0, 2, len(content) - 2):
+            path.write_bytes(content[:end])
+            yield f"{path.name}: cut at {end}"
+        path.write_bytes(content + b"\0\0")
+        yield f"{path.name}: longer"
+        path.unlink()
+        yield f"{path.name}: gone"
+        path.unlink()
+        path.mkdir()
+        yield f"{path.name}: a folder"
+    for foreign in ({}, {"shards": 3}, {"shards": [{}]}, {"shards": [{"file": 5, "size": 1}]}):
+        write_sealed_json(manifest, foreign)
+        yield f"manifest of somebody else: {foreign}"
+    for child in folder.iterdir():
+        child.unlink()
+    yield "empty"
+
+
+def test_a_damaged_cache_is_made_anew(source: Path, cache: Path) -> None:
+    check_data(source, cache)
+    folder = tokens_of(cache)[0]
+    for damage in damage_each(folder):
+        before = stamps(folder)
+        check_data(source, cache)
+        assert stamps(folder) != before, damage
+
+
+def test_what_a_crash_left_is_swept_and_what_is_not_ours_is_left(source: Path, cache: Path) -> None:
+    (cache / ".writing-abc").mkdir(parents=True)
+    (cache / ".writing-abc" / "train-00000.bin").write_bytes(b"half")
+    check_data(source, cache)
+    (cache / "notes").write_text("mine")
+    source.write_text(source.read_text() * 2)
+    open_data(str(source), "bytes", cache)
+    assert (cache / "notes").read_text() == "mine"
+
+
+def test_an_edited_text_takes_the_place_of_its_former_version_and_of_no_other(
+    tmp_path: Path, source: Path, cache: Path
+) -> None:
+    other = write_lines(tmp_path / "other.jsonl", sentences(100, seed=1))
+    open_data(str(other), "bytes", cache)
+    (kept,) = tokens_of(cache)
+    foreign = cache / "tokens-0000000000000000"
+    foreign.mkdir()
+    write_sealed_json(foreign / "manifest.json", {"of": "another release"})
+    open_data(str(source), "bytes", cache)
+    (first,) = set(tokens_of(cache)) - {kept, foreign}
+    write_lines(source, sentences(200, seed=2))
+    dataset = open_data(str(source), "bytes", cache)
+    assert all_tokens(dataset.train) == expected_tokens(source)[0]
+    assert not first.exists()
+    assert kept.exists()
+    assert foreign.exists()
+    assert len(tokens_of(cache)) == 3
+
+
+def test_data_that_is_mapped_stays_readable_when_a_newer_version_takes_its_place(source: Path, cache: Path) -> None:
+    dataset = open_data(str(source), "bytes", cache)
+    expected = expected_tokens(source)[0]
+    write_lines(source, sentences(200, seed=2))
+    open_data(str(source), "bytes", cache)
+    assert all_tokens(dataset.train) == expected
+
+
+def test_all_who_start_at_once_share_the_work_of_one(source: Path, cache: Path) -> None:
+    corpus = open_corpus(str(source))
+    readers: list[int] = []
+    barrier, results = threading.Barrier(4), []
+
+    class CountingCorpus:
+        name, origin = corpus.name, corpus.origin
+        fingerprint = staticmethod(corpus.fingerprint)
+
+        def documents(self) -> Iterator[Document]:
+            readers.append(1)
+            return corpus.documents()
+
+    def start() -> None:
+        barrier.wait(10)
+        results.append(all_tokens(open_shards(CountingCorpus(), BytesTokenizer(), cache)[0]))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == [expected_tokens(source)[0]] * 4
+    assert len(readers) == 1
+
+
+def _make_cache(source: Path, cache: Path) -> None:
+    shards_module.SHARD_BYTES = 20_000
+    open_data(str(source), "bytes", cache)
+
+
+def test_a_kill_at_any_point_leaves_nothing_that_is_taken_for_good(tmp_path: Path, source: Path) -> None:
+    for point in itertools.count():
+        cache = tmp_path / f"cache-{point}"
+        killed = is_killed_at(point, _make_cache, source, cache)
+        check_data(source, cache)
+        if not killed:
+            break
+    assert point > 6
+
+
+def test_a_kill_while_an_edited_or_damaged_text_is_made_anew_spoils_nothing(tmp_path: Path, source: Path) -> None:
+    texts = sentences(120, seed=3)
+    for point in itertools.count():
+        cache = tmp_path / f"cache-{point}"
+        write_lines(source, texts)
+        _ = open_data(str(source), "bytes", cache)
+        (tokens_of(cache)[0] / "train-00000.bin").write_bytes(b"damage")
+        killed = is_killed_at(point, _make_cache, source, cache)
+        check_data(source, cache)
+        write_lines(source, texts[:-1])
+        killed |= is_killed_at(point, _make_cache, source, cache)
+        check_data_is_right(source, cache)
+        if not killed:
+            break
+    assert point > 6
+
+
+def check_data_is_right(source: Path, cache: Path) -> None:
+    """As ``check_data``, but a former version may still be there."""
+    assert all_tokens(open_data(str(source), "bytes", cache).train) == expected_tokens(source)[0]
+
+
+def test_a_power_cut_finds_all_shards_on_the_disk(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards_module, "SHARD_BYTES", 4000)
+    power = PowerLoss(monkeypatch)
+    check_data(source, cache)
+    power.check()
+    assert power.named == tokens_of(cache)
+
+
+def _fill_disk(source: Path, cache: Path) -> tuple[str, list[str]]:
+    shards_module.SHARD_BYTES = 16_384
+    with pytest.raises(DiskFull) as caught:
+        open_data(str(source), "bytes", cache)
+    return str(caught.value), [path.name for path in cache.iterdir()]
+
+
+@pytest.mark.parametrize("size", [16_384, 65_536])
+def test_a_full_disk_is_our_error_and_leaves_nothing_behind(tmp_path: Path, size: int) -> None:
+    source = write_lines(tmp_path / "a.jsonl", sentences(3000))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    message, left = on_small_disk(cache, size, _fill_disk, source, cache)
+    assert str(cache) in message
+    assert left == [".lock"]
+
+
+# Streams
+
+SPLIT = split_of([number % 251 for number in range(5000)])
+
+
+def make_stream(seed: int = 1, peer: str = "peer", split: Split = SPLIT, context: int = 16) -> TrainStream:
+    return TrainStream(split, context, 4, seed, peer)
+
+
+def draw(stream: TrainStream, count: int) -> list[torch.Tensor]:
+    return [torch.stack(stream.next_batch()) for _ in range(count)]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def test_targets_are_the_tokens_that_follow() -> None:
+    tokens, targets = make_stream().next_batch()
+    assert tokens.shape == targets.shape == (4, 16)
+    assert tokens.dtype == targets.dtype == torch.int64
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert torch.equal(targets, (tokens + 1) % 251)
+    assert tokens.is_contiguous()
+    assert targets.is_contiguous()
+
+
+def test_a_batch_is_a_function_of_seed_peer_and_number() -> None:
+    first = draw(make_stream(), 10)
+    np.random.default_rng(3).random(5)
+    torch.manual_seed(3)
+    assert same(draw(make_stream(), 10), first)
+    for other in (make_stream(seed=2), make_stream(peer="peer2"), make_stream(seed=-1)):
+        assert not any(map(torch.equal, draw(other, 10), first))
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(first, 2))
+
+
+def test_seed_and_peer_can_not_be_taken_for_one_another() -> None:
+    assert not torch.equal(*map(torch.stack, (make_stream(1, "1:x").next_batch(), make_stream(11, "x").next_batch())))
+
+
+@pytest.mark.parametrize("done", [0, 1, 7])
+def test_a_stream_resumes_at_the_same_token(done: int) -> None:
+    stream = make_stream()
+    draw(stream, done)
+    state = json.loads(json.dumps(stream.state()))
+    rest = draw(stream, 5)
+    resumed = make_stream()
+    draw(resumed, 3)
+    resumed.restore(state)
+    assert resumed.batches == done
+    assert same(draw(resumed, 5), rest)
+    assert resumed.state() == stream.state()
+
+
+@pytest.mark.parametrize("batches", [None, -1, 1.0, "3", True, [], {}])
+def test_a_state_that_is_none_is_refused_and_changes_nothing(batches: object) -> None:
+    stream = make_stream()
+    draw(stream, 2)
+    for state in ({"batches": batches}, {}):
+        with pytest.raises(DataError, match=r"batches = .*: resume from another checkpoint"):
+            stream.restore(state)
+    assert stream.state() == {"batches": 2}
+
+
+def test_windows_reach_from_the_first_to_the_last_token() -> None:
+    stream = make_stream(split=split_of(range(20)))
+    seen = torch.cat([torch.stack(stream.next_batch()).flatten() for _ in range(50)])
+    assert set(seen.tolist()) == set(range(20))
+    tokens, targets = make_stream(split=split_of(range(17))).next_batch()
+    assert tokens.tolist() == [list(range(16))] * 4
+    assert targets.tolist() == [list(range(1, 17))] * 4
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 16])
+def test_a_text_shorter_than_one_window_is_named(tokens: int) -> None:
+    short = split_of(range(tokens))
+    with pytest.raises(DataError, match=rf"training text has {tokens} tokens, context = 16 needs more"):
+        make_stream(split=short)
+    with pytest.raises(DataError, match=rf"held-out text has {tokens} tokens"):
+        held_out_windows(short, 16, 4, 0)
+
+
+def test_all_peers_evaluate_on_the_same_windows() -> None:
+    """Frozen: peers with other versions of numpy must draw the same ones."""
+    tokens, targets = held_out_windows(SPLIT, 16, 64, seed=5)
+    assert tokens.shape == (64, 16)
+    assert torch.equal(targets, (tokens + 1) % 251)
+    assert all(map(torch.equal, held_out_windows(SPLIT, 16, 64, seed=5), (tokens, targets)))
+    assert not torch.equal(held_out_windows(SPLIT, 16, 64, seed=6)[0], tokens)
+    digest = hashlib.sha256(tokens.numpy().astype("<i8").tobytes()).hexdigest()
+    assert digest.startswith("5002bf4811b0b10f")
+
+
+def test_peers_draw_other_windows_from_the_same_text() -> None:
+    split = split_of(range(60_000), vocab=60_000)
+    drawn = [
+        {int(row[0]) for _ in range(20) for row in stream.next_batch()[0]}
+        for stream in map(partial(make_stream, 1, split=split), ("a", "b"))
+    ]
+    assert len(drawn[0] | drawn[1]) > 155, "of 160 windows hardly any is drawn twice"

@@ -1,0 +1,438 @@
+"""The model is causal, relative in its positions and the same on every peer; sampling keeps to its bounds."""
+
+import hashlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.model import KeyValueCache, RMSNorm, Transformer, build_model, rope_table, rotate, tensor_specs
+from lowcomm_node.sampling import generate
+from lowcomm_protocol.fragments import plan_fragments
+from lowcomm_protocol.run import ModelSettings
+
+DEMO = ModelSettings()
+SMALL = ModelSettings(vocab=23, layers=2, width=16, heads=2, feed_forward=40, context=16)
+TIED = SMALL.model_copy(update={"tied": True})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models as small as these are no work for several threads, which wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_tokens(batch: int, length: int, vocab: int = SMALL.vocab, seed: int = 0) -> Tensor:
+    return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def make_model(settings: ModelSettings = SMALL, seed: int = 0) -> Transformer:
+    """A model with weights far from zero, so that every part of it changes the logits."""
+    model = build_model(settings, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(10)
+            else:
+                parameter.copy_(0.5 + torch.rand(parameter.shape, generator=generator))
+    return model
+
+
+def digest_of(model: Transformer) -> str:
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode() + parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (3, 7), (2, SMALL.context)])
+def test_logits_are_one_row_of_the_vocabulary_for_each_token(batch: int, length: int) -> None:
+    logits = make_model()(make_tokens(batch, length))
+    assert logits.shape == (batch, length, SMALL.vocab)
+    assert logits.dtype == torch.float32
+    assert torch.isfinite(logits).all()
+
+
+@torch.no_grad()
+def test_a_later_token_never_changes_an_earlier_logit_and_always_its_own() -> None:
+    model, tokens = make_model(), make_tokens(1, SMALL.context)
+    before = model(tokens)
+    for place in range(SMALL.context):
+        changed = tokens.clone()
+        changed[0, place] = (tokens[0, place] + 1) % SMALL.vocab
+        after = model(changed)
+        assert torch.equal(after[:, :place], before[:, :place])
+        differs = (after[:, place:] - before[:, place:]).abs().amax(dim=-1) > 1e-4
+        assert differs.all(), "all that follow see it"
+
+
+@torch.no_grad()
+def test_texts_of_a_batch_do_not_see_each_other() -> None:
+    model, tokens = make_model(), make_tokens(3, 9)
+    together = model(tokens)
+    for row in range(3):
+        torch.testing.assert_close(model(tokens[row : row + 1]), together[row : row + 1])
+
+
+@torch.no_grad()
+def test_the_order_of_earlier_tokens_matters() -> None:
+    model = make_model(SMALL.model_copy(update={"layers": 1}))
+    there, back = model(torch.tensor([[1, 2, 3]])), model(torch.tensor([[2, 1, 3]]))
+    assert (there[0, -1] - back[0, -1]).abs().max() > 1e-3
+
+
+def test_the_rope_table_holds_the_angles_of_the_paper() -> None:
+    cosine, sine = rope_table(12, 8, 100.0)
+    for position, pair in itertools.product(range(12), range(4)):
+        angle = position * 100.0 ** (-2 * pair / 8)
+        assert cosine[position, pair].item() == pytest.approx(math.cos(angle), abs=1e-6)
+        assert sine[position, pair].item() == pytest.approx(math.sin(angle), abs=1e-6)
+
+
+def test_rotation_keeps_lengths_and_leaves_position_zero_alone() -> None:
+    x = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
+    turned = rotate(x, rope_table(12, 8, 100.0))
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    assert torch.equal(turned[:, 0], x[:, 0])
+    assert (turned[:, 1:] - x[:, 1:]).abs().amax(dim=-1).min() > 0.01
+
+
+def test_how_well_query_and_key_match_depends_on_their_distance_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(8, generator=generator).expand(40, 8) for _ in range(2))
+    table = rope_table(40, 8, 100.0)
+    scores = rotate(query, table) @ rotate(key, table).T
+    for distance in range(1, 20):
+        diagonal = scores.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand(len(diagonal)), rtol=0, atol=1e-4)
+    assert scores[:, 0].std() > 0.1, "and it does depend on it"
+
+
+@torch.no_grad()
+def test_the_base_of_the_run_sets_the_angles() -> None:
+    tokens = make_tokens(1, 8)
+    low, high = (make_model(SMALL.model_copy(update={"rope_base": base})) for base in (100.0, 1e6))
+    assert digest_of(low) == digest_of(high)
+    assert (low(tokens) - high(tokens)).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_attention_does_not_depend_on_the_size_of_queries_and_keys() -> None:
+    model, tokens = make_model(), make_tokens(1, 9)
+    before = model(tokens)
+    for block in model.blocks:
+        block.attention.query.weight.mul_(1000)
+        block.attention.key.weight.mul_(0.1)
+    torch.testing.assert_close(model(tokens), before, rtol=1e-3, atol=1e-3)
+    for block in model.blocks:
+        block.attention.query_norm.weight.mul_(3)
+    assert (model(tokens) - before).abs().max() > 1e-2, "but on the weight of their norm"
+
+
+def test_rms_norm_is_computed_in_fp32_and_given_back_as_it_came() -> None:
+    norm = RMSNorm(4)
+    x = torch.tensor([[300.0, -300.0, 300.0, 300.0]], dtype=torch.float16)
+    assert norm(x).dtype == torch.float16
+    torch.testing.assert_close(norm(x), torch.tensor([[1.0, -1.0, 1.0, 1.0]], dtype=torch.float16))
+    assert torch.equal(norm(torch.zeros(1, 4)), torch.zeros(1, 4)), "no division by zero"
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    torch.testing.assert_close(norm(x.float()), torch.tensor([[1.0, -2.0, 3.0, 4.0]]))
+
+
+@pytest.mark.parametrize("settings", [DEMO, SMALL, TIED, SMALL.model_copy(update={"heads": 1, "layers": 5})])
+def test_parameters_are_as_many_as_the_settings_say(settings: ModelSettings) -> None:
+    width, head = settings.width, settings.width // settings.heads
+    block = 4 * width**2 + 3 * width * settings.feed_forward + 2 * width + 2 * head
+    embeddings = settings.vocab * width * (1 if settings.tied else 2)
+    model = Transformer(settings)
+    assert sum(weight.numel() for weight in model.parameters()) == embeddings + settings.layers * block + width
+    assert sum(math.prod(spec.shape) for spec in tensor_specs(model)) == embeddings + settings.layers * block + width
+
+
+def test_the_demo_model_is_as_large_as_the_read_me_says() -> None:
+    assert sum(weight.numel() for weight in Transformer(DEMO).parameters()) == 234_176
+
+
+@torch.no_grad()
+def test_a_tied_model_reads_and_writes_with_one_matrix() -> None:
+    tied = make_model(TIED)
+    assert tied.head is None
+    assert [name for name in tied.state_dict() if "head" in name] == []
+    hidden: list[Tensor] = []
+    tied.norm.register_forward_hook(lambda *seen: hidden.append(seen[-1]))
+    logits = tied(make_tokens(2, 5))
+    torch.testing.assert_close(logits, hidden[0] @ tied.embedding.weight.T)
+
+
+@torch.no_grad()
+def test_an_untied_head_is_a_matrix_of_its_own() -> None:
+    model, tokens = make_model(), make_tokens(2, 5)
+    assert model.head is not None
+    assert (model.head.weight - model.embedding.weight).abs().max() > 0.01
+    before = model(tokens)
+    model.head.weight.mul_(2)
+    torch.testing.assert_close(model(tokens), before * 2)
+
+
+def test_what_is_saved_of_a_model_is_its_parameters() -> None:
+    for settings in (SMALL, TIED):
+        model = build_model(settings, 0)
+        assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("settings", [SMALL, TIED])
+def test_the_fragment_plan_learns_of_every_parameter_once(settings: ModelSettings) -> None:
+    with torch.device("meta"):
+        specs = tensor_specs(Transformer(settings))
+    model = Transformer(settings)
+    assert specs == tensor_specs(model), "without memory, too"
+    assert [(spec.name, spec.shape) for spec in specs] == [
+        (name, tuple(parameter.shape)) for name, parameter in model.named_parameters()
+    ]
+    assert {spec.layer for spec in specs if spec.role == "block"} == {0, 1}
+    assert {spec.name for spec in specs if spec.layer == 1} == {
+        name for name, _ in model.named_parameters() if name.startswith("blocks.1.")
+    }
+    outside = {"embedding", "norm"} | (set() if settings.tied else {"head"})
+    assert {spec.role for spec in specs if spec.layer is None} == outside
+    assert all(spec.storage is None for spec in specs)
+    plan = plan_fragments(specs, 2, "strided")
+    assert sum(fragment.numel for fragment in plan.fragments) == sum(p.numel() for p in model.parameters())
+
+
+def test_a_parameter_with_two_names_is_known_as_one_storage() -> None:
+    model = Transformer(SMALL)
+    assert model.head is not None
+    model.head.weight = model.embedding.weight
+    storage = {spec.name: spec.storage for spec in tensor_specs(model)}
+    assert storage["embedding.weight"] == storage["head.weight"] == "embedding.weight"
+    assert {shared for name, shared in storage.items() if name not in ("embedding.weight", "head.weight")} == {None}
+
+
+def test_a_seed_gives_the_same_weights_in_every_release() -> None:
+    """Peers of one run may have other versions of numpy and torch, and begin with these weights all the same."""
+    assert digest_of(build_model(DEMO, 0)) == "a4477345ec001a39be4dc0dd62e7a745d010ddd44dabd53589d0139d2effa426"
+
+
+def test_weights_depend_on_the_seed_and_on_nothing_before() -> None:
+    torch.manual_seed(1)
+    first = digest_of(build_model(SMALL, 7))
+    torch.manual_seed(2)
+    torch.rand(5)
+    state = torch.get_rng_state()
+    assert digest_of(build_model(SMALL, 7)) == first
+    assert torch.equal(torch.get_rng_state(), state), "nor does it draw from torch's random state"
+    assert digest_of(build_model(SMALL, 8)) != first
+
+
+def test_each_matrix_has_a_stream_of_its_own_so_more_layers_change_no_other() -> None:
+    small, deep = build_model(SMALL, 3), build_model(SMALL.model_copy(update={"layers": 4}), 3)
+    assert torch.equal(small.embedding.weight, deep.embedding.weight)
+    names = [name for name, weight in small.named_parameters() if weight.dim() > 1]
+    weights = dict(small.named_parameters())
+    for one, other in itertools.combinations(names, 2):
+        if weights[one].shape == weights[other].shape:
+            assert (weights[one] - weights[other]).abs().max() > 0.01, (one, other)
+
+
+def test_matrices_begin_with_the_spread_that_keeps_the_residual_stream_steady() -> None:
+    model = build_model(DEMO, 0)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1:
+            assert torch.equal(weight, torch.ones_like(weight)), name
+            continue
+        residual = name.endswith(("output.weight", "down.weight"))
+        assert weight.std().item() == pytest.approx(0.02 / math.sqrt(8) if residual else 0.02, rel=0.05), name
+        assert abs(weight.mean().item()) < 0.001, name
+
+
+@torch.no_grad()
+def test_a_fresh_model_knows_nothing() -> None:
+    model = build_model(DEMO, 0)
+    tokens = make_tokens(4, 65, DEMO.vocab)
+    assert model.loss(tokens[:, :-1], tokens[:, 1:]).item() == pytest.approx(math.log(DEMO.vocab), rel=0.02)
+
+
+@torch.no_grad()
+def test_the_loss_is_the_mean_of_what_the_targets_cost() -> None:
+    model, tokens = make_model(), make_tokens(2, 9)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    chances = model(inputs).softmax(dim=-1)
+    costs = [-chances[row, place, targets[row, place]].log() for row in range(2) for place in range(8)]
+    assert model.loss(inputs, targets).item() == pytest.approx(sum(costs).item() / 16, rel=1e-4)
+
+
+def test_every_parameter_gets_a_gradient_and_a_few_steps_learn_a_text() -> None:
+    model = build_model(SMALL, 0)
+    tokens = make_tokens(4, 13)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    losses: list[float] = []
+    for _ in range(40):
+        loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        missing = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
+        assert missing == []
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+def test_a_text_longer_than_the_context_is_refused() -> None:
+    model = make_model()
+    model(make_tokens(1, SMALL.context))
+    with pytest.raises(ConfigError, match=r"17 tokens exceeds context = 16: pass fewer"):
+        model(make_tokens(1, SMALL.context + 1))
+    cache = KeyValueCache(SMALL, model.embedding.weight)
+    with torch.no_grad():
+        model(make_tokens(1, 10), cache)
+        with pytest.raises(ConfigError, match="17 tokens"):
+            model(make_tokens(1, 7), cache)
+        assert cache.length == 10
+        model(make_tokens(1, 6), cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pieces", [[1] * 16, [9, 1, 1, 5], [4, 4, 4, 4], [16]])
+def test_a_text_read_in_pieces_has_the_logits_of_the_whole(pieces: list[int]) -> None:
+    model, tokens = make_model(), make_tokens(1, 16)
+    cache = KeyValueCache(SMALL, model.embedding.weight)
+    read: list[Tensor] = []
+    start = 0
+    for length in pieces:
+        read.append(model(tokens[:, start : start + length], cache))
+        start += length
+        assert cache.length == start
+    whole = model(tokens)[:, :start]
+    torch.testing.assert_close(torch.cat(read, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+# Sampling
+
+
+@torch.no_grad()
+def reference(model: Transformer, prompt: list[int], count: int, choose: Callable[[Tensor], int]) -> list[int]:
+    """Sampling in a few slow lines: every token is predicted from the whole visible text anew."""
+    context = model.settings.context
+    text = list(prompt)
+    visible = text[-context:] if len(text) <= context else text[-(context // 2) :]
+    for _ in range(count):
+        text.append(choose(model(torch.tensor([visible]))[0, -1]))
+        visible = [*visible, text[-1]] if len(visible) < context else text[-(context // 2) :]
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("length", [1, 5, 15, 16, 17, 40])
+def test_the_model_reads_its_context_however_long_the_text_gets(length: int) -> None:
+    model, prompt = make_model(), make_tokens(1, length)[0].tolist()
+    likeliest = reference(model, prompt, 30, lambda logits: int(logits.argmax()))
+    assert list(generate(model, prompt, 30, temperature=0)) == likeliest
+    generator = torch.Generator().manual_seed(4)
+    drawn = reference(
+        model, prompt, 45, lambda logits: int((logits.double() / 5).softmax(0).multinomial(1, generator=generator))
+    )
+    assert list(generate(model, prompt, 45, temperature=5, seed=4)) == drawn
+    assert len(set(drawn)) > 10, "a text of one token would prove nothing"
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 5e-324])
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_the_lowest_temperatures_are_as_good_as_zero(temperature: float, top_k: int | None) -> None:
+    model = make_model()
+    assert list(generate(model, [1], 20, temperature, top_k)) == list(generate(model, [1], 20, 0))
+
+
+def test_a_seed_gives_the_same_text_whatever_was_drawn_before() -> None:
+    model = make_model()
+    first = list(generate(model, [1, 2], 30, 1.0, None, seed=5))
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert list(generate(model, [1, 2], 30, 1.0, None, seed=5)) == first
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(generate(model, [1, 2], 30, 1.0, None, seed=6)) != first
+
+
+def test_two_texts_drawn_in_turns_do_not_disturb_each_other() -> None:
+    model = make_model()
+    alone = [list(generate(model, [1], 20, seed=seed)) for seed in (1, 2)]
+    one, two = (generate(model, [1], 20, seed=seed) for seed in (1, 2))
+    together = list(zip(one, two, strict=True))
+    assert [list(text) for text in zip(*together, strict=True)] == alone
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (2.0, None), (0.5, None), (1.0, 4), (1.0, 1000)])
+def test_tokens_are_drawn_as_often_as_the_model_says(temperature: float, top_k: int | None) -> None:
+    model = make_model()
+    logits = model(torch.tensor([[3, 1]]))[0, -1]
+    if top_k is not None and top_k < SMALL.vocab:
+        logits[logits < logits.sort(descending=True).values[top_k - 1]] = -torch.inf
+    chances = (logits / temperature).softmax(dim=0).tolist()
+    draws = 500
+    counts = Counter(next(generate(model, [3, 1], 1, temperature, top_k, seed)) for seed in range(draws))
+    for token, chance in enumerate(chances):
+        spread = math.sqrt(draws * chance * (1 - chance))
+        assert abs(counts[token] - draws * chance) <= 4 * spread + 1, (token, chance, counts[token])
+
+
+def test_top_k_of_one_is_the_likeliest_at_any_temperature() -> None:
+    model = make_model()
+    assert list(generate(model, [1], 20, 50.0, top_k=1)) == list(generate(model, [1], 20, 0))
+
+
+def test_tokens_come_one_at_a_time_and_as_many_as_asked_for() -> None:
+    model = make_model()
+    calls: list[int] = []
+    model.register_forward_pre_hook(lambda _, given: calls.append(given[0].shape[1]))
+    drawn = generate(model, [1, 2, 3], 4)
+    assert calls == []
+    next(drawn)
+    assert calls == [3]
+    assert len(list(drawn)) == 3
+    assert calls == [3, 1, 1, 1], "and each token is read once"
+    assert list(generate(model, [1], 0)) == []
+
+
+def test_sampling_keeps_no_gradients_and_does_not_change_the_model() -> None:
+    model = make_model()
+    before = digest_of(model)
+    list(generate(model, [1], 20))
+    assert digest_of(model) == before
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [1, SMALL.vocab], [10**30]])
+def test_a_prompt_that_is_not_text_of_the_run_is_refused_at_once(prompt: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"at least one token, each from 0 to 22: pass some text"):
+        generate(make_model(), prompt, 1)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k"), [(-0.1, None), (math.nan, None), (math.inf, None), (-math.inf, 3), (1.0, 0), (0.0, -1)]
+)
+def test_settings_out_of_range_are_refused_at_once(temperature: float, top_k: int | None) -> None:
+    with pytest.raises(ConfigError, match=rf"temperature = {temperature} .*top_k = {top_k}"):
+        generate(make_model(), [1], 1, temperature, top_k)
+
+
+def test_the_smallest_model_that_a_run_can_ask_for_works() -> None:
+    settings = ModelSettings(vocab=2, layers=1, width=8, heads=4, feed_forward=8, context=8)
+    model = build_model(settings, 0)
+    assert set(generate(model, [0], 40)) <= {0, 1}
+
+
+def test_a_model_of_billions_is_built_from_settings_alone() -> None:
+    settings = ModelSettings(vocab=128_000, layers=32, width=4096, heads=32, feed_forward=14_336, context=8192)
+    with torch.device("meta"):
+        model = Transformer(settings)
+    assert 8.5e9 < sum(weight.numel() for weight in model.parameters()) < 9.5e9
