@@ -2,16 +2,27 @@
 
 import asyncio
 import tracemalloc
+from dataclasses import replace
 from hashlib import sha256
 
+import grpc
 import pytest
-from wire import linked
+from hypothesis import given
+from hypothesis import strategies as st
+from virtual import OFFER
+from wire import cabled, call, calling, linked, listening, misbehaving, soon
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange import offers
+from lowcomm_node.exchange import stream as stream_module
 from lowcomm_node.exchange.link import CHUNK_BYTES, Link
+from lowcomm_node.exchange.stream import explain
+from lowcomm_node.trainer.arena import Arena, create_file
 from lowcomm_node.trainer.interface import Again
 from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from waiting import until_async
 
 WHOLE = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 
@@ -43,7 +54,12 @@ async def send(link: Link, data: bytes) -> None:
     await link.send_confirm(b"members")
 
 
-@pytest.mark.parametrize("data", [b"x", WHOLE[:CHUNK_BYTES], WHOLE])
+async def under_way(*links: Link) -> None:
+    """Until each link has sent a part of its content."""
+    await until_async(lambda: asyncio.sleep(0, all(link.bytes_sent for link in links)), 30, "a content is under way")
+
+
+@pytest.mark.parametrize("data", [b"x", WHOLE[: CHUNK_BYTES - 1], WHOLE[:CHUNK_BYTES], WHOLE[: CHUNK_BYTES + 1], WHOLE])
 async def test_both_contents_arrive_whole_at_once_and_bytes_are_counted(data):
     async with linked() as (one, two):
         readers = [Reader(link, len(data)) for link in (one, two)]
@@ -59,8 +75,8 @@ async def test_a_confirmation_that_is_due_while_the_content_is_on_its_way_comes_
     async with linked() as (one, two):
         sending = asyncio.create_task(one.send_content(memoryview(data), sha256(data).digest()))
         confirming = asyncio.create_task(one.send_confirm(b"late"))
-        done, _ = await asyncio.wait({sending, confirming}, timeout=1)
-        assert not done
+        await under_way(one)
+        assert not sending.done() and not confirming.done()
         reader = await Reader(two, len(data)).read()
         assert reader.contents == [data] and reader.confirmed == [b"late"]
         await asyncio.gather(sending, confirming)
@@ -74,14 +90,14 @@ async def test_blocks_that_are_asked_for_come_again_over_the_first():
         asked = asyncio.create_task(answering.read())
         first, second = b"f" * 100, b"again"
         await one.send_content(memoryview(first), sha256(first).digest())
-        while not answering.resends:  # noqa: ASYNC110 - filled by the reader
-            await asyncio.sleep(0.01)
+        await until_async(lambda: asyncio.sleep(0, answering.resends), 30, "the reader asks for blocks again")
         await send(one, second)
         reader = await reading
         assert answering.resends == [b"\x80"]
         assert reader.contents == [first, second]
         assert two.bytes_received == 105
         asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
 
 
 async def test_a_confirmation_that_overtakes_what_comes_again_does_not_end_the_reading():
@@ -121,17 +137,70 @@ VIOLATIONS = {
     "hello again": ([pb.Frame(hello=pb.Offer())], "'hello' where a contribution"),
     "nothing": ([pb.Frame()], "None where a contribution"),
     "asks twice": ([pb.Frame(resend=pb.Resend(blocks=b"\1"))] * 2, "asked for our contribution a third time"),
+    "no size": ([content(0)], "announced 0 bytes"),
+    "long digest": ([pb.Frame(content=pb.Content(size=4, digest=bytes(33)))], "announced 4 bytes"),
+    "same chunk twice": ([content(), chunk(b"go"), chunk(b"go")], "out of place"),
+    "absurd offset": ([content(), chunk(b"good", 2**64 - 1)], "out of place"),
+    "offset that wraps": ([content(), chunk(b"go"), chunk(b"od", 2**64 - 2)], "out of place"),
+    "confirms what was cut": ([content(), CONFIRM], "confirmed before its contribution"),
+    "refuses late": ([content(), offers.refuse(Refusal.BUSY)], "'refuse' where a contribution"),
+    "accepts twice": ([pb.Frame(accept=pb.Offer())], "'accept' where a contribution"),
 }
 
 
+@pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("name", VIOLATIONS)
-async def test_what_is_not_allowed_ends_the_reading_with_its_reason(name):
+async def test_what_is_not_allowed_ends_the_reading_with_its_reason(name, end):
     frames, reason = VIOLATIONS[name]
-    async with linked() as (one, two):
+    async with linked() as links:
         for frame in frames:
-            await one.stream.send(frame)
+            await links[end].stream.send(frame)
+        reader = Reader(links[1 - end], 4)
         with pytest.raises(ProtocolViolation, match=reason):
-            await Reader(two, 4).read()
+            await reader.read()
+        assert reader.into in (b"good", b"go\0\0", bytes(4), b"evil"), "nothing lies where it must not"
+        assert not reader.confirmed
+        assert (len(reader.contents) == 1) == (name in ("again unasked", "after the end"))
+
+
+async def test_nothing_is_written_beside_the_slot_that_a_content_is_for():
+    arena = Arena(create_file(), slots=3, slot_bytes=4)
+    try:
+        for frames, _ in VIOLATIONS.values():
+            arena.view(0, 4)[:] = arena.view(1, 4)[:] = arena.view(2, 4)[:] = b"mine"
+            async with linked() as (one, two):
+                for frame in frames:
+                    await one.stream.send(frame)
+                reader = Reader(two, 4)
+                reader.into = arena.view(1, 4)
+                with pytest.raises(ProtocolViolation):
+                    await reader.read()
+            assert arena.view(0, 4) == arena.view(2, 4) == b"mine"
+    finally:
+        arena.close()
+
+
+async def test_a_confirmation_is_read_after_the_content_was_taken_in():
+    taken_in = asyncio.Event()
+    async with linked() as (one, two):
+        reader = Reader(two, 4)
+
+        async def take_in(size: int, again: bool) -> None:
+            await taken_in.wait()
+            assert not reader.confirmed
+
+        reader._on_content = take_in
+        reading = asyncio.create_task(reader.read())
+        await send(one, b"good")
+        taken_in.set()
+        assert (await reading).confirmed == [b"members"]
+
+
+async def test_what_comes_after_the_last_word_is_not_read():
+    async with linked() as (one, two):
+        await send(one, b"good")
+        await one.stream.send(chunk(b"more"))
+        assert (await Reader(two, 4).read()).confirmed == [b"members"]
 
 
 async def test_what_comes_again_must_have_the_size_that_was_asked_for():
@@ -157,7 +226,136 @@ async def test_an_end_that_drops_the_stream_is_noticed_by_the_other(end):
             await Reader(links[1 - end], 4).read()
         with pytest.raises(LinkLost):
             while True:
-                await links[1 - end].send_content(memoryview(WHOLE), bytes(32))
+                await soon(links[1 - end].send_content(memoryview(WHOLE), bytes(32)))
+
+
+async def test_a_caller_that_drops_its_own_stream_reads_and_sends_no_more_and_is_not_cancelled_itself():
+    async with linked() as (one, _):
+        reading = asyncio.create_task(Reader(one, 4).read())
+        sending = asyncio.create_task(one.send_content(memoryview(WHOLE * 40), bytes(32)))
+        await under_way(one)
+        one.stream.cancel()
+        for task in (reading, sending):
+            with pytest.raises(LinkLost):
+                await soon(task)
+        with pytest.raises(LinkLost):
+            await soon(Reader(one, 4).read())
+        await soon(one.stream.close())
+
+
+async def test_a_task_that_is_cancelled_while_it_reads_or_sends_ends_as_cancelled():
+    async with linked() as (one, _), linked() as (other, _):
+        tasks = [
+            asyncio.create_task(Reader(one, 4).read()),
+            asyncio.create_task(other.send_content(memoryview(WHOLE * 40), bytes(32))),
+        ]
+        await under_way(other)
+        for task in tasks:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await soon(task)
+
+
+async def test_both_ends_notice_that_the_wire_is_cut_while_contents_travel():
+    data = WHOLE * 40
+    async with listening() as callee, cabled(callee.port) as cable, calling() as channels:
+        caller = await call(channels, callee.info(addresses=(f"127.0.0.1:{cable.port}",)))
+        await caller.send(pb.Frame())
+        _, stream = await soon(callee.streams.get())
+        one, two = Link("callee", caller), Link("caller", stream)
+        await soon(stream.receive())
+        sending = [asyncio.create_task(link.send_content(memoryview(data), bytes(32))) for link in (one, two)]
+        await under_way(one, two)
+        cable.cut()
+        assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError), "the handler is told"
+        for task in sending:
+            with pytest.raises(LinkLost):
+                await soon(task)
+        for link in (one, two):
+            with pytest.raises(LinkLost):
+                await Reader(link, len(data)).read()
+
+
+async def test_bytes_of_a_callee_that_are_no_frame_are_a_violation():
+    async with misbehaving() as rogue, calling() as channels:
+        rogue.frames = [b"\xff\xff\xff"]
+        link = Link("rogue", await call(channels, rogue.info()))
+        with pytest.raises(ProtocolViolation, match="no frame"):
+            await Reader(link, 4).read()
+        link.stream.cancel()
+
+
+@pytest.mark.parametrize("end", [0, 1])
+async def test_closing_lets_the_other_end_read_to_the_end(end):
+    async with linked() as links:
+        ours, theirs = links[end].stream, links[1 - end].stream
+        await links[end].send_confirm(b"last")
+        closing = asyncio.create_task(ours.close())
+        assert (await soon(theirs.receive())).confirm.members == b"last"
+        if end == 0:
+            assert await soon(theirs.receive()) is None
+            theirs.cancel()  # the handler returns, which ends the other direction
+            await soon(closing)
+        else:
+            answering = asyncio.create_task(theirs.close())
+            await soon(closing)
+            ours.cancel()
+            await soon(answering)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+async def test_closing_does_not_wait_for_ever_for_an_end_that_says_nothing(end, monkeypatch):
+    monkeypatch.setattr(stream_module, "CLOSE_DEADLINE", 0.05)
+    async with linked() as links:
+        await soon(links[end].stream.close())
+        links[end].stream.cancel()
+        with pytest.raises(LinkLost):
+            await Reader(links[1 - end], 4).read()
+
+
+async def test_closing_reads_over_what_the_other_end_still_says():
+    async with linked() as (one, two):
+        for _ in range(3):
+            await one.stream.send(pb.Frame())
+        closing = asyncio.create_task(two.stream.close())
+        await one.stream._call.done_writing()
+        await soon(closing)
+
+
+async def test_a_callee_that_ends_early_has_ended_the_stream():
+    async with linked() as (one, two):
+        two.stream.cancel()
+        with pytest.raises(LinkLost, match=r"^ended the stream$"):
+            await Reader(one, 4).read()
+        with pytest.raises(LinkLost, match=r"^ended the stream$"):
+            await soon(one.send_confirm(b"members"))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (grpc.StatusCode.OK, "ended the stream"),
+        (grpc.StatusCode.CANCELLED, "ended the stream"),
+        (grpc.StatusCode.UNAVAILABLE, "can't be reached"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "did not answer in time"),
+        (grpc.StatusCode.UNAUTHENTICATED, "does not accept who we are"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "is busy"),
+        (grpc.StatusCode.INVALID_ARGUMENT, f"failed: invalid_argument ({'x' * 120})"),
+    ],
+)
+def test_people_read_words_and_only_a_few_of_a_stranger(code, words):
+    assert explain(code, "x" * 1000) == words
+    assert explain(code, None) == words.partition(" (")[0]
+
+
+async def test_a_callee_that_does_not_answer_in_time_is_lost():
+    async with listening() as callee, calling() as channels:
+        stub = await channels.stub(callee.info())
+        metadata = channels.metadata(callee.identity.peer_id)
+        stream = stream_module.CallerStream(stub.Swap(metadata=metadata, timeout=0.1))
+        with pytest.raises(LinkLost, match="did not answer in time"):
+            await soon(stream.receive())
+        assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError), "and is told so"
 
 
 @pytest.mark.parametrize("end", [0, 1])
@@ -179,17 +377,118 @@ async def test_an_end_that_has_no_more_to_say_before_it_has_confirmed_has_broken
 
 
 async def test_a_content_is_held_once_at_each_end():
-    data = bytes(32 * 1024 * 1024)
-    async with linked() as (one, two):
-        reader = Reader(two, len(data))
-        reader._on_content = lambda size, again: asyncio.sleep(0)
-        tracemalloc.start()
-        try:
-            sending = asyncio.create_task(one.send_content(memoryview(data), sha256(data).digest()))
-            confirming = asyncio.create_task(one.send_confirm(b""))
-            await reader.read()
-            await asyncio.gather(sending, confirming)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert peak < 32 * CHUNK_BYTES, "chunks pass through; nothing joins them outside the slots"
+    """In the slots, where it lies anyway: what passes through on the way is a few chunks, and both go at once."""
+    size, memory = 16 * 1024 * 1024, Arena(create_file(), slots=4, slot_bytes=16 * 1024 * 1024)
+    slots = [memory.view(slot, size) for slot in range(4)]
+    slots[0][:] = b"a" * size
+    slots[1][:] = b"b" * size
+    digests = [sha256(slot).digest() for slot in slots[:2]]
+    try:
+        async with linked() as links:
+            readers = [Reader(link, 0) for link in links]
+            for reader, slot in zip(readers, slots[2:], strict=True):
+                reader.into, reader.least, reader._on_content = slot, size, lambda size, again: asyncio.sleep(0)
+            tracemalloc.start()
+            try:
+                await asyncio.gather(
+                    *(link.send_content(slots[end], digests[end]) for end, link in enumerate(links)),
+                    *(link.send_confirm(b"") for link in links),
+                    *(reader.read() for reader in readers),
+                )
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+        assert [sha256(slot).digest() for slot in reversed(slots[2:])] == digests
+        assert 2 * CHUNK_BYTES < peak < 20 * CHUNK_BYTES < size / 2, "chunks pass through; nothing joins them"
+    finally:
+        memory.close()
+
+
+# Offers
+
+NUMBERS = ("round", "swarm_step", "steps", "tokens", "version")
+READY = Readiness(training=True, busy=False, has_room=True, min_steps=0, step_is_supported=True, fragment_count=4)
+
+
+@given(
+    st.builds(
+        Offer,
+        protocol=st.integers(0, 2**32 - 1),
+        run_id=st.binary(min_size=32, max_size=32).map(bytes.hex),
+        plan=st.binary(min_size=32, max_size=32).map(bytes.hex),
+        codec=st.text(max_size=32),
+        fragment=st.integers(0, 2**32 - 1),
+        stage=st.integers(0, 2**32 - 1),
+        slow_digest=st.just(b"") | st.binary(min_size=32, max_size=32),
+        **{name: st.integers(0, 2**53 - 1) for name in NUMBERS},
+    )
+)
+def test_an_offer_arrives_as_it_was_made(offer):
+    message = pb.Offer.FromString(offers.to_message(offer).SerializeToString())
+    assert offers.from_message(message) == offer
+
+
+HOSTILE = {
+    "empty": dict.fromkeys(("run_id", "plan"), b""),
+    "short run": {"run_id": bytes(31)},
+    "long run": {"run_id": bytes(1_000_000)},
+    "short plan": {"plan": bytes(31)},
+    "long plan": {"plan": bytes(33)},
+    "long codec": {"codec": "f" * 33},
+    "endless codec": {"codec": "f" * 1_000_000},
+    "short digest": {"slow_digest": bytes(31)},
+    "long digest": {"slow_digest": bytes(33)},
+    **{f"{name} {value}": {name: value} for name in NUMBERS for value in (2**53, 2**64 - 1)},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_offer_with_a_field_out_of_bounds_is_refused(name):
+    message = offers.to_message(OFFER)
+    offers.from_message(message)
+    for field, value in HOSTILE[name].items():
+        setattr(message, field, value)
+    with pytest.raises(ProtocolViolation, match="out of bounds") as caught:
+        offers.from_message(message)
+    assert len(str(caught.value)) < 100
+
+
+def test_an_offer_without_any_field_is_refused():
+    with pytest.raises(ProtocolViolation):
+        offers.from_message(pb.Offer())
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_negative_number_on_the_wire_is_a_huge_one_and_is_refused(name):
+    minus_one = b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+    tag = bytes([pb.Offer.DESCRIPTOR.fields_by_name[name].number << 3])
+    with pytest.raises(ProtocolViolation):
+        offers.from_message(pb.Offer.FromString(offers.to_message(OFFER).SerializeToString() + tag + minus_one))
+
+
+@pytest.mark.parametrize(
+    ("field", "refusal"),
+    [
+        ("fragment", Refusal.UNKNOWN_FRAGMENT),
+        ("stage", Refusal.OTHER_PLAN),
+        ("protocol", Refusal.OTHER_PROTOCOL),
+    ],
+)
+def test_what_an_offer_names_that_we_do_not_have_is_refused_with_the_reason(field, refusal):
+    message = offers.to_message(OFFER)
+    setattr(message, field, 2**32 - 1)
+    assert consider(offers.from_message(message), OFFER, READY) is refusal
+    assert consider(offers.from_message(offers.to_message(OFFER)), replace(OFFER), READY) is None
+
+
+@pytest.mark.parametrize("refusal", Refusal)
+def test_a_refusal_arrives_and_is_told_in_our_own_words(refusal):
+    message = offers.refuse(refusal).refuse
+    message.detail = "send money to"
+    assert offers.read_refusal(message) == (refusal, REFUSAL_TEXT[refusal])
+
+
+def test_a_refusal_without_a_known_reason_is_a_violation():
+    with pytest.raises(ProtocolViolation, match="unknown reason 'xxx") as caught:
+        offers.read_refusal(pb.Refuse(reason="x" * 1_000_000))
+    assert len(str(caught.value)) < 100

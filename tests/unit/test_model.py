@@ -84,6 +84,21 @@ def test_texts_of_a_batch_do_not_see_each_other() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("silent", ["attention.output", "feed_forward.down"])
+def test_each_half_of_a_block_adds_to_what_it_reads(silent: str) -> None:
+    model, tokens = make_model(TIED), make_tokens(1, 9)
+    whole = model(tokens)
+    for block in model.blocks:
+        block.get_submodule(silent).weight.zero_()
+    assert (model(tokens) - whole).abs().max() > 1e-2
+    for block in model.blocks:
+        block.attention.output.weight.zero_()
+        block.feed_forward.down.weight.zero_()
+    read = model.embedding(tokens)
+    torch.testing.assert_close(model(tokens), model.norm(read) @ model.embedding.weight.T)
+
+
+@torch.no_grad()
 def test_the_order_of_earlier_tokens_matters() -> None:
     model = make_model(SMALL.model_copy(update={"layers": 1}))
     there, back = model(torch.tensor([[1, 2, 3]])), model(torch.tensor([[2, 1, 3]]))
@@ -406,7 +421,10 @@ def test_tokens_come_one_at_a_time_and_as_many_as_asked_for() -> None:
 def test_sampling_keeps_no_gradients_and_does_not_change_the_model() -> None:
     model = make_model()
     before = digest_of(model)
+    graphs: list[bool] = []
+    model.register_forward_hook(lambda *seen: graphs.append(seen[-1].requires_grad))
     list(generate(model, [1], 20))
+    assert graphs == [False] * 20
     assert digest_of(model) == before
     assert all(weight.grad is None for weight in model.parameters())
 

@@ -1,15 +1,19 @@
-"""Two ends of real gRPC streams over TLS on loopback, in one event loop."""
+"""Two ends of real gRPC streams over TLS on loopback, in one event loop; and those who misbehave there."""
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import time
 from typing import Any
 
+import grpc
+from grpc import aio
+
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.link import Link
-from lowcomm_node.exchange.security import Gatekeeper, make_certificate
+from lowcomm_node.exchange.security import SERVER_NAME, Certificate, Gatekeeper, make_certificate, pinned
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
 from lowcomm_protocol.identity import Identity
@@ -18,16 +22,46 @@ from lowcomm_protocol.records import PeerInfo, Phase
 
 RUN = "ab" * 32
 CALLEE, CALLER = Identity(b"\1" * 32), Identity(b"\2" * 32)
+PATH = "/lowcomm.v1.Exchange/"
+DEADLINE = 30.0
+"""Seconds for what takes milliseconds; only a test that fails waits so long."""
+
+
+def new_certificate() -> Certificate:
+    """A certificate made now."""
+    return make_certificate(datetime.datetime.now(datetime.UTC))
+
+
+def record(identity: Identity, port: int, der: bytes, **changes: Any) -> PeerInfo:
+    """What callers know of a peer that listens on loopback."""
+    fields: dict[str, Any] = {
+        "peer_id": identity.peer_id, "run_id": RUN, "phase": Phase.TRAINING, "issued": time(), "expires": time() + 60,
+        "addresses": (f"127.0.0.1:{port}",), "certificate": der,
+    }  # fmt: skip
+    return PeerInfo(**fields | changes)
+
+
+async def soon(work: Awaitable[Any]) -> Any:
+    """What comes of ``work``, which must come to an end."""
+    async with asyncio.timeout(DEADLINE):
+        return await work
 
 
 class Callee:
-    """A server whose streams are handed to the test; it also serves what the test puts into ``parts``."""
+    """A server whose streams are handed to the test; what it does with calls can be replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Identity = CALLEE, clock: Callable[[], float] = time) -> None:
+        self.identity = identity
         self.streams: asyncio.Queue[tuple[str, CalleeStream]] = asyncio.Queue()
         self.ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
-        self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
-        self.gatekeeper = Gatekeeper(CALLEE, RUN, time)
+        """How the handlers of Swap and Fetch ended."""
+        self.introduced: list[str] = []
+        self.requests: list[tuple[str, int]] = []
+        """Part and offset of every Fetch."""
+        self.swapping: Callable[[str, CalleeStream], Awaitable[None]] = lambda peer, stream: stream.wait_dropped()
+        self.fetching: Callable[[str, pb.FetchRequest], AsyncIterator[pb.FetchChunk]] = _nothing
+        self.certificate = new_certificate()
+        self.gatekeeper = Gatekeeper(identity, RUN, clock)
         self.server = ExchangeServer(self.certificate, ExchangeService(self.gatekeeper, self))
         self.port = 0
 
@@ -35,35 +69,132 @@ class Callee:
         """Held until the other end goes or the test cancels the stream."""
         self.streams.put_nowait((peer, stream))
         try:
-            await stream.wait_dropped()
-        except asyncio.CancelledError:
-            self.ended.put_nowait(asyncio.CancelledError())
+            await self.swapping(peer, stream)
+        except BaseException as error:
+            self.ended.put_nowait(error)
             raise
         self.ended.put_nowait(None)
 
     async def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
-        """Nothing."""
-        for offset in ():
-            yield pb.FetchChunk(offset=offset)
+        """What the test has set."""
+        self.requests.append((request.part, request.offset))
+        try:
+            async for chunk in self.fetching(peer, request):
+                yield chunk
+        except BaseException as error:
+            self.ended.put_nowait(error)
+            raise
+        self.ended.put_nowait(None)
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Tells who called."""
+        self.introduced.append(peer)
         return pb.Introduction(release=peer)
 
     def info(self, **changes: Any) -> PeerInfo:
         """The record that callers go by."""
-        fields: dict[str, Any] = {
-            "peer_id": CALLEE.peer_id, "run_id": RUN, "phase": Phase.TRAINING, "issued": time(), "expires": time() + 60,
-            "addresses": (f"127.0.0.1:{self.port}",), "certificate": self.certificate.der, "swarm_step": 0, "steps": 0,
-            "tokens_per_second": 0.0, "entry_points": (),
-        }  # fmt: skip
-        return PeerInfo(**fields | changes)
+        return record(self.identity, self.port, self.certificate.der, **changes)
+
+
+async def _nothing(peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+    for offset in ():
+        yield pb.FetchChunk(offset=offset)
+
+
+class Rogue:
+    """A callee with a good certificate that answers with whatever bytes the test gives it."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        """What every Swap is answered with."""
+        self.parts: dict[str, list[bytes]] = defaultdict(list)
+        """What a Fetch of each part is answered with; ``endless`` repeats the last."""
+        self.endless = False
+        self.requests: list[tuple[str, int]] = []
+        self.certificate = new_certificate()
+        self.port = 0
+
+    async def start(self) -> aio.Server:
+        """Listen."""
+        server = aio.server()
+        handlers = {
+            "Swap": grpc.stream_stream_rpc_method_handler(self._swap),
+            "Fetch": grpc.unary_stream_rpc_method_handler(self._fetch),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PATH.strip("/"), handlers),))
+        self.port = server.add_secure_port("127.0.0.1:0", self.certificate.server_credentials())
+        await server.start()
+        return server
+
+    def info(self) -> PeerInfo:
+        """The record that callers go by."""
+        return record(CALLEE, self.port, self.certificate.der)
+
+    async def _swap(self, requests: Any, context: Any) -> None:
+        for frame in self.frames:
+            await context.write(frame)
+        await context.read()
+
+    async def _fetch(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        request = pb.FetchRequest.FromString(data)
+        self.requests.append((request.part, request.offset))
+        for answer in self.parts[request.part]:
+            yield answer
+        while self.endless:
+            yield answer
+
+
+class Cable:
+    """A TCP connection between two ends that can be cut."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen on another port and lead there."""
+        self._server = await asyncio.start_server(self._lead, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def cut(self) -> None:
+        """Break all connections; new ones can be made."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        """Break all connections for good."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        self._writers |= {writer, back}
+        for source, sink in ((reader, back), (there, writer)):
+            task = asyncio.create_task(self._pump(source, sink))
+            self._pumps.add(task)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(65536):
+                sink.write(data)
+                await sink.drain()
+        except OSError:
+            pass
+        finally:
+            sink.close()
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[Callee]:
+async def listening(identity: Identity = CALLEE, clock: Callable[[], float] = time) -> AsyncIterator[Callee]:
     """A callee that listens."""
-    callee = Callee()
+    callee = Callee(identity, clock)
     callee.port = await callee.server.start("127.0.0.1", 0)
     try:
         yield callee
@@ -72,9 +203,31 @@ async def listening() -> AsyncIterator[Callee]:
 
 
 @asynccontextmanager
-async def calling(identity: Identity = CALLER) -> AsyncIterator[Channels]:
+async def misbehaving() -> AsyncIterator[Rogue]:
+    """A rogue that listens."""
+    rogue = Rogue()
+    server = await rogue.start()
+    try:
+        yield rogue
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def cabled(port: int) -> AsyncIterator[Cable]:
+    """A cable to a port."""
+    cable = Cable(port)
+    await cable.start()
+    try:
+        yield cable
+    finally:
+        await cable.close()
+
+
+@asynccontextmanager
+async def calling(identity: Identity = CALLER, clock: Callable[[], float] = time) -> AsyncIterator[Channels]:
     """The channels of a caller."""
-    channels = Channels(Gatekeeper(identity, RUN, time))
+    channels = Channels(Gatekeeper(identity, RUN, clock))
     try:
         yield channels
     finally:
@@ -82,15 +235,28 @@ async def calling(identity: Identity = CALLER) -> AsyncIterator[Channels]:
 
 
 @asynccontextmanager
+async def calling_raw(peer: PeerInfo) -> AsyncIterator[aio.Channel]:
+    """A channel of a caller that sends and takes bytes as they are."""
+    options = (("grpc.ssl_target_name_override", SERVER_NAME),)
+    async with aio.secure_channel(peer.addresses[0], pinned(peer.certificate), options=options) as channel:
+        yield channel
+
+
+async def call(channels: Channels, peer: PeerInfo) -> CallerStream:
+    """Begin a Swap."""
+    stub = await channels.stub(peer)
+    return CallerStream(stub.Swap(metadata=channels.metadata(peer.peer_id), timeout=60))
+
+
+@asynccontextmanager
 async def linked() -> AsyncIterator[tuple[Link, Link]]:
     """The caller's and the callee's link of one stream, after hello."""
     async with listening() as callee, calling() as channels:
-        stub = await channels.stub(callee.info())
-        caller = CallerStream(stub.Swap(metadata=channels.metadata(CALLEE.peer_id), timeout=60))
+        caller = await call(channels, callee.info())
         await caller.send(pb.Frame(hello=pb.Offer(protocol=1)))
-        peer, stream = await callee.streams.get()
+        peer, stream = await soon(callee.streams.get())
         assert peer == CALLER.peer_id
-        frame = await stream.receive()
+        frame = await soon(stream.receive())
         assert frame is not None and frame.WhichOneof("kind") == "hello"
         try:
             yield Link(CALLEE.peer_id, caller), Link(CALLER.peer_id, stream)

@@ -7,12 +7,14 @@ from grpc import aio
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.security import SERVER_NAME, Gatekeeper, pinned
+from lowcomm_node.exchange.service import MAX_MESSAGE
+from lowcomm_protocol.errors import RecordError
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.records import PeerInfo
 
 MAX_CHANNELS = 64
 OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_receive_message_length", -1),  # our own limits hold: chunks are checked against the plan
+    ("grpc.max_receive_message_length", MAX_MESSAGE),  # or a callee could fill our memory before we see a byte
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -31,12 +33,15 @@ class Channels:
         self._open: OrderedDict[tuple[str, bytes], aio.Channel] = OrderedDict()
 
     async def stub(self, peer: PeerInfo) -> ExchangeStub:
-        """The service of a peer. Raises LinkLost if it tells no address."""
+        """The service of a peer. Raises LinkLost if it tells no address, or no certificate that can be read."""
         if not peer.addresses:
             raise LinkLost("tells no address that can be called")
         key = (",".join(peer.addresses), peer.certificate)
         if key not in self._open:
-            self._open[key] = self._dial(peer)
+            try:
+                self._open[key] = self._dial(peer)
+            except RecordError as error:
+                raise LinkLost(str(error)) from None
         self._open.move_to_end(key)
         while len(self._open) > MAX_CHANNELS:
             _, oldest = self._open.popitem(last=False)
@@ -61,4 +66,5 @@ class Channels:
 def _target(addresses: tuple[str, ...]) -> str:
     """All addresses at once where gRPC can try them in turn; it can't mix names and numbers."""
     numbers = [address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()]
-    return "ipv4:" + ",".join(numbers) if numbers else addresses[0]
+    # With its scheme, or a host named "unix" would be a path on this machine.
+    return "ipv4:" + ",".join(numbers) if numbers else f"dns:///{addresses[0]}"

@@ -10,7 +10,9 @@ byte is kept, digests against the manifest afterwards; names, shapes and values 
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -32,6 +34,8 @@ MAX_JOINERS = 2
 """Peers that are served at once; the others try another donor, or later."""
 CHUNK_DEADLINE = 30.0
 FETCH_ATTEMPTS = 4
+RETRY_PAUSE = 2.0
+"""Seconds before an attempt is repeated: gRPC does not dial again at once, so attempts would be used up in a moment."""
 _VECTORS = {"weights": 1, "outer": 2, "inner": 2}
 _HEADERS = 16 * 1024 * 1024
 
@@ -41,27 +45,41 @@ class SnapshotServer:
 
     def __init__(self, store: CheckpointStore, refresh: Callable[[], Awaitable[int]], max_age: float) -> None:
         self._store, self._refresh, self._max_age = store, refresh, max_age
-        self._joiners: set[str] = set()
+        self._joiners: Counter[str] = Counter()
         self._refreshed: tuple[float, int] | None = None
+        self._refreshing = asyncio.Lock()
 
     async def chunks(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
         """The bytes of one part. Raises RetryLater if too many are served now, CheckpointError if there is no such part."""
         if peer not in self._joiners and len(self._joiners) >= MAX_JOINERS:
             raise RetryLater(f"{MAX_JOINERS} joiners are being served: ask another peer, or later.")
-        self._joiners.add(peer)
+        self._joiners[peer] += 1
         try:
             step = await self._fresh_step() if request.part == "manifest" else request.snapshot
-            with self._store.pin(step) as folder:
+            with self._pin(step) as folder:
                 async for chunk in _read(_file(folder, request.part), request.offset):
                     yield chunk
         finally:
-            self._joiners.discard(peer)
+            self._joiners[peer] -= 1
+            if not self._joiners[peer]:
+                del self._joiners[peer]
+
+    @contextmanager
+    def _pin(self, step: int) -> Iterator[Path]:
+        with ExitStack() as stack:
+            try:
+                folder = stack.enter_context(self._store.pin(step))
+            except CheckpointError:
+                # Its own words name a path of this machine, which is no stranger's business.
+                raise CheckpointError(f"There is no snapshot {step} any more: ask for the manifest again.") from None
+            yield folder
 
     async def _fresh_step(self) -> int:
         """The newest checkpoint, made anew if the last was made more than ``max_age`` seconds ago."""
-        if self._refreshed is None or monotonic() - self._refreshed[0] > self._max_age:
-            self._refreshed = (monotonic(), await self._refresh())
-        return self._refreshed[1]
+        async with self._refreshing:  # those who ask meanwhile get the same one
+            if self._refreshed is None or monotonic() - self._refreshed[0] > self._max_age:
+                self._refreshed = (monotonic(), await self._refresh())
+            return self._refreshed[1]
 
 
 def _file(folder: Path, part: str) -> Path:
@@ -115,11 +133,13 @@ class Fetcher:
             step = int(json.loads(path.read_bytes())["content"]["step"])
             info = read_manifest(self._folder, step)
             self._check_sizes(info)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             raise CheckpointError(f"The manifest of {donor.peer_id} is malformed: ask another peer.") from None
         return info
 
     def _check_sizes(self, info: CheckpointInfo) -> None:
+        if not 0 <= info.step < 2**63:
+            raise CheckpointError(f"A snapshot of step {info.step} is refused: ask another peer.")
         parts = [file.part for file in info.parts]
         if sorted(parts) != sorted(PARTS):
             raise CheckpointError(f"A snapshot with the parts {parts[:5]} is refused: expected {', '.join(PARTS)}.")
@@ -145,6 +165,7 @@ class Fetcher:
             except LinkLost:
                 if attempt == FETCH_ATTEMPTS - 1:
                     raise
+                await asyncio.sleep(RETRY_PAUSE)
         if path.stat().st_size != size:
             raise LinkLost(f"sent {path.stat().st_size} of {size} bytes of {part}")
 
@@ -163,6 +184,8 @@ class Fetcher:
                         chunk = await call.read()
                     if chunk is grpc.aio.EOF:
                         break
+                    if chunk is None:  # what gRPC makes of bytes that it can't parse
+                        raise CheckpointError(f"{donor.peer_id} sent bytes that are no chunk: ask another peer.")
                     if chunk.offset != have or not chunk.data or have + len(chunk.data) > limit:
                         raise CheckpointError(f"{donor.peer_id} sent bytes out of place: ask another peer.")
                     await asyncio.to_thread(file.write, chunk.data)

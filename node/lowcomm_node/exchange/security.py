@@ -68,7 +68,7 @@ def pinned(der: bytes) -> grpc.ChannelCredentials:
     """Channel credentials that trust one certificate (DER). Raises RecordError if it is not a certificate."""
     try:
         pem = x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         raise RecordError("The peer's certificate can't be read: it is not called.") from None
     return grpc.ssl_channel_credentials(root_certificates=pem)
 
@@ -94,8 +94,10 @@ class Gatekeeper:
             raise RecordError("A call without a credential is refused.")
         peer, nonce = read_credential(data, self._own_peer_id, self._run_id, now)
         self._forget(now)
-        if nonce in self._seen or len(self._seen) >= _MAX_NONCES:
+        if nonce in self._seen:
             raise RecordError("A credential that was used before is refused.")
+        if len(self._seen) >= _MAX_NONCES:
+            raise RecordError(f"{_MAX_NONCES} calls came within minutes: no more are taken, call again later.")
         self._seen[nonce] = now
         return peer
 

@@ -4,24 +4,27 @@ import asyncio
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 CLOSE_DEADLINE = 5.0
 """Seconds for the last frame to reach the other end."""
+_NO_FRAME = "sent bytes that are no frame"
 
 
 class Stream(Protocol):
-    """Frames out, frames in. Raises LinkLost when the stream is gone."""
+    """Frames out, frames in. Raises LinkLost when the stream is gone, dropped by ourselves included."""
 
     async def send(self, frame: pb.Frame) -> None:
         """Send one frame; waits while the other end does not read."""
         ...
 
     async def receive(self) -> pb.Frame | None:
-        """The next frame; None when the other end has no more to say."""
+        """The next frame; None when the other end has no more to say. Raises ProtocolViolation if it is no frame."""
         ...
 
     async def close(self) -> None:
@@ -45,6 +48,10 @@ class CallerStream:
             await self._call.write(frame)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise LinkLost(await self._why(error)) from None
+        except asyncio.CancelledError:
+            if _we_are_cancelled():
+                raise
+            raise LinkLost("the stream was dropped") from None
 
     async def receive(self) -> pb.Frame | None:
         """See Stream."""
@@ -52,10 +59,16 @@ class CallerStream:
             frame = await self._call.read()
         except grpc.RpcError as error:
             raise LinkLost(await self._why(error)) from None
+        except asyncio.CancelledError:
+            if _we_are_cancelled():
+                raise
+            raise LinkLost("the stream was dropped") from None
         if frame is aio.EOF:
             if await self._call.code() is not grpc.StatusCode.OK:
                 raise LinkLost(await self._why(None))
             return None
+        if frame is None:  # what gRPC makes of bytes that it can't parse
+            raise ProtocolViolation(_NO_FRAME)
         return frame
 
     async def close(self) -> None:
@@ -67,6 +80,9 @@ class CallerStream:
                     pass
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
             self._call.cancel()
+        except asyncio.CancelledError:
+            if _we_are_cancelled():
+                raise
 
     def cancel(self) -> None:
         """See Stream."""
@@ -102,6 +118,8 @@ class CalleeStream:
             frame = await self._context.read()
         except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
             raise LinkLost("the caller has gone") from None
+        except DecodeError:
+            raise ProtocolViolation(_NO_FRAME) from None
         return None if frame is aio.EOF else frame
 
     async def close(self) -> None:
@@ -110,7 +128,7 @@ class CalleeStream:
             async with asyncio.timeout(CLOSE_DEADLINE):
                 while await self.receive() is not None:
                     pass
-        except (LinkLost, TimeoutError):
+        except (LinkLost, ProtocolViolation, TimeoutError):
             return
 
     def cancel(self) -> None:
@@ -122,9 +140,18 @@ class CalleeStream:
         await self._dropped.wait()
 
 
+def _we_are_cancelled() -> bool:
+    """Whether a CancelledError is meant for the task that runs, not for a call that another task has cancelled."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 def explain(code: grpc.StatusCode, detail: str | None) -> str:
     """A status of gRPC in words that a volunteer understands."""
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (detail or ""):
+        return "failed: a message was too large"
     words = {
+        grpc.StatusCode.OK: "ended the stream",
         grpc.StatusCode.UNAVAILABLE: "can't be reached",
         grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
         grpc.StatusCode.CANCELLED: "ended the stream",
