@@ -490,6 +490,10 @@ def test_bytes_that_are_no_manifest_are_refused(tmp_path: Path, data: bytes) -> 
 
 def test_a_seal_covers_everything_and_cannot_be_written_another_way(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
+    for no_object in ([], "text", 5, None):
+        write_sealed_json(path, no_object)
+        with pytest.raises(ValueError, match="own digest"):
+            read_sealed_json(path)
     content = {"b": [1, 2], "a": {"é": None}}
     write_sealed_json(path, content)
     assert read_sealed_json(path) == content
@@ -510,7 +514,12 @@ def test_a_seal_covers_everything_and_cannot_be_written_another_way(tmp_path: Pa
 
 # State from strangers: read from the header before memory is given to it
 
-STATE = {"a.weight": torch.arange(12.0).reshape(4, 3), "step": torch.tensor(5.0), "half": torch.ones(3).bfloat16()}
+STATE = {
+    "a.weight": torch.arange(12.0).reshape(4, 3),
+    "step": torch.tensor(5.0),
+    "half": torch.ones(3).bfloat16(),
+    "none": torch.zeros(0, 4),
+}
 EXPECTED = expected_of(STATE)
 
 
@@ -546,6 +555,7 @@ def test_what_to_expect_is_known_without_memory(tmp_path: Path) -> None:
         ({"half": torch.ones(3, dtype=torch.uint16)}, "half is None"),
         ({"a.weight": torch.full((4, 3), float("nan"))}, "a.weight holds NaN or infinity"),
         ({"half": torch.tensor([1, float("inf"), 2]).bfloat16()}, "half holds NaN or infinity"),
+        ({"half": torch.tensor([1, -float("inf"), 2]).bfloat16()}, "half holds NaN or infinity"),
         ({"step": torch.tensor(-float("inf"))}, "step holds NaN or infinity"),
         ({"a.weight": torch.tensor([1.0] * 11 + [float("nan")]).reshape(4, 3)}, "a.weight holds NaN"),
     ],

@@ -23,6 +23,7 @@ import torch
 from disk import PowerLoss, is_killed_at, on_small_disk
 from numpy.typing import NDArray
 
+import lowcomm_node.data.corpus as corpus_module
 import lowcomm_node.data.shards as shards_module
 from lowcomm_node.data import Split, TrainStream, held_out_windows, open_data, open_tokenizer
 from lowcomm_node.data.corpus import Document, PythonCorpus, open_corpus
@@ -239,6 +240,8 @@ def test_a_stream_that_ends_or_breaks_within_a_character_shows_that() -> None:
     text = "".join(decode_stream(BytesTokenizer(), b"a\xff\xff\xff\xff\xff\xffb"))
     assert (text[0], text[-1]) == ("a", "b")
     assert set(text[1:-1]) == {"\ufffd"}
+    endless = decode_stream(BytesTokenizer(), itertools.repeat(0xFF))
+    assert "\ufffd" in next(endless) + next(endless), "what never becomes a character is not waited for"
 
 
 # Documents
@@ -352,7 +355,7 @@ def test_parquet_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": sentences(90)}), path, row_group_size=30)
     whole = path.read_bytes()
     damaged = [whole[:cut] for cut in range(0, len(whole), 97)]
-    damaged += [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in range(0, len(whole), 13)]
+    damaged += [whole[:at] + bytes([whole[at] ^ 0xD5]) + whole[at + 1 :] for at in range(0, len(whole), 13)]
     refused = 0
     for content in damaged:
         path.write_bytes(content)
@@ -439,10 +442,17 @@ def test_held_out_text_is_never_trained_on_though_documents_repeat(tmp_path: Pat
             assert 1 <= len(held_out) <= max(1, count / 50)
 
 
+def held_out_of(path: Path) -> set[bytes]:
+    return {document.text for document in open_corpus(str(path)).documents() if document.held_out}
+
+
 def test_one_document_in_a_hundred_is_held_out(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", sentences(5000))
-    held_out = sum(document.held_out for document in open_corpus(str(path)).documents())
-    assert 25 < held_out < 80
+    held_out = held_out_of(path)
+    assert 25 < len(held_out) < 80
+    halves = [sentences(5000)[:2500], sentences(5000)[2500:]]
+    parts = [held_out_of(write_lines(tmp_path / "half.jsonl", half)) for half in halves]
+    assert parts[0] | parts[1] == held_out, "whatever else is there"
 
 
 def test_peers_with_the_same_text_hold_out_the_same_wherever_it_lies(tmp_path: Path) -> None:
@@ -465,9 +475,20 @@ def test_python_source_is_split_by_name_and_holds_nothing_of_this_machine(tmp_pa
     documents = list(PythonCorpus(tmp_path).documents())
     check_splits(documents, [f"# {name}\n".encode() for name in sorted(names)])
     assert 3 < sum(document.held_out for document in documents) < 25
-    (tmp_path / names[0]).write_text("changed")
-    again = {document.text: document.held_out for document in PythonCorpus(tmp_path).documents()}
-    assert again[b"changed"] == documents[0].held_out, "an edited file stays where it was"
+    for name in names:
+        (tmp_path / name).write_text(f"# {name}, changed\n")
+    shutil.copytree(tmp_path, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("elsewhere"))
+    again = list(PythonCorpus(tmp_path / "elsewhere").documents())
+    assert [document.held_out for document in again] == [document.held_out for document in documents], (
+        "neither an edit nor another folder moves a file to the other side"
+    )
+
+
+def test_python_source_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}.py").write_bytes(b"x" * 100)
+    monkeypatch.setattr(corpus_module, "PYTHON_BYTES", 450)
+    assert len(list(PythonCorpus(tmp_path).documents())) == 4
 
 
 def test_a_machine_without_python_source_is_told(tmp_path: Path) -> None:
@@ -638,6 +659,36 @@ def test_too_little_text_is_named_and_nothing_is_kept(tmp_path: Path, cache: Pat
     with pytest.raises(DataError, match=r"jsonl:a\.jsonl has too little text"):
         open_data(str(source), "bytes", cache)
     assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def test_source_of_which_nothing_is_held_out_is_too_little_text(tmp_path: Path, cache: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("pass\n")
+    corpus = PythonCorpus(tmp_path)
+    assert not any(document.held_out for document in corpus.documents())
+    with pytest.raises(DataError, match="builtin:python has too little text"):
+        open_shards(corpus, BytesTokenizer(), cache)
+
+
+def test_data_too_large_to_be_hashed_at_every_start_is_compared_by_size(
+    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards_module, "CHECKED_BYTES", 0)
+    check_data(source, cache)
+    shard = tokens_of(cache)[0] / "train-00000.bin"
+    before = stamps(tokens_of(cache)[0])
+    check_data(source, cache)
+    assert stamps(tokens_of(cache)[0]) == before
+    shard.write_bytes(shard.read_bytes()[:-2])
+    check_data(source, cache)
+
+
+def test_tokenizers_of_one_name_and_different_vocabularies_do_not_share_tokens(source: Path, cache: Path) -> None:
+    for vocab in (300, 70_000):
+        tokenizer = WideTokenizer(vocab)
+        tokenizer.name = "wide"
+        train, _ = open_shards(open_corpus(str(source)), tokenizer, cache)
+        assert max(all_tokens(train)) == vocab - 1
 
 
 def test_a_malformed_text_leaves_nothing_and_is_used_once_it_is_corrected(tmp_path: Path, cache: Path) -> None:

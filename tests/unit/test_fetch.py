@@ -69,11 +69,12 @@ class Joiner(Fetcher):
 async def donating(store: CheckpointStore, identity: Identity = CALLEE, max_age: float = 1000.0):
     """A donor of the newest checkpoint; how often it was made anew is counted."""
     async with listening(identity) as donor:
-        donor.refreshed = 0
+        donor.refreshed, donor.may_refresh = 0, asyncio.Event()
+        donor.may_refresh.set()
 
         async def refresh() -> int:
             donor.refreshed += 1
-            await asyncio.sleep(0)  # whoever asks meanwhile gets a turn
+            await donor.may_refresh.wait()
             return store.steps()[-1]
 
         donor.snapshots = SnapshotServer(store, refresh, max_age)
@@ -461,9 +462,13 @@ async def test_a_snapshot_is_made_anew_when_it_is_old_and_once_for_all_who_ask_m
         donating(store, OTHERS[0], max_age=-1.0) as eager,
         calling() as channels,
     ):
+        donor.may_refresh.clear()
+        asking = [asyncio.create_task(collect(channels, donor, part="manifest")) for _ in range(4)]
+        await until_async(lambda: asyncio.sleep(0, len(donor.requests) == 4), DEADLINE, "all have asked")
+        donor.may_refresh.set()
+        assert [answer[0] for answer in await soon(asyncio.gather(*asking))] == [wanted] * 4
         for _ in range(3):
-            answers = await asyncio.gather(*(collect(channels, donor, part="manifest") for _ in range(4)))
-            assert [answer[0] for answer in answers] == [wanted] * 4
+            assert (await collect(channels, donor, part="manifest"))[0] == wanted
             await collect(channels, donor, part="weights", snapshot=STEP)
             await collect(channels, eager, part="manifest")
         assert (donor.refreshed, eager.refreshed) == (1, 3)

@@ -211,6 +211,24 @@ async def test_what_comes_again_must_have_the_size_that_was_asked_for():
             await Reader(two, 4, ask=Again(blocks=b"\1", size=2)).read()
 
 
+async def test_a_content_has_no_more_bytes_than_announced_where_more_would_fit():
+    async with linked() as (one, two):
+        for frame in (content(3), chunk(b"good")):
+            await one.stream.send(frame)
+        with pytest.raises(ProtocolViolation, match="out of place"):
+            await Reader(two, 4, least=1).read()
+
+
+async def test_nobody_confirms_twice():
+    async with linked() as (one, two):
+        for frame in (content(), chunk(b"good"), CONFIRM, CONFIRM):
+            await one.stream.send(frame)
+        reader = Reader(two, 4, ask=Again(blocks=b"\x80", size=2))
+        with pytest.raises(ProtocolViolation, match="confirmed before its contribution"):
+            await reader.read()
+        assert reader.confirmed == [b"members"]
+
+
 async def test_a_content_of_a_codec_whose_size_varies_may_be_shorter():
     async with linked() as (one, two):
         sending = asyncio.create_task(send(one, b"good"))
@@ -286,7 +304,8 @@ async def test_bytes_of_a_callee_that_are_no_frame_are_a_violation():
 
 
 @pytest.mark.parametrize("end", [0, 1])
-async def test_closing_lets_the_other_end_read_to_the_end(end):
+async def test_closing_lets_the_other_end_read_to_the_end(end, monkeypatch):
+    monkeypatch.setattr(stream_module, "CLOSE_DEADLINE", 1000.0)
     async with linked() as links:
         ours, theirs = links[end].stream, links[1 - end].stream
         await links[end].send_confirm(b"last")
@@ -308,7 +327,8 @@ async def test_closing_does_not_wait_for_ever_for_an_end_that_says_nothing(end, 
     monkeypatch.setattr(stream_module, "CLOSE_DEADLINE", 0.05)
     async with linked() as links:
         await soon(links[end].stream.close())
-        links[end].stream.cancel()
+        if end == 1:
+            links[end].stream.cancel()  # the handler returns; a caller's end is dropped with its call
         with pytest.raises(LinkLost):
             await Reader(links[1 - end], 4).read()
 
@@ -320,6 +340,18 @@ async def test_closing_reads_over_what_the_other_end_still_says():
         closing = asyncio.create_task(two.stream.close())
         await one.stream._call.done_writing()
         await soon(closing)
+
+
+async def test_a_callee_reads_and_sends_no_more_when_its_handler_has_returned():
+    async with linked() as (one, two):
+        two.stream.cancel()
+        await soon(one.stream.close())
+        for _ in range(2):
+            with pytest.raises(LinkLost):
+                await Reader(two, 4).read()
+            with pytest.raises(LinkLost):
+                await soon(two.send_confirm(b"members"))
+        await soon(two.stream.close())
 
 
 async def test_a_callee_that_ends_early_has_ended_the_stream():
@@ -362,9 +394,13 @@ async def test_a_callee_that_does_not_answer_in_time_is_lost():
 async def test_giving_up_tells_why(end):
     async with linked() as links:
         await links[end].send_abandon("the trainer failed" + "x" * 1000)
+        frame = await soon(links[1 - end].stream.receive())
+        assert len(frame.abandon.reason) == 200
+        frame.abandon.reason *= 5
+        await links[end].stream.send(frame)
         with pytest.raises(LinkLost, match="gave up: the trainer failed") as caught:
             await Reader(links[1 - end], 4).read()
-        assert len(str(caught.value)) < 250
+        assert len(str(caught.value)) == len("gave up: ") + 200
 
 
 async def test_an_end_that_has_no_more_to_say_before_it_has_confirmed_has_broken_off():

@@ -10,6 +10,7 @@ from grpc import aio
 from wire import (
     CALLEE,
     CALLER,
+    DEADLINE,
     PATH,
     RUN,
     Callee,
@@ -33,6 +34,7 @@ from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import CREDENTIAL_LIFE, write_credential
+from waiting import until_async
 
 STRANGER = Identity(b"\3" * 32)
 NOW = 1_800_000_000.0
@@ -423,7 +425,12 @@ async def test_a_caller_that_vanishes_frees_everything(way, method, monkeypatch)
             cable.cut()
         assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError | GeneratorExit)
         callee.port = direct
-        await begin(method, later, callee)
+        held = await begin(method, later, callee)
+        held.cancel()
+        await soon(callee.ended.get())
+        await until_async(
+            lambda: asyncio.sleep(0, not callee.service._calls), DEADLINE, "nothing is kept of the callers"
+        )
 
 
 ENDS = {

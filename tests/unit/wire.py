@@ -62,7 +62,8 @@ class Callee:
         self.fetching: Callable[[str, pb.FetchRequest], AsyncIterator[pb.FetchChunk]] = _nothing
         self.certificate = new_certificate()
         self.gatekeeper = Gatekeeper(identity, RUN, clock)
-        self.server = ExchangeServer(self.certificate, ExchangeService(self.gatekeeper, self))
+        self.service = ExchangeService(self.gatekeeper, self)
+        self.server = ExchangeServer(self.certificate, self.service)
         self.port = 0
 
     async def swap(self, peer: str, stream: CalleeStream) -> None:
