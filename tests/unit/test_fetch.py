@@ -150,7 +150,7 @@ def breaking(donor: Callee, breaks: list[int], act) -> None:
     donor.fetching = chunks
 
 
-@pytest.mark.parametrize("breaks", [[1], [2], [1, 0, 1]])
+@pytest.mark.parametrize("breaks", [[1], [2], [1, 0, 0], [1, 0, 1]])
 async def test_a_broken_stream_goes_on_at_the_last_good_byte(store, tmp_path, monkeypatch, breaks):
     monkeypatch.setattr(fetch_module, "RETRY_PAUSE", 0.7)  # gRPC dials again after half a second
     async with donating(store) as donor, cabled(donor.port) as cable, calling() as channels:

@@ -8,6 +8,7 @@ from torch import nn
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.model import build_model
+from lowcomm_node.trainer.muon import BatchedMuon, orthogonalized
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_protocol.run import ModelSettings, TrainSettings
 
@@ -58,7 +59,7 @@ def test_it_does_what_torchs_own_does(optimizer):
         {"params": [w for w in rest if w.ndim >= 2], "weight_decay": 0.05},
         {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0},
     ]
-    torchs: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95))]
+    torchs: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)]
     if mine:
         torchs.append(torch.optim.Muon(mine, momentum=0.95, weight_decay=0.05))
     train = settings(optimizer=optimizer, warmup=0, learning_rate=0.01)
@@ -68,8 +69,32 @@ def test_it_does_what_torchs_own_does(optimizer):
             for group in one.param_groups:
                 group["lr"] = factor * learning_rate(train, step, 100)
             one.step()
-    for ours, theirs in zip(model.parameters(), same.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    start = dict(build_model(TINY, 0).named_parameters())
+    for (name, ours), theirs in zip(model.named_parameters(), same.parameters(), strict=True):
+        if any(theirs is one for one in mine):  # ours computes in fp32 where torch's rounds to bf16
+            way = (theirs - start[name]).norm()
+            assert (ours - theirs).norm() < 0.03 * way, name
+        else:
+            assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 16, 40), (2, 40, 16)])
+def test_orthogonalized_matrices_have_singular_values_near_one(shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    result = orthogonalized(matrices, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    values = torch.linalg.svdvals(result)
+    assert 0.5 < float(values.min()) <= float(values.max()) < 1.3
+    turned = torch.linalg.svd(matrices, full_matrices=False)
+    aligned = (result * (turned.U @ turned.Vh)).sum((1, 2)) / result.norm(dim=(1, 2)) / turned.S.shape[1] ** 0.5
+    assert float(aligned.min()) > 0.95, "the singular vectors stay"
+
+
+def test_one_of_several_matrices_without_a_gradient_is_left_alone():
+    weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
+    muon = BatchedMuon(weights, lr=0.1)
+    weights[1].grad = torch.eye(4)
+    muon.step()
+    assert torch.equal(weights[0], torch.ones(4, 4)) and not torch.equal(weights[1], torch.ones(4, 4))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -1,7 +1,7 @@
 """The inner optimizer of a run, its schedule, and its moments as named tensors.
 
 ``adamw``  AdamW for everything
-``muon``   Muon (torch.optim.Muon) for the matrices of the blocks, AdamW for embedding, norms and head
+``muon``   Muon (of torch, or batched on a CPU) for the matrices of the blocks, AdamW for embedding, norms and head
 """
 
 import math
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lowcomm_node.errors import CheckpointError
+from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_protocol.run import TrainSettings
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -32,7 +33,7 @@ class InnerOptimizer:
         self._moments_of = {name: MUON_MOMENTS if name in by_muon else ADAMW_MOMENTS for name in self._weights}
         self._parts: list[torch.optim.Optimizer] = [_adamw(others, train, device)]
         if by_muon:
-            self._parts.append(_muon(list(by_muon.values()), train))
+            self._parts.append(_muon(list(by_muon.values()), train, device))
 
     def step(self, swarm_step: int, steps: int) -> None:
         """Take one step on the gradients at the learning rate of ``swarm_step``, and clear them."""
@@ -91,12 +92,11 @@ def _adamw(weights: list[Tensor], train: TrainSettings, device: torch.device) ->
         {"params": [w for w in weights if w.ndim >= 2], "weight_decay": train.weight_decay, "share": share},
         {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0, "share": share},
     ]
-    fused = device.type == "cuda" or None
+    fused = device.type in ("cuda", "cpu") or None
     return torch.optim.AdamW(groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=fused)
 
 
-def _muon(weights: list[Tensor], train: TrainSettings) -> torch.optim.Muon:
+def _muon(weights: list[Tensor], train: TrainSettings, device: torch.device) -> torch.optim.Muon:
     group = {"params": weights, "share": 1.0}
-    return torch.optim.Muon(
-        [group], lr=train.learning_rate, momentum=train.muon_momentum, weight_decay=train.weight_decay
-    )
+    kind = BatchedMuon if device.type == "cpu" else torch.optim.Muon
+    return kind([group], lr=train.learning_rate, momentum=train.muon_momentum, weight_decay=train.weight_decay)
