@@ -21,6 +21,7 @@ from lowcomm_node.panel import swarm_panel
 from lowcomm_node.settings import find_home
 from lowcomm_node.specfile import write_template
 from lowcomm_node.trainer.process import die_with_parent
+from lowcomm_protocol.run import parse_toml
 
 POLL = 1.0
 START_DEADLINE = 90.0
@@ -45,7 +46,7 @@ class Demo:
     nodes: int
     steps: int
     method: str
-    optimizer: str
+    optimizer: str | None
     seed: int
     interval: int | None
     folder: Path | None
@@ -67,9 +68,9 @@ class Demo:
         if spec.exists():
             # Its nodes would resume from their checkpoints: a demo that has already finished shows nothing.
             raise ConfigError(f"{home} holds a former demo: name another folder with --home, or remove this one.")
-        spec.write_text(
-            write_template("demo", self.method, self.steps, self.seed, self.nodes, self.interval, self.optimizer)
-        )
+        text = write_template("demo", self.method, self.steps, self.seed, self.nodes, self.interval, self.optimizer)
+        spec.write_text(text)
+        self.optimizer = parse_toml(text).train.optimizer
         self._began = time.monotonic()
         with _terminated_as_interrupt():
             try:

@@ -10,6 +10,7 @@ LowcommError                 anything that we raise on purpose; str() names the 
     ├── DataError       78   training text that is missing, malformed or too short
     ├── CheckpointError  1   a saved state that is missing, damaged, or not what was expected
     ├── TrainerError     1   the trainer process died, or can't do what it was asked
+    │   └── Unusable     1   a contribution of another peer that can't be decoded, or is implausible
     ├── LinkLost         1   a stream to a peer broke off, or can't be opened; costs one exchange
     ├── RetryLater      75   nothing is wrong, only the moment: the same call works later
     ├── DiskFull        75   a folder without room; what was there before is untouched
@@ -67,6 +68,10 @@ class CheckpointError(NodeError):
 
 class TrainerError(NodeError):
     """The trainer process died, or can't do what it was asked."""
+
+
+class Unusable(TrainerError):
+    """A contribution of another peer that can't be decoded, or is implausible."""
 
 
 class LinkLost(NodeError):

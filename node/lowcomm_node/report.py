@@ -2,6 +2,7 @@
 
 import os
 from importlib.metadata import version
+from math import isfinite
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +43,16 @@ def report(node: "Daemon") -> dict[str, Any]:
             "device": node.ready.device if node.ready else None,
             "parameters": node.ready.parameters if node.ready else None,
             "total_steps": node.run_.spec.run.steps if node.run_ else None,
-            **{key: node.progress.get(key) for key in _PROGRESS},
+            **{key: _finite(node.progress.get(key)) for key in _PROGRESS},
         },
         "exchanges_running": running,
         "exchanges": {
             "completed": history.outcomes[Outcome.APPLIED] if history else 0,
-            "refused": history.outcomes[Outcome.NO_PARTNER] if history else 0,
+            "refused": history.refusals if history else 0,
             "failed": history.outcomes[Outcome.FAILED] if history else 0,
             "no_partner": history.outcomes[Outcome.NO_PARTNER] if history else 0,
             "in_doubt": history.in_doubt if history else 0,
+            "worst_block": max(history.worst_block.values(), default=None) if history else None,
         },
         "bytes_sent": (history.bytes_sent if history else 0) + sent,
         "bytes_received": (history.bytes_received if history else 0) + received,
@@ -89,6 +91,11 @@ def report_peers(node: "Daemon") -> list[dict[str, Any]]:
 def release() -> str:
     """The version of this software."""
     return version("lowcomm-node")
+
+
+def _finite(value: Any) -> Any:
+    """Null for what JSON has no word for: the loss of a model that has diverged is NaN."""
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _run(node: "Daemon") -> dict[str, Any] | None:

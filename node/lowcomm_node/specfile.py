@@ -31,7 +31,9 @@ _COMMENTS = {
     "fragments": "P: pieces that are exchanged one at a time",
     "pattern": '"strided" or "sequential" layers in a fragment',
     "overlap": "inner steps between capture and merge, at least",
-    "codec": "fp32, bf16, int8, e3m0 (4 bits); in pairs also mod3, mod4, mod6, mod8",
+    "codec": "fp32, bf16, int8, e3m0 (4 bits), q2, q1; in pairs also mod3, mod4, mod6, mod8",
+    "error_feedback": "what coding loses is added to the next exchange: for few bits",
+    "mean": '"clip", "median", "trimmed": what a liar among three or more can move; "mean": everything',
     "group": "how many meet in one exchange, at most; 2 are pairs",
     "min_steps": "inner steps before a peer accepts the same fragment again",
     "outer": '"nesterov" (DiLoCo) or "noloco"',
@@ -50,14 +52,18 @@ def write_template(
     seed: int,
     start_peers: int = 1,
     interval: int | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
 ) -> str:
-    """A complete, commented run.toml. Raises ConfigError for an unknown method, SpecError for settings out of range."""
+    """A complete, commented run.toml; the inner optimizer is the method's own unless one is named.
+
+    Raises ConfigError for an unknown method, SpecError for settings out of range.
+    """
     if method not in METHODS:
         near = get_close_matches(method, METHODS, 1) or [", ".join(METHODS)]
         raise ConfigError(f"--method {method} is not known: did you mean {near[0]}?")
     sync = {"method": method} | ({"interval": interval} if interval else {})
-    bare = tomlkit.dumps({"run": {"name": name}, "train": {"optimizer": optimizer}, "sync": sync})
+    train = {"optimizer": optimizer} if optimizer else {}
+    bare = tomlkit.dumps({"run": {"name": name}, "train": train, "sync": sync})
     spec = parse_toml(bare, "init")
     run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers}
     document = tomlkit.document()

@@ -7,6 +7,7 @@
     ├── RecordError              a record that is malformed, stale, or lives too long
     ├── PlanError                a fragment plan that can't be made, or that does not fit a model
     ├── CodecError               bytes or a vector that a codec can't take
+    ├── ImplausibleError         a contribution that is valid but far from what honest peers send
     └── ProtocolViolation        a peer did what the protocol does not allow
 
 The node adds its own branches in ``lowcomm_node.errors``.
@@ -39,6 +40,10 @@ class PlanError(LowcommError):
 
 class CodecError(LowcommError):
     """Bytes or a vector that a codec can't take."""
+
+
+class ImplausibleError(LowcommError):
+    """A contribution that is valid but far from what honest peers send."""
 
 
 class ProtocolViolation(LowcommError):

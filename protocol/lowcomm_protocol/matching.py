@@ -1,11 +1,15 @@
 """Whom to meet: the order of candidates, and whether to accept an offer, with the reason.
 
 For every (run seed, fragment, round) all peers compute the same permutation of the live roster, by sorting the hashes
-of peer ids; peers whose views differ in one peer still agree on the order of the rest. The peer at ``order[k]`` first
-tries ``order[k xor 1]``, so equal views give a perfect matching. Groups are consecutive slices of the same permutation.
+of peer ids; peers whose views differ in one peer still agree on the order of the rest. Groups are consecutive slices of it.
+
+Pairs keep one permutation for a cycle of log2(n) rounds, and in round r of it the peer at place k first tries the one at
+place ``k xor 2**r``: a hypercube. Equal views give a perfect matching, and after a cycle everybody has met, directly or
+through others, the weights of all (exactly, where n is a power of two). Pairs drawn anew each time often repeat: of
+all-reduce's gain they left 76 % where the hypercube left 80 % (4 peers, docs/methods.md).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -26,6 +30,7 @@ class Refusal(StrEnum):
     UNKNOWN_FRAGMENT = "unknown-fragment"
     IMPLAUSIBLE_STEP = "implausible-step"
     NOT_ALLOWED = "not-allowed"
+    NOT_TRUSTED = "not-trusted"
 
 
 REFUSAL_TEXT: dict[Refusal, str] = {
@@ -41,6 +46,7 @@ REFUSAL_TEXT: dict[Refusal, str] = {
     Refusal.UNKNOWN_FRAGMENT: "does not know this fragment",
     Refusal.IMPLAUSIBLE_STEP: "does not believe our swarm step",
     Refusal.NOT_ALLOWED: "does not know us yet",
+    Refusal.NOT_TRUSTED: "leaves us out for a while, after a contribution that it could not use",
 }
 
 
@@ -74,27 +80,40 @@ class Readiness:
     fragment_count: int
 
 
-def order(seed: int, fragment: int, round_: int, peers: Iterable[str]) -> list[str]:
-    """The permutation of ``peers`` for one sync of one fragment, the same at every peer."""
-    prefix = f"{seed}/{fragment}/{round_}/".encode()
+def order(seed: int, fragment: int, number: int, peers: Iterable[str]) -> list[str]:
+    """The permutation number ``number`` of ``peers`` for one fragment, the same at every peer."""
+    prefix = f"{seed}/{fragment}/{number}/".encode()
     return sorted(set(peers), key=lambda peer: sha256(prefix + peer.encode()).digest())
 
 
 def candidates(seed: int, fragment: int, round_: int, me: str, peers: Iterable[str], group: int) -> list[str]:
     """Whom ``me`` should meet, best first.
 
-    In pairs (``group`` = 2) that is everybody: the partner by the permutation, then the others in an order of our own.
+    In pairs (``group`` = 2) that is everybody: the partner by the hypercube, then the others in an order of our own.
     In larger groups it is the rest of our slice, all of whom take part; a group of 1 meets nobody.
     """
-    line = order(seed, fragment, round_, [me, *peers])
+    everybody = {me, *peers}
+    if group == 2:
+        levels = max(1, (len(everybody) - 1).bit_length())
+        cycle, level = divmod(round_, levels)
+        partner = _mirrored(order(seed, fragment, cycle, everybody), me, 1 << level)
+        others = [peer for peer in everybody if peer not in (me, partner)]
+        others.sort(key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest())
+        return ([partner] if partner else []) + others
+    line = order(seed, fragment, round_, everybody)
     place = line.index(me)
-    if group != 2:
-        start = place - place % group
-        return [peer for peer in line[start : start + group] if peer != me]
-    partner = line[place ^ 1] if place ^ 1 < len(line) else None
-    others = [peer for peer in line if peer not in (me, partner)]
-    others.sort(key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest())
-    return ([partner] if partner else []) + others
+    start = place - place % group
+    return [peer for peer in line[start : start + group] if peer != me]
+
+
+def _mirrored(line: Sequence[str], me: str, bit: int) -> str | None:
+    """Who stands across ``bit`` from ``me``; those without anybody there make pairs among themselves, in order."""
+    place = line.index(me)
+    if place ^ bit < len(line):
+        return line[place ^ bit]
+    left = [peer for other, peer in enumerate(line) if other ^ bit >= len(line)]
+    place = left.index(me) ^ 1
+    return left[place] if place < len(left) else None
 
 
 def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:

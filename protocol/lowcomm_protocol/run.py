@@ -18,6 +18,7 @@ from lowcomm_protocol.codecs import CODEC_NAMES, CODECS, MODULO_BITS
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.outer import OuterSettings, validate_outer
+from lowcomm_protocol.robust import Mean
 
 SPEC_VERSION = 1
 MAX_SPEC_BYTES = 24 * 1024
@@ -91,7 +92,7 @@ class TrainSettings(_Settings):
     """Peak; 0.003 for AdamW and 0.02 for Muon unless given."""
     adamw_share: Fraction = 0.3
     """AdamW's share of ``learning_rate`` where Muon takes the matrices."""
-    muon_momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.95
+    muon_momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.9
     warmup: Annotated[int, Field(ge=0, le=10_000_000)] = 40
     final_learning_rate: Fraction = 0.1
     """Fraction of ``learning_rate`` at the end of the cosine."""
@@ -128,6 +129,10 @@ class SyncSettings(_Settings):
     overlap: Annotated[int, Field(ge=0, le=1_000_000)]
     """tau: inner steps between capture and merge, at least; an exchange that takes longer merges when it is done."""
     codec: str
+    error_feedback: bool = False
+    """What coding loses of one exchange is added to the next."""
+    mean: Mean = "clip"
+    """How a group of three or more averages: see robust.py."""
     group: Annotated[int, Field(ge=1, le=MAX_GROUP)]
     """How many peers meet in one exchange, at most: 1 never communicates, 2 are pairs."""
     min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -204,40 +209,45 @@ PRESETS: dict[str, dict[str, Any]] = {
         "merge": "shift",
         "mix": 0.0,
     },
+    # Every parameter often, in few bits: that leaves more of all-reduce's gain than more bits more rarely (docs/methods.md).
     "streaming-diloco": {
-        "interval": 20,
+        "interval": 4,
         "fragments": 4,
         "pattern": "strided",
         "overlap": 1,
-        "codec": "e3m0",
+        "codec": "q2",
+        "error_feedback": True,
         "group": MAX_GROUP,
         "outer": "nesterov",
-        "outer_lr": 0.5,
+        "outer_lr": 1.0,
         "momentum": 0.5,
         "consensus": 0.0,
         "merge": "mix",
-        "mix": 0.5,
+        "mix": 0.25,
     },
 }
-# Fragments and overlap of Streaming DiLoCo, pairs and rule of NoLoCo, in 4 bits.
+# Fragments and overlap of Streaming DiLoCo, pairs and rule of NoLoCo, in 3 bits.
 PRESETS["lowcomm"] = PRESETS["noloco"] | {
+    "interval": 4,
     "fragments": 4,
     "overlap": 1,
-    "codec": "mod4",
-    # Where an exchange takes a good part of the interval, mix loses little and shift much (8 of 20 steps: 2.10 and 2.18).
-    "merge": "mix",
-    "mix": 0.5,
+    "codec": "mod3",
+    "outer_lr": 1.25,
+    "momentum": 0.0,
 }
 # Gossip is NoLoCo without momentum: the slow weights become the mean of both peers' fast weights.
 PRESETS["gossip"] = PRESETS["noloco"] | {"outer_lr": 1.0, "momentum": 0.0}
 PRESETS["local"] = PRESETS["noloco"] | {"group": 1}
 
+MUON_METHODS = frozenset({"lowcomm", "streaming-diloco"})
+"""Their inner optimizer is Muon unless the creator says otherwise; that of the others AdamW."""
+
 METHODS: dict[str, str] = {
-    "lowcomm": "pairs, a quarter of the model at a time, in 4 bits, while it trains on: the least traffic in any swarm",
+    "lowcomm": "pairs, a quarter of the model at a time, in 3 bits, while it trains on: for a swarm of any size",
     "noloco": "pairs drawn anew each time average what they learned; nobody waits for more than one peer",
     "gossip": "pairs average their weights; the simplest thing that works, without outer momentum",
     "diloco": "the whole group (at most 8) averages the whole model every interval, in full precision",
-    "streaming-diloco": "the group averages one quarter of the model at a time, in 4 bits, while it trains on",
+    "streaming-diloco": "up to 8 average a quarter of the model at a time, in 2 bits, while it trains on: nearest to a cluster",
     "local": "no communication at all: the baseline that every method must beat",
 }
 """What each method is for, in one line."""
@@ -268,7 +278,10 @@ class RunSpec(_Settings):
         interval = settings.get("interval")
         if "min_steps" not in settings and isinstance(interval, int):
             settings["min_steps"] = max(1, interval // 4)
-        return spec | {"sync": settings}
+        train = spec.get("train", {})
+        if isinstance(method, str) and method in MUON_METHODS and isinstance(train, dict):
+            train = {"optimizer": "muon"} | cast("dict[str, Any]", train)
+        return spec | {"sync": settings, "train": train}
 
     def canonical(self) -> bytes:
         """The one encoding that is signed: JSON with sorted keys and every setting explicit."""

@@ -5,13 +5,20 @@
     both   ── content, chunk* ────► both              at once, in both directions
     both   ── confirm ────────────► both              "I hold the contributions of exactly these members"
 
-The table is the protocol: a missing key is a violation. An exchange (``exchange.py``) runs one such stream to every
-other member and decides what is captured, confirmed and applied. ``docs/states.md`` draws the table.
+The table is the protocol: a missing key is a violation. An exchange (``exchange.py``) runs such a stream to its partner
+and decides what is captured, confirmed and applied. ``docs/states.md`` draws the table. Groups have a table of their
+own (``group.py``).
 """
 
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import TypeVar
 
 from lowcomm_protocol.errors import ProtocolViolation
+
+S = TypeVar("S", bound=StrEnum)
+I = TypeVar("I", bound=StrEnum)  # noqa: E741
+R = TypeVar("R")
 
 
 class State(StrEnum):
@@ -77,8 +84,13 @@ TRANSITIONS: dict[tuple[State, Input], tuple[tuple[Output, ...], State]] = {
 
 def step(state: State, event: Input) -> tuple[tuple[Output, ...], State]:
     """What to send, and the next state. Raises ProtocolViolation where the table has no entry."""
+    return look_up(TRANSITIONS, state, event)
+
+
+def look_up(table: Mapping[tuple[S, I], R], state: S, event: I) -> R:
+    """What a table of transitions has for an input. Raises ProtocolViolation where it has no entry."""
     try:
-        return TRANSITIONS[state, event]
+        return table[state, event]
     except KeyError:
         told = f"{event.value!r} is not allowed in state {state.value!r}: the stream is closed."
         raise ProtocolViolation(told) from None
@@ -86,9 +98,15 @@ def step(state: State, event: Input) -> tuple[tuple[Output, ...], State]:
 
 def mermaid() -> str:
     """The table as a Mermaid state diagram, for docs/states.md: inputs on the arrows, outputs after the slash."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.OFFERED.value}"]
+    arrows: list[tuple[StrEnum, str, StrEnum]] = []
     for (state, event), (outputs, after) in TRANSITIONS.items():
-        sent = "".join(f" / {output.value}" for output in outputs)
-        lines.append(f"    {state.value} --> {after.value}: {event.value}{sent}")
-    lines += [f"    {state.value} --> [*]" for state in State if state in TERMINAL]
+        arrows.append((state, event.value + "".join(f" / {output.value}" for output in outputs), after))
+    return draw(State.OFFERED, arrows, [state for state in State if state in TERMINAL])
+
+
+def draw(first: StrEnum, arrows: Iterable[tuple[StrEnum, str, StrEnum]], terminal: Iterable[StrEnum]) -> str:
+    """A Mermaid state diagram of arrows from state to state."""
+    lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
+    lines += [f"    {state.value} --> {after.value}: {label}" for state, label, after in arrows]
+    lines += [f"    {state.value} --> [*]" for state in terminal]
     return "\n".join(lines) + "\n"

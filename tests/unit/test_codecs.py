@@ -14,10 +14,14 @@ from lowcomm_protocol.codecs import CODECS, codec, kernels
 from lowcomm_protocol.errors import CodecError
 
 NAMES = sorted(CODECS)
-BLOCKWISE = ("int8", "e3m0")
+LONG_SCALES, SHORT_SCALES = ("int8", "e3m0"), ("q2", "q1")
+BLOCKWISE = LONG_SCALES + SHORT_SCALES
+BLOCK_BYTES = {"int8": 260, "e3m0": 132, "q2": 66, "q1": 34}
 vectors = hnp.arrays(
     np.float32, st.integers(0, 600), elements=st.floats(-(2.0**127), 2.0**127, width=32), fill=st.just(np.float32(0))
 )
+coarse = hnp.arrays(np.float32, st.integers(1, 300), elements=st.sampled_from([0, 1, -1, 0.99, 2.2, -2.3, 3.5, 9, 80]))
+"""Blocks of few magnitudes, which lie on both sides of the middle between two levels, or all on one."""
 
 
 def encoded(name: str, values) -> bytes:
@@ -70,12 +74,61 @@ def test_e3m0_takes_the_nearest_magnitude_and_the_larger_of_two_as_near():
     assert np.array_equal(got, np.sign(values) * magnitudes[nearest])
 
 
-@pytest.mark.parametrize(("name", "block_bytes"), [("int8", 260), ("e3m0", 132)])
+def test_q2_layout_is_a_scale_then_four_values_a_byte_the_first_one_lowest():
+    values = [2.0, -2.0, 7.0, -7.0, 2.0, 7.0]
+    assert encoded("q2", values) == bytes.fromhex("0040") + bytes([0b11_01_10_00, 0b01_00])
+    assert np.array_equal(decoded("q2", encoded("q2", values), 6), np.float32(values))
+
+
+def test_q2_fits_its_scale_by_least_squares_and_rounds_it_to_bf16():
+    values = np.array([2.0, 3.0, -10.0, 1.0, 0.0, -0.0], dtype=np.float32)
+    scale = (2.0 + 3.0 + 3.5 * 10.0 + 1.0) / (5 + 3.5**2)  # 2.377, and the middle between the levels is at 5.3
+    short = encoded("bf16", [scale])
+    assert encoded("q2", values) == short + bytes([0b00_11_00_00, 0b00_00])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_q2_takes_the_nearest_magnitude_and_the_larger_of_two_as_near(sign):
+    below = np.nextafter(np.float32(2.25), np.float32(0))
+    values = np.array([2.25, below, below, below, *[1.0] * 90, *[3.5] * 150], dtype=np.float32)  # of scale 1
+    expected = np.array([3.5, 1.0, 1.0, 1.0, *[1.0] * 90, *[3.5] * 150], dtype=np.float32)
+    assert np.array_equal(decoded("q2", encoded("q2", sign * values), values.size), sign * expected)
+
+
+@given(vector=st.one_of(vectors, coarse))
+def test_q2_has_two_magnitudes_a_block_and_every_value_has_the_nearest(vector):
+    restored = decoded("q2", encoded("q2", vector), vector.size)
+    for start in range(0, vector.size, 256):
+        part, got = vector[start : start + 256].astype(np.float64), restored[start : start + 256].astype(np.float64)
+        scale = struct.unpack("<I", b"\0\0" + encoded("q2", vector)[start // 256 * 66 :][:2])[0]
+        scale = float(np.uint32(scale).view(np.float32))
+        edge = np.where(np.abs(part) >= 2.25 * scale, 3.5 * scale, scale)
+        assert np.array_equal(got, np.where(part < 0, -edge, edge))
+
+
+def test_q1_layout_is_a_scale_then_eight_signs_a_byte_the_first_one_lowest():
+    values = [1.0, -3.0, 2.0, 2.0, 2.0, 2.0, 2.0, -2.0, -2.0, 0.0, -0.0, 6.0]
+    assert encoded("q1", values) == bytes.fromhex("0040") + bytes([0b10000010, 0b00000001])
+    assert np.array_equal(decoded("q1", encoded("q1", [2.0, -2.0, 2.0]), 3), np.float32([2.0, -2.0, 2.0]))
+
+
+def test_the_scale_of_q1_is_the_mean_magnitude_rounded_to_even():
+    assert encoded("q1", [1 + 2**-7 + 2**-8] * 3)[:2] == bytes.fromhex("823f")
+    assert encoded("q1", [1 + 2**-8] * 3)[:2] == bytes.fromhex("803f")
+    assert encoded("q1", [1.0, 1 + 2**-6 + 2**-7])[:2] == bytes.fromhex("823f")
+    rng = np.random.default_rng(0)
+    for values in rng.standard_t(3, (50, 256)).astype(np.float32):
+        assert encoded("q1", values)[:2] == encoded("bf16", [np.abs(values.astype(np.float64)).mean()])
+
+
+@pytest.mark.parametrize(("name", "block_bytes"), BLOCK_BYTES.items())
 def test_the_second_block_has_a_scale_of_its_own_and_may_be_short(name, block_bytes):
-    data = encoded(name, [*[0.0] * 255, 1.0, 2.0])
-    assert data[:4] == encoded(name, [1.0])[:4]
+    values = [*[0.0] * 255, 1.0] if name in LONG_SCALES else [-1.0] * 255 + [1.0]
+    data = encoded(name, [*values, 2.0])
+    scale_bytes = 4 if name in LONG_SCALES else 2
+    assert data[:scale_bytes] == encoded(name, [1.0])[:scale_bytes]
     assert data[block_bytes:] == encoded(name, [2.0])
-    assert len(data) == block_bytes + 5
+    assert len(data) == block_bytes + scale_bytes + 1
     assert np.isclose(decoded(name, data, 257)[255:], [1.0, 2.0], rtol=1e-4).all()
 
 
@@ -88,16 +141,39 @@ def test_coded_sizes_are_exact(numel):
         "bf16": 2 * numel,
         "int8": numel + 4 * blocks,
         "e3m0": (numel + 1) // 2 + 4 * blocks,
+        "q2": (numel + 3) // 4 + 2 * blocks,
+        "q1": (numel + 7) // 8 + 2 * blocks,
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(vector=vectors)
+@given(vector=st.one_of(vectors, coarse))
 def test_coding_what_was_decoded_gives_the_same_bytes(name, vector):
     data = encoded(name, vector)
     restored = decoded(name, data, vector.size)
     assert np.isfinite(restored).all()
     assert encoded(name, restored) == data
+
+
+@pytest.mark.parametrize("values", [[1.0] * 255 + [0.99], [1.0] * 250 + [0.0] * 6, [3.0] * 9 + [1.0], [5.0] * 256])
+def test_values_that_are_nearly_equal_are_coded_again_as_they_are(values):
+    data = encoded("q2", values)
+    restored = decoded("q2", data, len(values))
+    assert encoded("q2", restored) == data
+    assert np.abs(restored).max() == pytest.approx(max(values), rel=0.01)
+
+
+@pytest.mark.parametrize("name", BLOCKWISE)
+@given(vector=st.one_of(vectors, coarse))
+def test_what_is_sent_of_a_block_is_nearer_to_it_than_zeros_are(name, vector):
+    restored = decoded(name, encoded(name, vector), vector.size)
+    for start in range(0, vector.size, 256):
+        part, got = vector[start : start + 256].astype(np.float64), restored[start : start + 256]
+        largest = np.abs(part).max()
+        if largest > 2.0**-90:
+            lost, whole = np.sum(((part - got) / largest) ** 2), np.sum((part / largest) ** 2)
+            assert lost <= whole * (1 - 1 / 257)
+            assert np.abs(part - got).max() <= largest
 
 
 @given(vector=vectors)
@@ -122,7 +198,14 @@ def test_int8_is_within_half_a_step(vector):
 
 @pytest.mark.parametrize(
     ("name", "gaussian", "student"),
-    [("fp32", 0.0, 0.0), ("bf16", 2.8e-6, 2.8e-6), ("int8", 5e-5, 2.9e-4), ("e3m0", 0.038, 0.030)],
+    [
+        ("fp32", 0.0, 0.0),
+        ("bf16", 2.8e-6, 2.8e-6),
+        ("int8", 5e-5, 2.9e-4),
+        ("e3m0", 0.038, 0.030),
+        ("q2", 0.117, 0.30),
+        ("q1", 1 - 2 / np.pi, 0.58),
+    ],
 )
 def test_relative_errors_are_those_of_the_formats(name, gaussian, student):
     rng = np.random.default_rng(0)
@@ -139,7 +222,18 @@ def test_zeros_of_either_sign_decode_to_zeros(name, numel):
         assert data == bytes(len(data))
 
 
-@pytest.mark.parametrize("name", BLOCKWISE)
+@pytest.mark.parametrize("name", SHORT_SCALES)
+@pytest.mark.parametrize("at", range(13))
+def test_zeros_of_either_sign_are_positive_between_other_values(name, at):
+    values = -np.ones(13, dtype=np.float32)
+    values[at] = 0.0
+    data = encoded(name, values)
+    assert decoded(name, data, 13)[at] > 0
+    values[at] = -0.0
+    assert encoded(name, values) == data
+
+
+@pytest.mark.parametrize("name", LONG_SCALES)
 def test_a_small_negative_value_has_the_code_of_zero(name):
     assert encoded(name, [16.0, -1e-6]) == encoded(name, [16.0, 0.0]) == encoded(name, [16.0, 1e-6])
 
@@ -151,8 +245,23 @@ def test_extreme_blocks_stay_finite_and_stable(name, extreme):
     restored = decoded(name, data, 3)
     assert np.isfinite(restored).all()
     assert encoded(name, restored) == data
-    if extreme > 2.0**-90:
+    if extreme > 2.0**-90 and name in LONG_SCALES:
         assert restored[0] == pytest.approx(extreme, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", SHORT_SCALES)
+@pytest.mark.parametrize("count", [1, 3, 256])
+def test_blocks_of_the_largest_numbers_decode_to_almost_these(name, count):
+    values = np.full(count, np.finfo(np.float32).max)
+    values[::2] *= -1
+    assert np.allclose(decoded(name, encoded(name, values), count), values, rtol=0.005)
+
+
+@pytest.mark.parametrize("name", SHORT_SCALES)
+def test_scales_go_down_to_2_to_the_minus_100(name):
+    assert encoded(name, [2.0**-100]) == bytes.fromhex("800d 00")
+    assert encoded(name, [-(2.0**-100) * (1 - 2.0**-7)]) == bytes(3)
+    assert encoded(name, [2.0**-99, 0, 0]) == bytes(3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -240,25 +349,65 @@ def test_coded_nan_and_infinity_are_refused_before_anything_is_written(name, inf
     refused_untouched(name, good + bytes.fromhex(infinity), 100_001)
 
 
-@pytest.mark.parametrize("name", BLOCKWISE)
+@pytest.mark.parametrize("name", LONG_SCALES)
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, -0.0, 1e-40, 2.0**-101, 2.2e37])
 @pytest.mark.parametrize("block", [0, 1])
 def test_scales_that_no_encoder_writes_are_refused_before_anything_is_written(name, scale, block):
     data = bytearray(encoded(name, np.ones(300)))
-    at = block * {"int8": 260, "e3m0": 132}[name]
+    at = block * BLOCK_BYTES[name]
     data[at : at + 4] = struct.pack("<f", scale)
     refused_untouched(name, bytes(data), 300)
 
 
 @pytest.mark.parametrize(
+    ("name", "scale"),
+    [(name, bits) for name in SHORT_SCALES for bits in (0x7F80, 0x7FC0, 0xFF80, 0xBF80, 0x8000, 0x0001, 0x0D7F)]
+    + [("q2", 0x7E93)],
+)
+@pytest.mark.parametrize("block", [0, 1])
+def test_short_scales_that_no_encoder_writes_are_refused_before_anything_is_written(name, scale, block):
+    data = bytearray(encoded(name, np.ones(300)))
+    at = block * BLOCK_BYTES[name]
+    data[at : at + 2] = scale.to_bytes(2, "little")
+    refused_untouched(name, bytes(data), 300)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("q2", 0x7E92), ("q1", 0x7F7F), ("q2", 0x0D80), ("q1", 0x0D80)])
+def test_the_first_and_the_last_scale_that_an_encoder_writes_are_taken(name, scale):
+    restored = decoded(name, scale.to_bytes(2, "little") + b"\x01", 1)
+    assert np.isfinite(restored).all() and restored[0] != 0
+
+
+@pytest.mark.parametrize(
     ("name", "at", "value"),
-    [("int8", 4, 0x80), ("int8", 260 + 4 + 44, 0x80), ("e3m0", 4, 0x80), ("e3m0", 4, 0x08), ("e3m0", 132 + 26, 0x17)],
-    ids=["-128", "-128 at the end", "high -0", "low -0", "filled padding"],
+    [
+        ("int8", 4, 0x80),
+        ("int8", 260 + 4 + 44, 0x80),
+        ("e3m0", 4, 0x80),
+        ("e3m0", 4, 0x08),
+        ("e3m0", 132 + 26, 0x17),
+        ("q2", 66 + 2 + 11, 0b100),
+        ("q2", 66 + 2 + 11, 0b10000000),
+        ("q1", 34 + 2 + 5, 0b100000),
+        ("q1", 34 + 2 + 5, 0b10000000),
+    ],
+    ids=["-128", "-128 at the end", "high -0", "low -0", "filled padding", "q2 low", "q2 high", "q1 low", "q1 high"],
 )
 def test_codes_that_no_encoder_writes_are_refused_before_anything_is_written(name, at, value):
     data = bytearray(encoded(name, np.ones(301)))
     data[at] = value
     refused_untouched(name, bytes(data), 301)
+
+
+@pytest.mark.parametrize("name", SHORT_SCALES)
+@pytest.mark.parametrize("numel", [9, 256, 300])
+def test_codes_behind_a_scale_of_zero_are_refused(name, numel):
+    size = codec(name).coded_size(numel)
+    assert (decoded(name, bytes(size), numel) == 0).all()
+    for at in (2, size - 1):
+        data = bytearray(size)
+        data[at] = 1
+        refused_untouched(name, bytes(data), numel)
 
 
 @pytest.mark.parametrize("name", BLOCKWISE)

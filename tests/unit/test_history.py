@@ -1,13 +1,18 @@
 """What must hold for the memory of exchanges: it counts what happened, and stays bounded however many there are."""
 
+from types import SimpleNamespace
+
 import pytest
 from virtual import OFFER
 
 from lowcomm_node.exchange import history as history_module
+from lowcomm_node.exchange.group_round import GroupRound
 from lowcomm_node.exchange.history import MAX_PEERS, MAX_ROUNDS, History, Outcome, PeerHistory
 from lowcomm_node.exchange.link import Link
+from lowcomm_node.exchange.pair_round import PairRound
 from lowcomm_node.exchange.round import Round
-from lowcomm_protocol.exchange import Accepted, Exchange, Refused
+from lowcomm_node.trainer.interface import Captured
+from lowcomm_protocol.exchange import Accepted, Refused
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
 
@@ -30,13 +35,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def make_round(*partners: str, refuse: tuple[str, ...] = (), began: float = 1000.0, **links: tuple[int, int]) -> Round:
     """An exchange in which these take part, those refuse, and links have sent and received so many bytes."""
-    exchange = Exchange(me="me", candidates=[*refuse, *partners], group=2 if len(partners) < 2 else len(partners) + 1)
+    node = SimpleNamespace(peer_id="me", spec=SimpleNamespace(sync=SimpleNamespace(group=len(partners) + 1)))
+    kind = PairRound if len(partners) < 2 else GroupRound
+    round_ = kind(node, OFFER, [*refuse, *partners], slots=(), called=False)
+    round_.began, exchange = began, round_.exchange
     exchange.start()
     for peer in refuse:
         exchange.handle(Refused(peer=peer, reason=Refusal.BUSY, detail=REFUSAL_TEXT[Refusal.BUSY]))
     for peer in partners:
         exchange.handle(Accepted(peer=peer, offer=OFFER))
-    round_ = Round(exchange, OFFER, slot=0, began=began, called=False)
     for peer, (sent, received) in links.items():
         link = round_.links[peer] = Link(peer, stream=None)
         link.bytes_sent, link.bytes_received = sent, received
@@ -58,7 +65,7 @@ def test_an_exchange_that_was_applied_is_counted_for_everybody_who_took_part(clo
     assert entry.pop("time") > 1_700_000_000
     assert entry == {
         "fragment": OFFER.fragment, "round": OFFER.round, "outcome": "applied", "reason": "", "partners": ["a", "b"],
-        "left_out": {}, "swarm_step": 42, "bytes_sent": 21, "bytes_received": 42, "seconds": 7.5,
+        "left_out": {}, "swarm_step": 42, "bytes_sent": 21, "bytes_received": 42, "seconds": 7.5, "worst_block": None,
     }  # fmt: skip
 
 
@@ -110,6 +117,16 @@ def test_what_a_peer_did_is_counted_apart(clock):
     assert history.of("b") == PeerHistory()
 
 
+def test_refusals_are_counted_on_both_sides_but_not_those_of_calls_that_crossed(clock):
+    history = History()
+    history.they_refused("a", Refusal.BUSY)
+    history.we_refused("b", Refusal.TOO_SOON)
+    for count in (history.they_refused, history.we_refused):
+        count("c", Refusal.CROSSED)
+    assert history.refusals == 2
+    assert history.of("c") == PeerHistory()
+
+
 def test_only_the_last_rounds_are_kept_but_all_are_counted(clock):
     history = History()
     for step in range(MAX_ROUNDS + 10):
@@ -134,19 +151,28 @@ def test_of_many_peers_those_not_met_for_longest_are_forgotten():
 
 
 async def test_a_round_tells_what_is_under_way():
-    round_ = make_round("a", "b", a=(1, 2), b=(10, 20))
+    round_ = make_round("a", a=(10, 20))
     round_.least, round_.most = 50, 100
     told = round_.describe(now=1003.0)
     assert told == {
-        "fragment": OFFER.fragment, "round": OFFER.round, "stage": "capturing", "partners": ["a", "b"],
-        "bytes_sent": 11, "bytes_received": 22, "bytes_expected": 400, "seconds": 3.0,
+        "fragment": OFFER.fragment, "round": OFFER.round, "stage": "capturing", "partners": ["a"],
+        "bytes_sent": 10, "bytes_received": 20, "bytes_expected": 200, "seconds": 3.0,
     }  # fmt: skip
-    round_.content = (60, b"digest")
-    assert round_.describe(now=1003.0)["bytes_expected"] == 240, "what ours has taken says best what theirs will take"
+    round_.content = Captured(size=60, digest=b"digest", steps=1)
+    assert round_.describe(now=1003.0)["bytes_expected"] == 120, "what ours has taken says best what theirs will take"
+
+
+async def test_a_round_of_a_group_expects_a_share_and_a_mean_for_each_other_member():
+    round_ = make_round("a", "z", a=(1, 2), z=(10, 20))
+    told = round_.describe(now=1003.0)
+    assert (told["stage"], told["partners"], told["bytes_expected"]) == ("agreeing", ["a", "z"], 0)
+    round_.members, round_.sizes = ("a", "me", "z"), (30, 20, 10)
+    told = round_.describe(now=1003.0)
+    assert (told["bytes_sent"], told["bytes_received"]) == (11, 22)
+    assert told["bytes_expected"] == 2 * (30 + 10 + 20 + 20)
 
 
 def test_a_round_without_a_partner_expects_nothing():
     round_ = make_round()
-    round_.most = 100
     told = round_.describe(now=1000.0)
     assert (told["partners"], told["bytes_sent"], told["bytes_received"], told["bytes_expected"]) == ([], 0, 0, 0)

@@ -13,9 +13,9 @@ from virtual import OFFER
 from wire import cabled, call, calling, linked, listening, misbehaving, soon
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import offers
+from lowcomm_node.exchange import frames, offers
 from lowcomm_node.exchange import stream as stream_module
-from lowcomm_node.exchange.link import CHUNK_BYTES, Link
+from lowcomm_node.exchange.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
 from lowcomm_node.exchange.stream import explain
 from lowcomm_node.trainer.arena import Arena, create_file
 from lowcomm_node.trainer.interface import Again
@@ -30,7 +30,7 @@ WHOLE = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 class Reader:
     """One end that reads to the other's confirmation, and what came."""
 
-    def __init__(self, link: Link, size: int, least: int | None = None, ask: Again | None = None) -> None:
+    def __init__(self, link: PairLink, size: int, least: int | None = None, ask: Again | None = None) -> None:
         self.link, self.into, self.least, self.ask = link, bytearray(size), size if least is None else least, ask
         self.contents: list[bytes] = []
         self.resends: list[bytes] = []
@@ -49,7 +49,7 @@ class Reader:
         return None if again else self.ask
 
 
-async def send(link: Link, data: bytes) -> None:
+async def send(link: PairLink, data: bytes) -> None:
     await link.send_content(memoryview(data), sha256(data).digest())
     await link.send_confirm(b"members")
 
@@ -144,6 +144,14 @@ VIOLATIONS = {
     "offset that wraps": ([content(), chunk(b"go"), chunk(b"od", 2**64 - 2)], "out of place"),
     "confirms what was cut": ([content(), CONFIRM], "confirmed before its contribution"),
     "refuses late": ([content(), offers.refuse(Refusal.BUSY)], "'refuse' where a contribution"),
+    "a share": (
+        [pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.SHARE))],
+        "sent a part of a contribution",
+    ),
+    "a mean": ([pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.MEAN))], "sent a part of a contribution"),
+    "no part": ([pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=7))], "sent a part of a contribution"),
+    "rolls": ([pb.Frame(roll=pb.Roll(peers=["a"]))], "'roll' where a contribution"),
+    "commits": ([pb.Frame(commit=pb.Commit())], "'commit' where a contribution"),
     "accepts twice": ([pb.Frame(accept=pb.Offer())], "'accept' where a contribution"),
 }
 
@@ -280,7 +288,7 @@ async def test_both_ends_notice_that_the_wire_is_cut_while_contents_travel():
         caller = await call(channels, callee.info(addresses=(f"127.0.0.1:{cable.port}",)))
         await caller.send(pb.Frame())
         _, stream = await soon(callee.streams.get())
-        one, two = Link("callee", caller), Link("caller", stream)
+        one, two = PairLink("callee", caller), PairLink("caller", stream)
         await soon(stream.receive())
         sending = [asyncio.create_task(link.send_content(memoryview(data), bytes(32))) for link in (one, two)]
         await under_way(one, two)
@@ -297,7 +305,7 @@ async def test_both_ends_notice_that_the_wire_is_cut_while_contents_travel():
 async def test_bytes_of_a_callee_that_are_no_frame_are_a_violation():
     async with misbehaving() as rogue, calling() as channels:
         rogue.frames = [b"\xff\xff\xff"]
-        link = Link("rogue", await call(channels, rogue.info()))
+        link = PairLink("rogue", await call(channels, rogue.info()))
         with pytest.raises(ProtocolViolation, match="no frame"):
             await Reader(link, 4).read()
         link.stream.cancel()
@@ -438,6 +446,113 @@ async def test_a_content_is_held_once_at_each_end():
         assert 2 * CHUNK_BYTES < peak < 20 * CHUNK_BYTES < size / 2, "chunks pass through; nothing joins them"
     finally:
         memory.close()
+
+
+# Groups
+
+
+class Member:
+    """One end of a group's stream that reads to the other's commit, and what came, in its order."""
+
+    def __init__(self, link: GroupLink, share: int, mean: int) -> None:
+        self.link, self.into = link, {pb.SHARE: bytearray(share), pb.MEAN: bytearray(mean)}
+        self.came: list[str] = []
+
+    async def read(self) -> "Member":
+        async with asyncio.timeout(30):
+            await self.link.read(self._place, self._on_content, self._on_told)
+        return self
+
+    async def _place(self, part: pb.Part) -> memoryview:
+        self.came.append("where")
+        return memoryview(self.into[part])
+
+    async def _on_content(self, content: Incoming) -> None:
+        await asyncio.sleep(0)
+        assert sha256(self.into[content.part]).digest() == content.digest
+        self.came.append({pb.SHARE: "share", pb.MEAN: "mean"}[content.part])
+
+    def _on_told(self, frame: pb.Frame) -> None:
+        self.came.append(frame.WhichOneof("kind") or "")
+
+
+async def take_part(link: GroupLink, share: bytes, mean: bytes | None) -> None:
+    for frame in (frames.roll(["a", "b"]), frames.members(["a", "b"]), frames.members(["a", "b"])):
+        await link.send(frame)
+    await link.send_content(memoryview(share), sha256(share).digest(), pb.SHARE)
+    if mean is not None:
+        await link.send_content(memoryview(mean), sha256(mean).digest(), pb.MEAN)
+    await link.send(frames.held([b"", bytes(32)]))
+    await link.send(frames.commit([False, True], [True, True]))
+
+
+@pytest.mark.parametrize("with_mean", [True, False])
+async def test_both_members_hear_all_of_each_other_in_its_order(with_mean: bool):
+    share, mean = WHOLE, WHOLE[: CHUNK_BYTES + 1] if with_mean else None
+    async with linked(GroupLink) as links:
+        members = [Member(link, len(share), len(mean or b"")) for link in links]
+        await asyncio.gather(*(member.read() for member in members), *(take_part(link, share, mean) for link in links))
+        for member in members:
+            told = [
+                "roll",
+                "members",
+                "members",
+                "where",
+                "share",
+                *(["where", "mean"] if with_mean else []),
+                "held",
+                "commit",
+            ]
+            assert member.came == told
+            assert member.into[pb.SHARE] == share
+            assert member.link.bytes_sent == member.link.bytes_received == len(share) + len(mean or b"")
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+async def test_a_share_of_another_size_than_is_due_is_refused_unread(off: int):
+    async with linked(GroupLink) as (one, two):
+        sending = asyncio.create_task(take_part(one, WHOLE, None))
+        member = Member(two, len(WHOLE) + off, 0)
+        with pytest.raises(ProtocolViolation, match=f"announced {len(WHOLE)} bytes where {len(WHOLE) + off} to"):
+            await member.read()
+        assert not any(member.into[pb.SHARE])
+        two.stream.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_nothing_else_is_taken_in_while_a_share_is_on_its_way():
+    async with linked(GroupLink) as (one, two):
+        for frame in (frames.roll(["a"]), frames.members(["a"])):
+            await one.send(frame)
+        await one.send(pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.SHARE)))
+        await one.send(frames.held([b""]))
+        with pytest.raises(ProtocolViolation, match="sent 'held' after 'share', where it is not due"):
+            await Member(two, 4, 4).read()
+
+
+@pytest.mark.parametrize("end", [0, 1])
+async def test_a_member_that_gives_up_tells_why(end: int):
+    async with linked(GroupLink) as links:
+        await links[end].send(frames.roll(["a"]))
+        await links[end].send_abandon("is not in the list of members")
+        with pytest.raises(LinkLost, match="gave up: is not in the list of members"):
+            await Member(links[1 - end], 4, 4).read()
+
+
+@given(
+    st.sets(st.text(min_size=1, max_size=64), min_size=1, max_size=8),
+    st.lists(st.just(b"") | st.binary(min_size=32, max_size=32), min_size=1, max_size=8),
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8),
+)
+def test_what_members_tell_arrives_as_it_was_told(peers, digests, votes):
+    def sent(frame: pb.Frame) -> pb.Frame:
+        return pb.Frame.FromString(frame.SerializeToString())
+
+    names, (shards, heard) = tuple(sorted(peers)), zip(*votes, strict=True)
+    assert frames.read_peers(sent(frames.roll(names)).roll) == names
+    assert frames.read_peers(sent(frames.members(names)).members) == names
+    assert frames.read_held(sent(frames.held(digests)).held) == tuple(digests)
+    assert frames.read_commit(sent(frames.commit(shards, heard)).commit) == (shards, heard)
 
 
 # Offers

@@ -87,6 +87,24 @@ def test_partners_change_from_round_to_round_and_are_drawn_evenly():
     assert sum(one == two for one, two in pairwise(met)) < 150
 
 
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@given(seed=seeds, cycle=st.integers(0, 10**5))
+def test_after_a_cycle_of_rounds_everybody_has_the_mean_of_all(size, seed, cycle):
+    peers = [f"peer{number}" for number in range(size)]
+    values = {peer: float(2**number) for number, peer in enumerate(peers)}
+    levels = size.bit_length() - 1
+    for round_ in range(cycle * levels, (cycle + 1) * levels):
+        partner = {me: candidates(seed, 0, round_, me, peers, 2)[0] for me in peers}
+        values = {me: (values[me] + values[partner[me]]) / 2 for me in peers}
+    assert set(values.values()) == {(2.0**size - 1) / size}
+
+
+def test_cycles_draw_new_partners():
+    peers = [f"peer{number}" for number in range(16)]
+    met = {tuple(candidates(0, 0, 4 * cycle + k, "peer0", peers, 2)[0] for k in range(4)) for cycle in range(50)}
+    assert len(met) > 40
+
+
 def test_fragments_and_runs_draw_partners_of_their_own():
     peers = [f"peer{number}" for number in range(30)]
     lines = {tuple(order(seed, fragment, 0, peers)) for seed in range(3) for fragment in range(3)}

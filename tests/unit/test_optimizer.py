@@ -61,7 +61,7 @@ def test_it_does_what_torchs_own_does(optimizer):
     ]
     torchs: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)]
     if mine:
-        torchs.append(torch.optim.Muon(mine, momentum=0.95, weight_decay=0.05))
+        torchs.append(torch.optim.Muon(mine, momentum=0.9, weight_decay=0.05))
     train = settings(optimizer=optimizer, warmup=0, learning_rate=0.01)
     for step in range(3):
         gradients(same, step)

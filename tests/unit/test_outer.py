@@ -18,6 +18,7 @@ from lowcomm_protocol.outer import (
     outer_step,
     token_weights,
     validate_outer,
+    worst_block_spread,
 )
 
 NESTEROV = OuterSettings("nesterov", 0.7, 0.9, 0.0, "mix", 0.5)
@@ -42,7 +43,7 @@ def meet(settings, phis, deltas, thetas, weights=None, code=lambda sent: sent) -
     """One exchange of a whole group, each member on its own."""
     sent = [code(contribution(settings, p, t)) for p, t in zip(phis, thetas, strict=True)]
     for phi, delta, theta, own in zip(phis, deltas, thetas, sent, strict=True):
-        outer_step(settings, phi, delta, theta - phi, own, mean_contribution(sent, weights))
+        outer_step(settings, phi, delta, mean_contribution(sent, weights), theta - phi, own)
 
 
 def literal(settings, phis, deltas, progress, weights):
@@ -134,7 +135,7 @@ def test_a_lossy_consensus_moves_the_groups_mean_exactly_as_everyone_sees_it():
     coarse = [contribution(NOLOCO, phi, theta).bfloat16().float() for phi, theta in zip(phis, thetas, strict=True)]
     for phi, delta, theta, own in zip(phis, deltas, thetas, coarse, strict=True):
         expected = 0.7 * (theta - phi) - (own - (coarse[0] + coarse[1]) / 2)
-        outer_step(NOLOCO, phi, delta, theta - phi, own, mean_contribution(coarse))
+        outer_step(NOLOCO, phi, delta, mean_contribution(coarse), theta - phi, own)
         assert torch.allclose(delta, expected, atol=1e-6)
 
 
@@ -340,3 +341,31 @@ def test_nobody_weighs_more_by_claiming_more_than_twice_what_is_usual(tokens, we
 def test_a_replica_that_has_done_half_weighs_half():
     steps = [torch.tensor([3.0]), torch.tensor([6.0])]
     assert mean_contribution(steps, token_weights([512, 1024])).item() == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("settings", [NOLOCO, replace(NESTEROV, consensus=1.0)], ids=["noloco", "nesterov"])
+def test_in_groups_who_starts_equal_ends_equal_to_the_bit_with_a_consensus_term_too(settings):
+    generator = torch.Generator().manual_seed(0)
+    phi = torch.randn(1000, generator=generator)
+    thetas = [phi + 0.1 * torch.randn(1000, generator=generator) for _ in range(3)]
+    mean = mean_contribution([contribution(settings, phi, theta) for theta in thetas])
+    group, pairs = [], []
+    for theta in thetas:
+        for ends, own in ((group, ()), (pairs, (theta - phi, contribution(settings, phi, theta)))):
+            new, delta = phi.clone(), torch.zeros(1000)
+            outer_step(settings, new, delta, mean, *own)
+            ends.append(new)
+    assert all(torch.equal(one, group[0]) for one in group)
+    assert all(torch.allclose(one, group[0], atol=1e-6) for one in pairs), "the same rule up to rounding"
+
+
+def test_the_worst_block_is_found_where_the_vectors_differ_most():
+    base = torch.zeros(1000)
+    other = base.clone()
+    other[300:310] = 2.0
+    other[990:] = 0.1
+    expected = (10 * 1.0 / 256) ** 0.5
+    assert worst_block_spread([base, other]) == pytest.approx(expected)
+    assert worst_block_spread([base, base, base]) == 0.0
+    with pytest.raises(PlanError):
+        worst_block_spread([base, torch.zeros(3)])

@@ -1,16 +1,21 @@
-"""A swarm of virtual peers: an `Exchange` each, a seeded network between them, and time that only events move.
+"""A swarm of virtual peers: an exchange each, a seeded network between them, and time that only events move.
 
-Peers behave as the node does: they dial, refuse, capture, send and close what `Exchange` tells them to. Streams keep
-the order of messages, take seeded time, and break; peers die with or without anybody noticing. The same seed gives the
-same story, to the event.
+Peers behave as the node does: they dial, refuse, capture, send and close what `Exchange` or `GroupExchange` tells them
+to. Streams keep the order of messages, take seeded time, and break; peers die with or without anybody noticing. The
+same seed gives the same story, to the event. What travels are names: a mean is the digest of whose mean it is.
 """
 
 import heapq
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from random import Random
+from typing import ClassVar
 
 from lowcomm_protocol import exchange as ex
+from lowcomm_protocol import group as gx
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import Offer, Refusal, candidates, wins_crossing
 
@@ -83,12 +88,14 @@ class Swarm:
 
     def __init__(self, seed: int, size: int, group: int, weather: Weather) -> None:
         self.random, self.group, self.weather = Random(seed), group, weather
+        self.story = f"seed {seed}: Swarm({seed}, {size}, {group}, {weather})"
         self.now = 0.0
         self.violations: list[str] = []
         self.events = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         names = [f"peer{number:03d}" for number in range(size)]
-        self.peers = {name: Peer(self, name) for name in names}
+        kind = Peer if group == 2 else GroupPeer
+        self.peers = {name: kind(self, name) for name in names}
         for peer in self.peers.values():
             view = [name for name in names if not self.happens(weather.blind)]
             peer.candidates = candidates(seed, 0, 0, peer.name, view, group)
@@ -112,8 +119,11 @@ class Swarm:
         return self.random.uniform(0.0, seconds)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.at(self.now + seconds, action)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
         self.events += 1
-        heapq.heappush(self._queue, (self.now + seconds, self.events, action))
+        heapq.heappush(self._queue, (time, self.events, action))
 
     def open(self, caller: str, callee: str) -> Stream:
         stream = Stream(caller, callee)
@@ -132,7 +142,7 @@ class Swarm:
             if receiver not in stream.closed and not stream.broken:
                 self.peers[receiver].receive(stream, kind, payload)
 
-        self.after(arrives - self.now, deliver)
+        self.at(arrives, deliver)  # not after a difference: rounding would let one message overtake another
 
     def close(self, stream: Stream, sender: str) -> None:
         self.send(stream, sender, "closed")
@@ -148,38 +158,48 @@ class Swarm:
 
 
 class Peer:
-    """One peer in one round."""
+    """One peer in one round, in pairs."""
+
+    TIMERS: ClassVar[list[tuple[float, ex.Event | gx.Event]]] = [
+        (HELLO, ex.GatheringClosed()),
+        (DEADLINE, ex.DeadlinePassed()),
+        (DEADLINE + HELLO, ex.DeadlinePassed()),
+    ]
 
     def __init__(self, swarm: Swarm, name: str) -> None:
         self.swarm, self.name = swarm, name
         self.candidates: list[str] = []
         self.idle, self.willing, self.dead = False, True, False
-        self.exchange: ex.Exchange | None = None
+        self.exchange: ex.Gathering | None = None
         self.began = self.ended = 0.0
         self.applied: tuple[str, ...] | None = None
         self.captured = False
         self.links: dict[str, Stream] = {}
         self.calls: dict[str, Stream] = {}
         self.arrived: list[str] = []
+        self.before: Callable[[ex.Effect], None] = lambda effect: None
+        """Told each effect before it is carried out: here a test breaks things."""
 
     def begin(self) -> None:
         if self.exchange is None and not self.dead:
             self.carry_out(self.new_exchange(self.candidates).start())
 
-    def new_exchange(self, peers: list[str]) -> ex.Exchange:
-        self.exchange = ex.Exchange(me=self.name, candidates=peers, group=self.swarm.group)
+    def new_exchange(self, peers: list[str]) -> ex.Gathering:
+        self.exchange = self.make_exchange(peers)
         self.began = self.swarm.now
-        self.after(HELLO, lambda: self.handle(ex.GatheringClosed()))
-        self.after(DEADLINE, lambda: self.handle(ex.DeadlinePassed()))
-        self.after(DEADLINE + HELLO, lambda: self.handle(ex.DeadlinePassed()))
+        for seconds, event in self.TIMERS:
+            self.after(seconds, lambda event=event: self.handle(event))
         if self.swarm.happens(self.swarm.weather.fails):
             self.after(self.swarm.upto(DEADLINE), lambda: self.handle(ex.GaveUp(reason="the trainer failed")))
         return self.exchange
 
-    def die(self) -> None:
+    def make_exchange(self, peers: list[str]) -> ex.Gathering:
+        return ex.Exchange(me=self.name, candidates=peers)
+
+    def die(self, noticed: bool | None = None) -> None:
         self.dead = True
         for stream in [*self.links.values(), *self.calls.values()]:
-            if self.swarm.happens(0.5):
+            if self.swarm.happens(0.5) if noticed is None else noticed:
                 self.swarm.break_(stream)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
@@ -199,11 +219,15 @@ class Peer:
         elif kind == "closed" and stream in (self.calls.get(other), self.links.get(other)):
             self.calls.pop(other, None)
             self.handle(ex.Lost(peer=other, reason="ended the stream"))
-        elif kind == "content" and self.links.get(other) is stream:
+        elif kind not in ("accept", "refuse", "closed") and self.links.get(other) is stream:
+            self.take_in(other, stream, kind, payload)
+
+    def take_in(self, other: str, stream: Stream, kind: str, payload: object) -> None:
+        if kind == "content":
             self.arrived.append(other)
             if self.captured:
                 self.verify(other)
-        elif kind == "confirm" and self.links.get(other) is stream:
+        else:
             assert isinstance(payload, bytes)
             self.handle(ex.Confirmed(peer=other, members=payload))
 
@@ -222,8 +246,9 @@ class Peer:
             exchange.expect(other)
             if not pairs:
                 self.carry_out(exchange.start())
-        self.handle(ex.Accepted(peer=other, offer=OFFER, called_us=True))
+        effects = self.decide(ex.Accepted(peer=other, offer=OFFER, called_us=True))
         self.swarm.send(stream, self.name, "accept", OFFER)
+        self.carry_out(effects)
 
     def consider(self, other: str) -> Refusal | None:
         if self.exchange is None:
@@ -245,7 +270,10 @@ class Peer:
 
     # effects
 
-    def handle(self, event: ex.Event) -> None:
+    def handle(self, event: ex.Event | gx.Event) -> None:
+        self.carry_out(self.decide(event))
+
+    def decide(self, event: ex.Event | gx.Event) -> list[ex.Effect]:
         assert self.exchange is not None
         was_over = self.exchange.over
         try:
@@ -254,30 +282,35 @@ class Peer:
             self.swarm.violations.append(f"{self.name}: {error}")
             effects = self.exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason=str(error)))
         assert not (was_over and effects), "effects after the exchange was over"
-        self.carry_out(effects)
+        return effects
 
     def carry_out(self, effects: list[ex.Effect]) -> None:
         for effect in effects:
-            match effect:
-                case ex.Dial(peer=peer):
-                    self.dial(peer)
-                case ex.Capture():
-                    self.after(self.swarm.upto(1.0), self.capture)
-                case ex.SendContent(peer=peer):
-                    weather = self.swarm.weather
-                    stalls = self.swarm.happens(weather.stalls)
-                    seconds = 2 * DEADLINE if stalls else self.swarm.upto(weather.transfer)
-                    self.swarm.send(self.links[peer], self.name, "content", seconds=seconds)
-                case ex.SendConfirm(peer=peer, members=members):
-                    self.swarm.send(self.links[peer], self.name, "confirm", members)
-                case ex.Abandon(peer=peer):
-                    self.abandon(peer)
-                case ex.Apply(members=members):
-                    self.applied, self.ended = members, self.swarm.now
-                    for stream in self.links.values():
-                        self.swarm.close(stream, self.name)
-                case ex.End():
-                    self.ended = self.swarm.now
+            self.before(effect)
+            if self.dead:
+                return
+            self.do(effect)
+
+    def do(self, effect: ex.Effect) -> None:
+        match effect:
+            case ex.Dial(peer=peer):
+                self.dial(peer)
+            case ex.Capture():
+                self.after(self.swarm.upto(1.0), self.capture)
+            case ex.SendContent(peer=peer):
+                self.send_content(peer, "content")
+            case ex.SendConfirm(peer=peer, members=members):
+                self.swarm.send(self.links[peer], self.name, "confirm", members)
+            case ex.Abandon(peer=peer):
+                self.abandon(peer)
+            case ex.Apply(members=members):
+                self.applied, self.ended = members, self.swarm.now
+                for stream in self.links.values():
+                    self.swarm.close(stream, self.name)
+            case ex.End():
+                self.ended = self.swarm.now
+            case _:
+                raise AssertionError(f"nobody carries out {effect}")
 
     def dial(self, peer: str) -> None:
         stream = self.calls[peer] = self.swarm.open(self.name, peer)
@@ -289,6 +322,12 @@ class Peer:
                 self.handle(ex.Lost(peer=peer, reason="did not answer in time"))
 
         self.after(HELLO, give_up)
+
+    def send_content(self, peer: str, kind: str, payload: object = None) -> None:
+        weather = self.swarm.weather
+        stalls = self.swarm.happens(weather.stalls)
+        seconds = 2 * DEADLINE if stalls else self.swarm.upto(weather.transfer)
+        self.swarm.send(self.links[peer], self.name, kind, payload, seconds=seconds)
 
     def capture(self) -> None:
         self.captured = True
@@ -305,13 +344,139 @@ class Peer:
                 self.swarm.close(stream, self.name)
 
 
+class GroupPeer(Peer):
+    """One peer in one round, in a group. It reads a stream in order, and contents only once it has captured."""
+
+    TIMERS: ClassVar[list[tuple[float, ex.Event | gx.Event]]] = [
+        *Peer.TIMERS,
+        *((HELLO * times, gx.AgreeingClosed()) for times in (2.0, 2.5, 3.0, 3.5)),
+        (DEADLINE * 3 / 4, gx.ReduceClosed()),
+        (DEADLINE + HELLO / 2, gx.ConfirmingClosed()),
+    ]
+
+    def __init__(self, swarm: Swarm, name: str) -> None:
+        super().__init__(swarm, name)
+        self.shards: tuple[bool, ...] = ()
+        self.inbox: defaultdict[Stream, deque[tuple[str, object]]] = defaultdict(deque)
+        self.decoding: set[Stream] = set()
+        self.averaged: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> gx.GroupExchange:
+        assert isinstance(self.exchange, gx.GroupExchange)
+        return self.exchange
+
+    @property
+    def outcome(self) -> tuple[tuple[str, ...], tuple[bytes, ...]] | None:
+        """What it has applied: the members, and for each the digest of its shard, empty where it was left out."""
+        if self.applied is None:
+            return None
+        shards = zip(self.applied, self.shards, strict=True)
+        return self.applied, tuple(self.group.digest_of(peer) if shard else b"" for peer, shard in shards)
+
+    def make_exchange(self, peers: list[str]) -> ex.Gathering:
+        return gx.GroupExchange(me=self.name, candidates=peers, group=self.swarm.group)
+
+    def take_in(self, other: str, stream: Stream, kind: str, payload: object) -> None:
+        self.inbox[stream].append((kind, payload))
+        self.read(other, stream)
+
+    def read(self, other: str, stream: Stream) -> None:
+        inbox = self.inbox[stream]
+        while inbox and stream not in self.decoding:
+            if inbox[0][0] not in ("shard", "mean"):
+                self.hear(other, *inbox.popleft())
+            elif not self.captured:
+                return
+            else:
+                self.decoding.add(stream)
+                self.after(self.swarm.upto(0.5), lambda: self.decoded(other, stream))
+
+    def decoded(self, other: str, stream: Stream) -> None:
+        self.decoding.discard(stream)
+        self.hear(other, *self.inbox[stream].popleft())
+        self.read(other, stream)
+
+    def hear(self, other: str, kind: str, payload: object) -> None:
+        if kind == "shard":
+            self.handle(gx.ShardVerified(peer=other))
+        elif kind == "mean":
+            assert isinstance(payload, bytes)
+            self.handle(gx.MeanVerified(peer=other, digest=payload))
+        else:
+            assert isinstance(payload, Callable)
+            self.handle(payload(other))
+
+    def do(self, effect: ex.Effect) -> None:
+        match effect:
+            case gx.SendRoll(peer=peer, roll=roll):
+                self.tell(peer, lambda sender: gx.RollCame(peer=sender, roll=roll))
+            case gx.SendMembers(peer=peer, members=members):
+                self.tell(peer, lambda sender: gx.MembersCame(peer=sender, members=members))
+            case gx.SendShard(peer=peer):
+                self.send_content(peer, "shard")
+            case gx.Reduce(contributors=contributors):
+                self.averaged = contributors
+                self.after(self.swarm.upto(1.0), lambda: self.handle(gx.Reduced(digest=self.mean())))
+            case gx.SendMean(peer=peer):
+                self.send_content(peer, "mean", self.mean_for(peer))
+            case gx.SendHeld(peer=peer, held=held):
+                self.tell(peer, lambda sender: gx.HeldCame(peer=sender, held=held))
+            case gx.SendCommit(peer=peer, shards=shards, heard=heard):
+                self.tell(peer, lambda sender: gx.CommitCame(peer=sender, shards=shards, heard=heard))
+            case ex.Apply(shards=shards):
+                self.shards = shards
+                super().do(effect)
+            case _:
+                super().do(effect)
+
+    def tell(self, peer: str, event: Callable[[str], gx.Event]) -> None:
+        self.swarm.send(self.links[peer], self.name, "told", event)
+
+    def capture(self) -> None:
+        super().capture()
+        for other, stream in list(self.links.items()):
+            self.read(other, stream)
+
+    def mean(self) -> bytes:
+        return sha256(f"{self.group.members} {self.name} {self.averaged}".encode()).digest()
+
+    def mean_for(self, peer: str) -> bytes:
+        """What we send a member as the mean of our shard: an honest peer sends all the same."""
+        return self.mean()
+
+
+def stories(group: int, sizes: range, weather: Weather, count: int) -> Iterator[Swarm]:
+    """Run seeded stories, check each, and name the seed of one that fails."""
+    for seed in range(count):
+        size = sizes[seed % len(sizes)]
+        swarm = Swarm(seed, size, group, weather)
+        with naming(swarm):
+            check(swarm.run())
+            yield swarm
+
+
+@contextmanager
+def naming(swarm: Swarm) -> Iterator[None]:
+    """Name the story that an assertion fails in."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(swarm.story)
+        raise
+
+
 def check(swarm: Swarm) -> None:
     """What must hold for any story among honest peers."""
     assert swarm.violations == [], "an honest peer was accused"
     for peer in swarm.peers.values():
         exchange = peer.exchange
         if peer.applied is not None:
-            check_applied(swarm, peer, peer.applied)
+            check_members(swarm, peer, peer.applied)
+            if isinstance(peer, GroupPeer):
+                check_applied_in_group(swarm, peer)
+            else:
+                check_applied(swarm, peer, peer.applied)
         if peer.dead or exchange is None:
             continue
         assert exchange.over, f"{peer.name} never ended: {exchange}"
@@ -319,12 +484,29 @@ def check(swarm: Swarm) -> None:
         assert exchange.stage is ex.Stage.APPLIED or exchange.reason, f"{peer.name} ended without a reason"
 
 
-def check_applied(swarm: Swarm, peer: Peer, members: tuple[str, ...]) -> None:
+def check_members(swarm: Swarm, peer: Peer, members: tuple[str, ...]) -> None:
     assert peer.name in members
+    assert list(members) == sorted(set(members))
     assert 1 < len(members) <= swarm.group, f"{peer.name} applied a group of {len(members)}"
+
+
+def check_applied(swarm: Swarm, peer: Peer, members: tuple[str, ...]) -> None:
     for other in (swarm.peers[name] for name in members):
         if other.applied is not None:
             assert other.applied == members, f"{peer.name} and {other.name} applied different groups"
         else:
             doubts = other.exchange is not None and other.exchange.in_doubt
             assert doubts or other.dead, f"{peer.name} applied with {other.name}, which did not and has no doubt"
+
+
+def check_applied_in_group(swarm: Swarm, peer: GroupPeer) -> None:
+    """Whose commit counts for a peer that is in no doubt applied exactly the same, or is in doubt itself, or dead."""
+    assert any(peer.shards)
+    assert all(peer.group.digest_of(name) for name, shard in zip(peer.group.members, peer.shards, strict=True) if shard)
+    assert len(peer.group.committed) > 1, f"{peer.name} applied alone"
+    for name in peer.group.committed:
+        other = swarm.peers[name]
+        assert isinstance(other, GroupPeer)
+        assert other.group.members == peer.applied, f"{peer.name} and {name} count on each other in different groups"
+        if not (peer.group.in_doubt or other.group.in_doubt or other.dead):
+            assert other.outcome == peer.outcome, f"{peer.name} and {name} applied different shards without doubt"

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
 
 from lowcomm_node.exchange.channels import Channels
-from lowcomm_node.exchange.link import Link
+from lowcomm_node.exchange.link import Link, PairLink
 from lowcomm_node.exchange.security import SERVER_NAME, Certificate, Gatekeeper, make_certificate, pinned
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
@@ -249,8 +249,11 @@ async def call(channels: Channels, peer: PeerInfo) -> CallerStream:
     return CallerStream(stub.Swap(metadata=channels.metadata(peer.peer_id), timeout=60))
 
 
+L = TypeVar("L", bound=Link)
+
+
 @asynccontextmanager
-async def linked() -> AsyncIterator[tuple[Link, Link]]:
+async def linked(kind: type[L] = PairLink) -> AsyncIterator[tuple[L, L]]:
     """The caller's and the callee's link of one stream, after hello."""
     async with listening() as callee, calling() as channels:
         caller = await call(channels, callee.info())
@@ -260,7 +263,7 @@ async def linked() -> AsyncIterator[tuple[Link, Link]]:
         frame = await soon(stream.receive())
         assert frame is not None and frame.WhichOneof("kind") == "hello"
         try:
-            yield Link(CALLEE.peer_id, caller), Link(CALLER.peer_id, stream)
+            yield kind(CALLEE.peer_id, caller), kind(CALLER.peer_id, stream)
         finally:
             caller.cancel()
             stream.cancel()

@@ -26,7 +26,7 @@ def init(
     method: Annotated[
         str, typer.Option(help="lowcomm, noloco, gossip, diloco, streaming-diloco or local.")
     ] = "lowcomm",
-    optimizer: Annotated[str, typer.Option(help="Inner optimizer: adamw, or muon for the matrices.")] = "adamw",
+    optimizer: Annotated[str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")] = None,
     name: Annotated[str, typer.Option(help="Name of the run: a-z, 0-9, dots and dashes.")] = "my-run",
     steps: Annotated[int, typer.Option(help="Length of the run in swarm steps.", min=1)] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of all randomness of the run.", min=0)] = 0,

@@ -20,7 +20,7 @@ def demo(
     method: Annotated[
         str, typer.Option(help="lowcomm, noloco, gossip, diloco, streaming-diloco or local.")
     ] = "lowcomm",
-    optimizer: Annotated[str, typer.Option(help="Inner optimizer: adamw, or muon for the matrices.")] = "adamw",
+    optimizer: Annotated[str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
     interval: Annotated[int | None, typer.Option(help="Swarm steps between two syncs of a fragment.", min=1)] = None,
     folder: Annotated[Path | None, typer.Option("--home", help="Where everything lies; default: a new folder.")] = None,

@@ -1,10 +1,14 @@
 """The exchange over the network: carries out what ``lowcomm_protocol.exchange`` decides.
 
-exchanger.py   what is due, what runs, who is accepted; turns effects into work and results into events
-link.py        one stream to one member: content out, content in
-stream.py      the two ends of a gRPC stream behind one face
-service.py     the gRPC server: Swap, Fetch, Describe          channels.py  the calling side
-security.py    certificate, call credentials                   fetch.py     state for joiners, both sides
+exchanger.py    what is due, what runs, who is accepted
+round.py        one exchange: turns effects into work and results into events
+pair_round.py   ... of two                                      group_round.py  ... of a group
+link.py         one stream to one member: contents out, contents in
+frames.py       what members of a group tell, checked           offers.py       offers and refusals, checked
+history.py      what became of exchanges
+stream.py       the two ends of a gRPC stream behind one face
+service.py      the gRPC server: Swap, Fetch, Describe          channels.py     the calling side
+security.py     certificate, call credentials                   fetch.py        state for joiners, both sides
 """
 
 import os

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 from time import monotonic, time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lowcomm_node.exchange.round import Round
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
+
+if TYPE_CHECKING:
+    from lowcomm_node.exchange.round import Round
 
 MAX_ROUNDS = 200
 MAX_PEERS = 1024
@@ -38,15 +40,19 @@ class History:
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     in_doubt: int = 0
+    refusals: int = 0
+    """Offers that were refused, by others and by us."""
     bytes_sent: int = 0
     bytes_received: int = 0
     rounds: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
+    worst_block: dict[int, float] = field(default_factory=dict)
+    """Of each fragment at its last merge: how far contributions were apart in the block of 256 values that was worst."""
     last_reason: str = ""
     """Why the last exchange was not applied; empty after one that was."""
     _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=16))
 
-    def record(self, round_: Round, outcome: Outcome, reason: str, swarm_step: int) -> dict[str, Any]:
+    def record(self, round_: "Round", outcome: Outcome, reason: str, swarm_step: int) -> dict[str, Any]:
         """Count an exchange that is over; its entry in the list of rounds."""
         seconds = monotonic() - round_.began
         self.outcomes[outcome] += 1
@@ -55,6 +61,7 @@ class History:
         self.bytes_received += round_.bytes_received
         partners = round_.exchange.partners
         if outcome is Outcome.APPLIED:
+            self.worst_block[round_.fragment] = round_.worst_block or 0.0
             self._seconds.append(seconds)
             for peer in partners:
                 self.of(peer).completed += 1
@@ -71,6 +78,7 @@ class History:
             "bytes_sent": round_.bytes_sent,
             "bytes_received": round_.bytes_received,
             "seconds": seconds,
+            "worst_block": round_.worst_block,
         }
         self.rounds.append(entry)
         return entry
@@ -85,13 +93,19 @@ class History:
         return self._peers[peer]
 
     def they_refused(self, peer: str, refusal: Refusal) -> None:
-        """Count an offer of ours that a peer refused."""
+        """Count an offer of ours that a peer refused; not where its own call to us goes on instead."""
+        if refusal is Refusal.CROSSED:
+            return
+        self.refusals += 1
         history = self.of(peer)
         history.refused += 1
         history.last_reason = REFUSAL_TEXT[refusal]
 
     def we_refused(self, peer: str, refusal: Refusal) -> None:
-        """Note why we refused a peer."""
+        """Count an offer of a peer that we refused; not where our own call to it goes on instead."""
+        if refusal is Refusal.CROSSED:
+            return
+        self.refusals += 1
         self.of(peer).last_reason = f"we refused it: {refusal.value}"
 
     def lost(self, peer: str, reason: str) -> None:

@@ -1,12 +1,16 @@
-"""One stream to one member of an exchange: our contribution goes out, theirs comes in.
+"""One stream to one member of an exchange: contents go out, contents come in.
 
 Both are bytes in slots of shared memory. What comes in is checked before it is used: size against the plan before the first
 byte is read, order and bounds of every chunk, digest of the whole, and then by the trainer, which decodes it.
+
+    PairLink     both ends send their whole contribution, and a part of it again where they are asked to
+    GroupLink    both ends send one share and one mean, and tell each other what a group has to agree on
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
+from typing import ClassVar
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.stream import Stream
@@ -15,6 +19,37 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 CHUNK_BYTES = 256 * 1024
+MAX_REASON = 200
+"""Characters of a reason to give up."""
+
+
+class Incoming:
+    """A content that comes in: chunk by chunk into its place, at least ``least`` bytes and no more than fit there."""
+
+    def __init__(self, content: pb.Content, into: memoryview, least: int) -> None:
+        if not least <= content.size <= len(into) or len(content.digest) != 32:
+            raise ProtocolViolation(f"announced {content.size} bytes where {least} to {len(into)} are due")
+        self.part, self.size, self.digest = content.part, content.size, content.digest
+        self._into, self._offset, self._hash = into, 0, sha256()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all has come."""
+        return self._offset == self.size
+
+    def take(self, chunk: pb.Chunk) -> None:
+        """Take in one chunk. Raises ProtocolViolation if it is out of place."""
+        end = self._offset + len(chunk.data)
+        if chunk.offset != self._offset or not chunk.data or end > self.size:
+            raise ProtocolViolation(f"sent a chunk of {len(chunk.data)} bytes at {chunk.offset}, out of place")
+        self._into[chunk.offset : end] = chunk.data
+        self._hash.update(chunk.data)
+        self._offset = end
+
+    def check(self) -> None:
+        """Raise ProtocolViolation if what has come is not what was announced."""
+        if self._hash.digest() != self.digest:
+            raise ProtocolViolation("sent a contribution that does not match its checksum")
 
 
 class Link:
@@ -25,37 +60,57 @@ class Link:
         self.stream = stream
         self.bytes_sent = 0
         self.bytes_received = 0
-        # One writer at a time, in the order of asking: a stream takes no two writes at once, and a confirmation may be
+        # One writer at a time, in the order of asking: a stream takes no two writes at once, and what we tell may be
         # due while our contribution is still on its way.
         self._writing = asyncio.Lock()
-        self._into: memoryview | None = None
-        self._digest = b""
-        self._hash = sha256()
-        self._size = self._offset = 0
-        self._again: Again | None = None
-        self._whole = self._resent = False
+        self._incoming: Incoming | None = None
 
     async def send(self, frame: pb.Frame) -> None:
         """Send one frame, after all that was to be sent before. Raises LinkLost."""
         async with self._writing:
             await self.stream.send(frame)
 
-    async def send_content(self, data: memoryview, digest: bytes) -> None:
-        """Send our coded contribution. Raises LinkLost."""
+    async def send_content(self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE) -> None:
+        """Send coded values. Raises LinkLost."""
         async with self._writing:
-            await self.stream.send(pb.Frame(content=pb.Content(size=len(data), digest=digest)))
+            await self.stream.send(pb.Frame(content=pb.Content(size=len(data), digest=digest, part=part)))
             for offset in range(0, len(data), CHUNK_BYTES):
                 piece = bytes(data[offset : offset + CHUNK_BYTES])
                 await self.stream.send(pb.Frame(chunk=pb.Chunk(offset=offset, data=piece)))
                 self.bytes_sent += len(piece)
 
+    async def send_abandon(self, reason: str) -> None:
+        """Tell why we give up. Raises LinkLost."""
+        await self.send(pb.Frame(abandon=pb.Abandon(reason=reason[:MAX_REASON])))
+
+    async def close(self) -> None:
+        """Say that we have no more to say, after all that was to be sent before, and let the other end read it."""
+        async with self._writing:
+            await self.stream.close()
+
+    def _take(self, chunk: pb.Chunk) -> Incoming | None:
+        """Take in one chunk; its content if that is whole now."""
+        if self._incoming is None:
+            raise ProtocolViolation("sent a chunk before its contribution was announced")
+        self._incoming.take(chunk)
+        self.bytes_received += len(chunk.data)
+        if not self._incoming.whole:
+            return None
+        self._incoming.check()
+        return self._incoming
+
+
+class PairLink(Link):
+    """The stream of a pair."""
+
+    def __init__(self, peer: str, stream: Stream) -> None:
+        super().__init__(peer, stream)
+        self._again: Again | None = None
+        self._whole = self._resent = False
+
     async def send_confirm(self, members: bytes) -> None:
         """Tell whose contributions we hold. Raises LinkLost."""
         await self.send(pb.Frame(confirm=pb.Confirm(members=members)))
-
-    async def send_abandon(self, reason: str) -> None:
-        """Tell why we give up. Raises LinkLost."""
-        await self.send(pb.Frame(abandon=pb.Abandon(reason=reason[:200])))
 
     async def read(
         self,
@@ -78,8 +133,9 @@ class Link:
                 case "content":
                     self._begin(frame.content, into, least)
                 case "chunk":
-                    if self._take(frame.chunk):
-                        await self._ask_again(await on_content(self._size, self._again is not None))
+                    if whole := self._take(frame.chunk):
+                        self._whole = True
+                        await self._ask_again(await on_content(whole.size, self._again is not None))
                         if confirmed:
                             return
                 case "resend":
@@ -95,41 +151,77 @@ class Link:
                     if self._whole:
                         return  # else only what we have asked for again is still to come
                 case "abandon":
-                    raise LinkLost(f"gave up: {frame.abandon.reason[:200]}")
+                    raise gave_up(frame.abandon)
                 case other:
                     raise ProtocolViolation(f"sent {other!r} where a contribution was expected")
         raise LinkLost("ended the stream")
 
     async def _ask_again(self, again: Again | None) -> None:
         if again is not None:
-            self._again, self._into, self._whole = again, None, False
+            self._again, self._incoming, self._whole = again, None, False
             await self.send(pb.Frame(resend=pb.Resend(blocks=again.blocks)))
 
     def _begin(self, content: pb.Content, into: memoryview, least: int) -> None:
-        if self._into is not None:
+        if content.part != pb.WHOLE:
+            raise ProtocolViolation("sent a part of a contribution where all of it was expected")
+        if self._incoming is not None:
             raise ProtocolViolation("began a second contribution")
-        most = len(into)
         if self._again is not None:
-            least = most = self._again.size
-        if not least <= content.size <= most or len(content.digest) != 32:
-            raise ProtocolViolation(f"announced {content.size} bytes where {least} to {most} are due")
-        self._into, self._digest, self._size = into, content.digest, content.size
-        self._offset, self._hash = 0, sha256()
+            least, into = self._again.size, into[: self._again.size]
+        self._incoming = Incoming(content, into, least)
 
-    def _take(self, chunk: pb.Chunk) -> bool:
-        """Take in one chunk; whether the contribution is whole now."""
-        if self._into is None:
-            raise ProtocolViolation("sent a chunk before its contribution was announced")
-        end = self._offset + len(chunk.data)
-        if chunk.offset != self._offset or not chunk.data or end > self._size:
-            raise ProtocolViolation(f"sent a chunk of {len(chunk.data)} bytes at {chunk.offset}, out of place")
-        self._into[chunk.offset : end] = chunk.data
-        self._hash.update(chunk.data)
-        self.bytes_received += len(chunk.data)
-        self._offset = end
-        if end < self._size:
-            return False
-        if self._hash.digest() != self._digest:
-            raise ProtocolViolation("sent a contribution that does not match its checksum")
-        self._whole = True
-        return True
+
+class GroupLink(Link):
+    """The stream between two members of a group."""
+
+    # What may come after what. A mean is left out by a member that could not make it in time.
+    _NEXT: ClassVar[dict[str, set[str]]] = {
+        "": {"roll"},
+        "roll": {"members"},
+        "members": {"members", "share"},
+        "share": {"mean", "held"},
+        "mean": {"held"},
+        "held": {"commit"},
+    }
+    _PARTS: ClassVar[dict[int, str]] = {pb.SHARE: "share", pb.MEAN: "mean"}
+
+    async def read(
+        self,
+        place: Callable[[pb.Part], Awaitable[memoryview]],
+        on_content: Callable[[Incoming], Awaitable[None]],
+        on_told: Callable[[pb.Frame], None],
+    ) -> None:
+        """Read frames until the other end has committed.
+
+        ``place`` tells where a share or a mean goes, which must have exactly that size; ``on_content`` gets it when it
+        has arrived whole, ``on_told`` gets every other frame, still to be checked. All are called in the order in which
+        the other end has sent, each after the one before is done.
+
+        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends what is not allowed.
+        """
+        last = ""
+        while (frame := await self.stream.receive()) is not None:
+            kind = frame.WhichOneof("kind")
+            if kind == "abandon":
+                raise gave_up(frame.abandon)
+            if kind == "chunk":
+                if whole := self._take(frame.chunk):
+                    await on_content(whole)
+                continue
+            what = self._PARTS.get(frame.content.part, "a whole contribution") if kind == "content" else kind
+            if what not in self._NEXT[last] or (self._incoming is not None and not self._incoming.whole):
+                raise ProtocolViolation(f"sent {what!r} after {last or 'hello'!r}, where it is not due")
+            last = what
+            if kind == "content":
+                into = await place(frame.content.part)
+                self._incoming = Incoming(frame.content, into, len(into))
+                continue
+            on_told(frame)
+            if kind == "commit":
+                return
+        raise LinkLost("ended the stream")
+
+
+def gave_up(abandon: pb.Abandon) -> LinkLost:
+    """What is told of a peer that gives up, in as many of its words as we show."""
+    return LinkLost(f"gave up: {abandon.reason[:MAX_REASON]}")

@@ -1,42 +1,107 @@
-"""One exchange under way at this node: what belongs to it besides its decisions."""
+"""One exchange under way at this node: carries out its decisions, and reports what comes of that as events.
+
+                 ┌──────────── Gathering.handle(event) ─► effects ────────────┐
+    timers, calls of peers                                                    ▼
+                 └──────────── results ◄──── tasks: dial, capture, send, read, apply, abandon, end
+
+Nothing is decided here. ``pair_round.py`` and ``group_round.py`` carry out what only pairs and only groups do.
+"""
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
+import grpc
+
+from lowcomm_node.errors import LinkLost, TrainerError, Unusable
+from lowcomm_node.exchange import offers
+from lowcomm_node.exchange.history import Outcome
 from lowcomm_node.exchange.link import Link
-from lowcomm_protocol.exchange import Exchange
+from lowcomm_node.exchange.stream import CalleeStream, CallerStream, Stream
+from lowcomm_node.logs import log
+from lowcomm_node.trainer.interface import Merged
+from lowcomm_protocol import exchange as ex
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.matching import Offer
+from lowcomm_protocol.messages import exchange_pb2 as pb
+
+if TYPE_CHECKING:
+    from lowcomm_node.exchange.exchanger import Exchanger
+
+HELLO_DEADLINE = 10.0
+"""Seconds for the answer to a call, and for what is still to be told when contributions have come."""
+ABANDON_DEADLINE = 2.0
 
 
-@dataclass
-class Round:
-    """An exchange of one fragment, with its streams, slots and timers."""
+class Round(ABC):
+    """An exchange of one fragment, with its streams, slots, tasks and timers."""
 
-    exchange: Exchange
-    offer: Offer
-    """What we bring."""
-    slot: int
-    """Where our coded contribution lies."""
-    began: float
-    """Monotonic seconds."""
-    called: bool
-    """Whether a peer's call began it, not our own schedule."""
-    links: dict[str, Link] = field(default_factory=dict)
-    calls: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    """Slots of members' contributions."""
-    members_known: asyncio.Event = field(default_factory=asyncio.Event)
-    captured: asyncio.Event = field(default_factory=asyncio.Event)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    realign: bool = False
-    least: int = 0
-    most: int = 0
-    """Bytes that one contribution may have."""
-    content: tuple[int, bytes] | None = None
-    """Size and digest of ours."""
+    def __init__(
+        self, node: "Exchanger", exchange: ex.Gathering, offer: Offer, slots: Sequence[int], called: bool
+    ) -> None:
+        self.node, self.exchange = node, exchange
+        self.offer = offer
+        """What we bring."""
+        self.slots = slots
+        self.called = called
+        """Whether a peer's call began it, not our own schedule."""
+        self.began = monotonic()
+        self.links: dict[str, Any] = {}
+        self.calls: dict[str, asyncio.Task[None]] = {}
+        """Calls of ours, by the peer that is called; they read what it sends, too."""
+        self.members: tuple[str, ...] = ()
+        """Whose contributions are captured and coded, ours included; sorted. Empty while that is not known."""
+        self.realign = False
+        self.worst_block: float | None = None
+        """How far contributions were apart where they were most, once they are merged."""
+        self.done = asyncio.Event()
+        self._members_known, self._captured = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: list[asyncio.TimerHandle] = []
+
+    # what pairs and groups do in their own ways
+
+    @property
+    @abstractmethod
+    def expected(self) -> int:
+        """Payload bytes that both directions will carry, as far as that is known."""
+
+    def timetable(self, deadline: float) -> list[tuple[float, Any]]:
+        """What is told to the exchange after how many seconds."""
+        return [
+            (deadline, ex.DeadlinePassed()),
+            # What members still tell each other then gets a grace of its own; after it the exchange is over in any case.
+            (deadline + HELLO_DEADLINE, ex.DeadlinePassed()),
+        ]
+
+    @abstractmethod
+    def _link(self, peer: str, stream: Stream) -> Link:
+        """A link over a stream."""
+
+    @abstractmethod
+    async def _read(self, link: Any) -> None:
+        """Report what a member sends as events, to its last word. Raises LowcommError if the member is lost."""
+
+    @abstractmethod
+    async def _effect(self, effect: Any) -> None:
+        """Carry out what only this kind of exchange asks for. Raises LowcommError if the peer that it is for is lost."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """The members are known, and whether it is a realignment. Raises LowcommError if they can't exchange."""
+
+    @abstractmethod
+    async def _code(self) -> None:
+        """Have our contribution captured and coded. Raises TrainerError."""
+
+    @abstractmethod
+    async def _merge(self, effect: ex.Apply) -> Merged:
+        """Have the outer step taken. Raises TrainerError."""
+
+    # what is shown of it
 
     @property
     def fragment(self) -> int:
@@ -55,14 +120,230 @@ class Round:
 
     def describe(self, now: float) -> dict[str, Any]:
         """What ``status`` shows of it."""
-        partners = self.exchange.partners
         return {
             "fragment": self.fragment,
             "round": self.offer.round,
             "stage": self.exchange.stage.value,
-            "partners": list(partners),
+            "partners": list(self.exchange.partners),
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
-            "bytes_expected": 2 * (self.content[0] if self.content else self.most) * len(partners),
+            "bytes_expected": self.expected,
             "seconds": now - self.began,
         }
+
+    # events in, effects out
+
+    def set_timers(self, deadline: float) -> None:
+        """Begin to count the seconds."""
+        loop = asyncio.get_running_loop()
+        self._timers = [loop.call_later(after, self.handle, event) for after, event in self.timetable(deadline)]
+
+    def start(self) -> None:
+        """Call candidates."""
+        self._carry_out(self.exchange.start())
+
+    def handle(self, event: Any) -> None:
+        """Take in an event. What a peer must not do costs its stream."""
+        try:
+            effects = self.exchange.handle(event)
+        except ProtocolViolation as error:
+            self.lose(getattr(event, "peer", ""), error)
+            return
+        self._carry_out(effects)
+
+    def lose(self, peer: str, why: str | LowcommError) -> None:
+        """Go on without a peer, if anything was still to come from it; what no honest peer does is held against it."""
+        reason = str(why)
+        if isinstance(why, ProtocolViolation | Unusable):
+            self.node.strike(peer, reason)
+        if self.exchange.is_open(peer):
+            self.node.history.lost(peer, reason)
+            if peer in self.links:
+                self.links[peer].stream.cancel()  # or the other end would wait for what can't come any more
+        self._carry_out(self.exchange.handle(ex.Lost(peer=peer, reason=reason)))
+
+    def _carry_out(self, effects: list[ex.Effect]) -> None:
+        # Tasks begin in this order, and a link sends in the order of asking: what is told arrives as it was decided.
+        for effect in effects:
+            match effect:
+                case ex.Dial(peer=peer):
+                    self.calls[peer] = self._start(self._dial(peer))
+                case ex.Capture(members=members):
+                    self.members = members
+                    self._start(self._capture())
+                case ex.Abandon(peer=peer, reason=reason):
+                    self._start(self._abandon(peer, reason))
+                case ex.Apply():
+                    self._start(self._apply(effect))
+                case ex.End(reason=reason):
+                    self._start(self._end(reason))
+                case _:
+                    self._start(self._try(effect))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # a defect of ours: it costs this exchange, not the node
+            log.error("exchange.defect", fragment=self.fragment, error=repr(error), exc_info=error)
+            self.handle(ex.GaveUp(reason=f"a defect: {error!r}; please report it with the log"))
+
+    async def _try(self, effect: Any) -> None:
+        try:
+            await self._effect(effect)
+        except LowcommError as error:
+            self.lose(effect.peer, error)
+
+    # streams
+
+    async def answer(self, peer: str, theirs: Offer, stream: CalleeStream) -> None:
+        """Accept the call of a peer; returns when its stream is done."""
+        link = self.links[peer] = self._link(peer, stream)
+        self.handle(ex.Accepted(peer=peer, offer=theirs, called_us=True))
+        if peer not in self.exchange.partners:
+            raise ProtocolViolation("called us where the exchange could not take it")
+        waiting = {asyncio.create_task(stream.wait_dropped())}
+        try:
+            # The effects of that are tasks, which have not begun yet: our acceptance goes first.
+            await link.send(pb.Frame(accept=offers.to_message(self.offer)))
+            waiting.add(self._start(self._follow(link)))
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # A caller that drops its call cancels this handler, and whatever it wrote last may never arrive.
+            self.lose(peer, "ended the stream")
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _dial(self, peer: str) -> None:
+        stream: CallerStream | None = None
+        try:
+            stream = await self.node.call(peer)
+            await stream.send(pb.Frame(hello=offers.to_message(self.offer)))
+            async with asyncio.timeout(HELLO_DEADLINE):
+                answer = await stream.receive()
+            await self._on_answer(peer, stream, answer)
+        except (LowcommError, grpc.RpcError) as error:
+            self.lose(peer, error)
+        except TimeoutError:
+            self.lose(peer, "did not answer in time")
+        except asyncio.CancelledError:
+            if stream is not None:
+                stream.cancel()
+            raise
+        else:
+            return
+        if stream is not None:
+            stream.cancel()  # it may have accepted, and would wait for us
+
+    async def _on_answer(self, peer: str, stream: CallerStream, answer: pb.Frame | None) -> None:
+        kind = answer.WhichOneof("kind") if answer is not None else None
+        if answer is not None and kind == "refuse":
+            reason, detail = offers.read_refusal(answer.refuse)
+            self.node.history.they_refused(peer, reason)
+            self.calls.pop(peer, None)
+            self.handle(ex.Refused(peer=peer, reason=reason, detail=detail))
+            await stream.close()
+            return
+        if answer is None or kind != "accept":
+            raise ProtocolViolation("answered our offer with something else")
+        theirs = offers.from_message(answer.accept)
+        if (theirs.fragment, theirs.plan, theirs.codec) != (self.fragment, self.offer.plan, self.offer.codec):
+            raise ProtocolViolation("accepted something else than we offered")
+        if not self.node.supports(peer, theirs.swarm_step):
+            raise ProtocolViolation(f"claims swarm step {theirs.swarm_step}, which nobody else supports")
+        link = self.links[peer] = self._link(peer, stream)
+        self.handle(ex.Accepted(peer=peer, offer=theirs))
+        await self._follow(link)
+
+    async def _follow(self, link: Link) -> None:
+        """Read what a member sends to the end of the exchange."""
+        try:
+            await self._read(link)
+        except LowcommError as error:
+            self.lose(link.peer, error)
+            link.stream.cancel()
+            return
+        await self.done.wait()
+        await link.close()
+
+    async def _abandon(self, peer: str, reason: str) -> None:
+        call = self.calls.pop(peer, None)
+        link = self.links.get(peer)
+        if link is None:
+            if call is not None:
+                call.cancel()
+            return
+        with suppress(LowcommError, TimeoutError):
+            async with asyncio.timeout(ABANDON_DEADLINE):
+                await link.send_abandon(reason)
+        link.stream.cancel()
+
+    # our contribution
+
+    async def _capture(self) -> None:
+        theirs = [self.exchange.offer_of(peer) for peer in self.members if peer != self.node.peer_id]
+        # Slow weights that should be equal and are not (somebody has applied more): everybody sees it in the offers.
+        self.realign = any(offer and offer.slow_digest != self.offer.slow_digest for offer in theirs)
+        try:
+            self._prepare()
+            self._members_known.set()
+            await self._code()
+        except LowcommError as error:
+            self.handle(ex.GaveUp(reason=f"our contribution could not be captured: {error}"))
+            return
+        self._captured.set()
+        self.handle(ex.Captured())
+
+    async def _until(self, event: asyncio.Event) -> None:
+        """Wait for the members, or for our capture. Raises LinkLost if the exchange is over before."""
+        await event.wait()
+        if self.done.is_set():
+            raise LinkLost("the exchange is over")
+
+    def _tokens(self, peers: Sequence[str]) -> dict[str, int]:
+        """What weighs the contributions of these members, in this order."""
+        return {peer: (self.exchange.offer_of(peer) or self.offer).tokens for peer in peers}
+
+    # the end
+
+    async def _apply(self, effect: ex.Apply) -> None:
+        try:
+            merged = await self._merge(effect)
+        except TrainerError as error:
+            await self._end(f"the outer step failed: {error}")
+            return
+        self.worst_block = merged.worst_block
+        self.node.take_in(self, merged)
+        told = ["realigned"] if self.realign else []
+        if not all(effect.shards):
+            told.append(f"{sum(effect.shards)} of {len(effect.shards)} shards")
+        self._finish(Outcome.APPLIED, ", ".join(told))
+
+    async def _end(self, reason: str) -> None:
+        if self.members:
+            with suppress(TrainerError):
+                await self.node.trainer.drop(self.fragment)
+        self._finish(Outcome.FAILED if self.members else Outcome.NO_PARTNER, reason)
+
+    def _finish(self, outcome: Outcome, reason: str) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self.done.set()
+        self._members_known.set()
+        self._captured.set()
+        self.node.ended(self, outcome, reason)
+
+    async def close(self) -> None:
+        """Let last words reach the other ends, and end all tasks."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=HELLO_DEADLINE)
+        left = set(self._tasks)  # some may have begun meanwhile
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

@@ -34,9 +34,9 @@ class Arena:
         """How many slots can be taken."""
         return len(self._free)
 
-    def take(self) -> int | None:
-        """A free slot, or None."""
-        return self._free.pop() if self._free else None
+    def take(self, count: int) -> list[int]:
+        """So many free slots; none where there are fewer."""
+        return [self._free.pop() for _ in range(count)] if count <= self.free else []
 
     def give_back(self, slot: int) -> None:
         """Return a slot. Its bytes may be overwritten from now on."""

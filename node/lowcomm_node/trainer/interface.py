@@ -13,6 +13,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 MAX_LINE = 4 * 1024 * 1024
+PAIR_SLOTS = 2
+"""Slots of an exchange in a pair: our contribution, and theirs."""
+GROUP_SLOTS = 3
+"""Slots of an exchange in a group, however many take part: what we contribute to the shards of the others, what they
+contribute to ours, and the means of all shards."""
+
+
+def slots_each(group: int) -> int:
+    """How many slots one exchange takes."""
+    return GROUP_SLOTS if group > 2 else PAIR_SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +63,10 @@ class Ready:
     parameters: int
     plan: str
     """Digest of the fragment plan."""
+    numels: tuple[int, ...]
+    """Values of each fragment."""
     sizes: tuple[tuple[int, int], ...]
-    """Fewest and most coded bytes of each fragment."""
+    """Fewest and most coded bytes of each fragment as a whole."""
     realign_sizes: tuple[int, ...]
     """Bytes of each fragment where slow weights are brought together again (fp32)."""
     slots: int
@@ -89,6 +101,17 @@ class Captured:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Our contribution to a group, coded into its slot: what each owner gets, one after the other in the order of members."""
+
+    sizes: tuple[int, ...]
+    """0 for our own shard."""
+    digests: tuple[bytes, ...]
+    steps: int
+    """Own inner steps when it was captured."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Again:
     """Blocks of a member's contribution that can't be decoded next to ours, and must come again."""
 
@@ -105,3 +128,5 @@ class Merged:
     merged_steps: int
     merged_tokens: int
     slow_digest: str
+    worst_block: float = 0.0
+    """Spread of the contributions in the block of 256 values where it is largest."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -28,15 +29,16 @@ from lowcomm_node.sampling import generate
 from lowcomm_node.trainer import state
 from lowcomm_node.trainer.arena import Arena
 from lowcomm_node.trainer.evaluation import held_out_loss
-from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.interface import Ready, TrainerSettings, slots_each
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.pipe import Pipe
 from lowcomm_node.trainer.replica import Replica, choose_device
-from lowcomm_protocol.codecs import coder
-from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.run import parse_canonical
+from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
+from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
+from lowcomm_protocol.run import MAX_GROUP, parse_canonical
 
 MAX_GENERATED = 4096
+FP32_BYTES = 4
 
 
 class TrainerLoop:
@@ -184,9 +186,9 @@ class TrainerLoop:
 
     def _make_arena(self, codec_name: str, group: int) -> Arena:
         largest = max(fragment.numel for fragment in self.replica.plan.fragments)
-        slot_bytes = max(coder(name, largest).max_size for name in (codec_name, "fp32"))
         at_once = min(self.settings.exchanges, len(self.replica.plan.fragments))
-        return Arena(self._memory, at_once * group if group > 1 else 0, -(-slot_bytes // 4096) * 4096)
+        slots = at_once * slots_each(group) if group > 1 else 0
+        return Arena(self._memory, slots, slot_bytes(codec_name, largest, group))
 
     def _ready(self, resumed: int | None, skipped: list[str]) -> dict[str, Any]:
         replica = self.replica
@@ -195,7 +197,8 @@ class TrainerLoop:
             device=str(replica.device),
             parameters=sum(numels),
             plan=replica.plan.digest,
-            sizes=tuple((one.min_size, one.max_size) for one in replica.coders),
+            numels=tuple(numels),
+            sizes=tuple(map(self._size, replica.coders)),
             realign_sizes=tuple(coder("fp32", n).max_size for n in numels),
             slots=self._arena.slots,
             slot_bytes=self._arena.slot_bytes,
@@ -208,6 +211,12 @@ class TrainerLoop:
             skipped=tuple(skipped),
         )
         return asdict(ready)
+
+    def _size(self, one: Coder | ShardCoder) -> tuple[int, int]:
+        if isinstance(one, Coder):
+            return one.min_size, one.max_size
+        whole = codec(self.replica.spec.sync.codec).coded_size(one.numel)
+        return whole, whole
 
     def _do_train(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
         self._training = bool(request["on"])
@@ -235,46 +244,79 @@ class TrainerLoop:
     def _do_capture(self, number: int, request: dict[str, Any]) -> None:
         fragment, slot = int(request["fragment"]), int(request["slot"])
         self.replica.capture(fragment, bool(request["realign"]))
-        steps = self.replica.steps
+        capture = self.replica.pair(fragment)
 
         def work() -> dict[str, Any]:
-            size = self.replica.encode(fragment, self._arena.view(slot, self._arena.slot_bytes))
-            return self._coded(slot, size) | {"steps": steps}
+            size = capture.encode(self._arena.view(slot, self._arena.slot_bytes))
+            return self._coded(slot, 0, size) | {"steps": capture.steps}
 
         self._beside(number, work)
 
     def _do_receive(self, number: int, request: dict[str, Any]) -> None:
-        fragment, peer = int(request["fragment"]), str(request["peer"])
-        data = self._arena.view(int(request["slot"]), int(request["size"]))
+        capture, data = self.replica.pair(int(request["fragment"])), self._data(request)
 
         def work() -> dict[str, Any]:
-            again = self.replica.receive(fragment, peer, data)
-            size = self.replica.captures[fragment].coder.resent_size(again) if again else 0
+            again = capture.receive(str(request["peer"]), data)
+            size = capture.coder.resent_size(again) if again else 0
             return {"again": b64encode(again).decode(), "size": size}
 
         self._beside(number, work)
 
     def _do_resend(self, number: int, request: dict[str, Any]) -> None:
-        fragment, slot, blocks = int(request["fragment"]), int(request["slot"]), b64decode(request["blocks"])
+        capture, slot = self.replica.pair(int(request["fragment"])), int(request["slot"])
 
         def work() -> dict[str, Any]:
-            size = self.replica.resend(fragment, blocks, self._arena.view(slot, self._arena.slot_bytes))
-            return self._coded(slot, size)
+            out = self._arena.view(slot, self._arena.slot_bytes)
+            return self._coded(slot, 0, capture.resend(b64decode(request["blocks"]), out))
 
         self._beside(number, work)
 
     def _do_patch(self, number: int, request: dict[str, Any]) -> None:
-        fragment, peer = int(request["fragment"]), str(request["peer"])
-        data = self._arena.view(int(request["slot"]), int(request["size"]))
+        capture, data = self.replica.pair(int(request["fragment"])), self._data(request)
+        self._beside(number, lambda: capture.patch(str(request["peer"]), data) or {})
+
+    # requests: exchange in a group, where every member averages one shard
+
+    def _do_share(self, number: int, request: dict[str, Any]) -> None:
+        fragment, slot = int(request["fragment"]), int(request["slot"])
+        self.replica.capture(fragment, bool(request["realign"]), request["members"])
+        capture = self.replica.group(fragment)
 
         def work() -> dict[str, Any]:
-            self.replica.patch(fragment, peer, data)
-            return {}
+            sizes = capture.encode(self._arena.view(slot, self._arena.slot_bytes))
+            starts = accumulate(sizes[:-1], initial=0)
+            shares = [self._coded(slot, start, size) for start, size in zip(starts, sizes, strict=True)]
+            return {"shares": shares, "steps": capture.steps}
 
         self._beside(number, work)
 
-    def _coded(self, slot: int, size: int) -> dict[str, Any]:
-        return {"size": size, "digest": sha256(self._arena.view(slot, size)).hexdigest()}
+    def _do_receive_share(self, number: int, request: dict[str, Any]) -> None:
+        capture, data = self.replica.group(int(request["fragment"])), self._data(request)
+        self._beside(number, lambda: capture.receive(str(request["peer"]), data) or {})
+
+    def _do_reduce(self, number: int, request: dict[str, Any]) -> None:
+        capture = self.replica.group(int(request["fragment"]))
+        slot, offset = int(request["slot"]), int(request["offset"])
+
+        def work() -> dict[str, Any]:
+            out = self._arena.view(slot, self._arena.slot_bytes)[offset:]
+            return self._coded(slot, offset, capture.reduce(request["tokens"], out))
+
+        self._beside(number, work)
+
+    def _do_receive_mean(self, number: int, request: dict[str, Any]) -> None:
+        capture, data = self.replica.group(int(request["fragment"])), self._data(request)
+        self._beside(number, lambda: capture.receive_mean(str(request["owner"]), data) or {})
+
+    # requests: merge
+
+    def _data(self, request: dict[str, Any]) -> memoryview:
+        """Coded bytes that the daemon has received."""
+        offset = int(request.get("offset", 0))
+        return self._arena.view(int(request["slot"]), offset + int(request["size"]))[offset:]
+
+    def _coded(self, slot: int, offset: int, size: int) -> dict[str, Any]:
+        return {"size": size, "digest": sha256(self._arena.view(slot, offset + size)[offset:]).hexdigest()}
 
     def _do_merge(self, number: int, request: dict[str, Any]) -> None:
         fragment = int(request["fragment"])
@@ -284,7 +326,11 @@ class TrainerLoop:
             self._answer_merge(number, fragment)
 
         def work() -> None:
-            self.replica.outer(fragment, request["tokens"])
+            if "owners" in request:
+                self.replica.group(fragment).pool(request["owners"])
+            else:
+                self.replica.pair(fragment).pool(request["tokens"])
+            self.replica.outer(fragment)
             ripe = self.replica.captures[fragment].steps + self.replica.spec.sync.overlap
             self._boundary.put(lambda: self._ripening.append((ripe, at_boundary)))
 
@@ -305,13 +351,14 @@ class TrainerLoop:
             "swarm_step": replica.clock.step,
             "merged_steps": progress.merged_steps,
             "merged_tokens": progress.merged_tokens,
+            "worst_block": replica.worst_block[fragment],
         }
         digest = replica.slow_digest(fragment) if replica.spec.sync.consensus == 0 else ""
         self._pipe.send({"re": number, **answer, "slow_digest": digest})
 
-    def _do_drop(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
-        self.replica.drop(int(request["fragment"]))
-        return {}
+    def _do_drop(self, number: int, request: dict[str, Any]) -> None:
+        # After what was asked before: once this is answered, nothing is written to the slots of the exchange any more.
+        self._beside(number, lambda: self.replica.drop(int(request["fragment"])) or {})
 
     # requests: state
 
@@ -342,6 +389,14 @@ class TrainerLoop:
         return self._ready(None, [])
 
 
+def slot_bytes(codec_name: str, numel: int, group: int) -> int:
+    """Bytes of a slot, whole pages, for fragments of up to ``numel`` values; a realignment is in fp32."""
+    largest = max(coder(name, numel).max_size for name in (codec_name, "fp32"))
+    if group > 2:
+        largest += MAX_GROUP * FP32_BYTES * BLOCK  # shards are cut at blocks: each may be one longer than the rest
+    return -(-largest // 4096) * 4096
+
+
 def _warm_up(codec_name: str) -> None:
     """Compile a codec now rather than within the first exchange, where a whole group would wait for it."""
     chosen, vector = coder(codec_name, 1), np.ones(1, dtype=np.float32)
@@ -353,5 +408,10 @@ def _warm_up(codec_name: str) -> None:
 
 
 def describe(error: Exception) -> dict[str, Any]:
-    """An error as it is told to the daemon: its text, and the exit code that it should end a command with."""
-    return {"error": str(error) or type(error).__name__, "exit_code": getattr(error, "exit_code", 1)}
+    """An error as it is told to the daemon: its text, the exit code that it should end a command with, whose fault it is."""
+    unusable = isinstance(error, CodecError | ImplausibleError)
+    return {
+        "error": str(error) or type(error).__name__,
+        "exit_code": getattr(error, "exit_code", 1),
+        "unusable": unusable,
+    }

@@ -14,11 +14,12 @@ import socket
 import sys
 import threading
 from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lowcomm_node.errors import TrainerError
+from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.trainer.arena import Arena, create_file
-from lowcomm_node.trainer.interface import MAX_LINE, Again, Captured, Merged, Ready, TrainerSettings
+from lowcomm_node.trainer.interface import MAX_LINE, Again, Captured, Merged, Ready, Shared, TrainerSettings
 
 BUILD_DEADLINE = 3600.0
 """Seconds: the first start on a large corpus tokenizes it."""
@@ -86,13 +87,38 @@ class Trainer:
         """Take in the blocks that came again."""
         await self._ask("patch", fragment=fragment, peer=peer, slot=slot, size=size)
 
-    async def merge(self, fragment: int, tokens: dict[str, int], swarm_step: int) -> Merged:
-        """Take the outer step over the contributions of the peers in ``tokens``, weighted by them, and merge."""
-        answer = await self._ask("merge", fragment=fragment, tokens=tokens, swarm_step=swarm_step)
-        return Merged(**{key: answer[key] for key in ("swarm_step", "merged_steps", "merged_tokens", "slow_digest")})
+    async def share(self, fragment: int, slot: int, realign: bool, members: Sequence[str]) -> Shared:
+        """Capture our contribution to a group at the next step boundary, and code what each other owner gets."""
+        answer = await self._ask("share", fragment=fragment, slot=slot, realign=realign, members=list(members))
+        sizes = tuple(share["size"] for share in answer["shares"])
+        digests = tuple(bytes.fromhex(share["digest"]) for share in answer["shares"])
+        return Shared(sizes=sizes, digests=digests, steps=answer["steps"])
+
+    async def receive_share(self, fragment: int, peer: str, slot: int, offset: int, size: int) -> None:
+        """Decode a member's contribution to our shard."""
+        await self._ask("receive_share", fragment=fragment, peer=peer, slot=slot, offset=offset, size=size)
+
+    async def reduce(self, fragment: int, tokens: Mapping[str, int], slot: int, offset: int) -> tuple[int, bytes]:
+        """Average our shard over the peers in ``tokens``, weighted by them, and code the mean; its size and digest."""
+        answer = await self._ask("reduce", fragment=fragment, tokens=dict(tokens), slot=slot, offset=offset)
+        return answer["size"], bytes.fromhex(answer["digest"])
+
+    async def receive_mean(self, fragment: int, owner: str, slot: int, offset: int, size: int) -> None:
+        """Decode an owner's mean of its shard."""
+        await self._ask("receive_mean", fragment=fragment, owner=owner, slot=slot, offset=offset, size=size)
+
+    async def merge(self, fragment: int, over: Mapping[str, int] | Sequence[str], swarm_step: int) -> Merged:
+        """Take the outer step and merge.
+
+        ``over``: in a pair the tokens that weigh each member's contribution, in a group the owners of the shards that
+        are applied.
+        """
+        told = {"tokens": dict(over)} if isinstance(over, Mapping) else {"owners": list(over)}
+        answer = await self._ask("merge", fragment=fragment, swarm_step=swarm_step, **told)
+        return Merged(**{key: answer[key] for key in Merged.__dataclass_fields__})
 
     async def drop(self, fragment: int) -> None:
-        """Forget a capture that will not be merged."""
+        """Forget a capture that will not be merged. Afterwards nothing is written to its slots any more."""
         await self._ask("drop", fragment=fragment)
 
     async def save(self) -> dict[str, Any]:
@@ -162,7 +188,7 @@ class Trainer:
         if future is None or future.done():
             return
         if "error" in message:
-            error = TrainerError(message["error"])
+            error = (Unusable if message.get("unusable") else TrainerError)(message["error"])
             error.exit_code = int(message.get("exit_code", 1))
             future.set_exception(error)
         else:

@@ -4,48 +4,33 @@ Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` s
 ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta`` are float32 in host memory, one flat vector a fragment.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import cache, partial
 from hashlib import sha256
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.model import build_model, tensor_specs
+from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.clock import SwarmClock
-from lowcomm_protocol.codecs import Coder, coder
+from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.fragments import gather, plan_fragments, scatter
-from lowcomm_protocol.outer import contribution, mean_contribution, merge, outer_step, token_weights
+from lowcomm_protocol.outer import contribution, merge, outer_step
+from lowcomm_protocol.robust import usual_norm
 from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
-
-
-@dataclass
-class Capture:
-    """What is kept of a fragment between its capture and its merge. Vectors are flat float32."""
-
-    theta: Tensor
-    progress: Tensor
-    sent: Tensor
-    """The contribution; once it is coded, as the others decode it."""
-    coder: Coder
-    realign: bool
-    steps: int
-    """Inner steps and tokens of this replica that were done by then."""
-    tokens: int
-    received: dict[str, Tensor] = field(default_factory=dict)
-    outcome: tuple[Tensor, Tensor] | None = None
-    """New slow weights and momentum, once the outer step is computed."""
 
 
 class Replica:
     """The model, its inner optimizer, and the slow weights of every fragment."""
 
-    def __init__(self, spec: RunSpec, peer_id: str, dataset: Dataset, device: torch.device) -> None:
+    def __init__(
+        self, spec: RunSpec, peer_id: str, dataset: Dataset, device: torch.device, compiled: bool | None = None
+    ) -> None:
         self.spec, self.peer_id, self.dataset, self.device = spec, peer_id, dataset, device
         self.model = build_model(spec.model, spec.run.seed).to(device)
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
@@ -58,10 +43,18 @@ class Replica:
         self.weights = dict(self.model.named_parameters())
         self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
         self.delta = [torch.zeros_like(phi) for phi in self.phi]
+        self.usual = [0.0 for _ in self.phi]
+        """Norm of the progress that others have usually brought to each fragment."""
+        self.worst_block = [0.0 for _ in self.phi]
+        """How far apart contributions to each fragment were in their worst block, at the last merge."""
         self.captures: dict[int, Capture] = {}
-        self.coders = [coder(spec.sync.codec, fragment.numel) for fragment in self.plan.fragments]
+        make = shard_coder if spec.sync.group > 2 else coder
+        self.coders: list[Coder | ShardCoder] = [
+            make(spec.sync.codec, fragment.numel, spec.sync.error_feedback) for fragment in self.plan.fragments
+        ]
         self._outer = spec.sync.outer_settings
-        self._step_loss = _compiled(self.model, device)
+        # Compiling pays on CUDA, where a step is many small kernels; on a CPU it needs a compiler and a minute of start-up.
+        self.loss = _loss(self.model, device.type == "cuda" if compiled is None else compiled)
 
     # inner steps
 
@@ -69,7 +62,7 @@ class Replica:
         """Train on one batch of our own stream; the loss in nats a token."""
         tokens, targets = (batch.to(self.device, non_blocking=True) for batch in self.stream.next_batch())
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            loss = self._step_loss(tokens, targets)
+            loss = self.loss(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip)
         self.optimizer.step(self.clock.step, self.spec.run.steps)
@@ -86,67 +79,83 @@ class Replica:
         gather(self.plan.fragments[fragment], self.weights, out)
         return out
 
-    def capture(self, fragment: int, realign: bool = False) -> None:
+    def capture(self, fragment: int, realign: bool = False, members: Sequence[str] = ()) -> None:
         """Keep what this replica contributes to an exchange of ``fragment``, as of now.
 
+        ``members`` (sorted) name the whole group where it shares the fragment out; in pairs there are none to name.
         ``realign`` brings slow weights together again that should be equal and are not: everybody sends fast weights in
         full precision, and their mean becomes the slow weights of all.
         """
         theta, phi = self.fast(fragment), self.phi[fragment]
-        sent = theta.clone() if realign else contribution(self._outer, phi, theta)
-        chosen = coder("fp32", sent.numel()) if realign else self.coders[fragment]
-        self.captures[fragment] = Capture(theta, theta - phi, sent, chosen, realign, self.steps, self.tokens)
+        common = {
+            "me": self.peer_id,
+            "theta": theta,
+            "progress": theta - phi,
+            # Slow weights that are brought together again may be far apart: there only absurd weights are implausible.
+            "anchor": phi * self.spec.sync.consensus if self.spec.sync.consensus and not realign else None,
+            "sent": theta.clone() if realign else self.contribution(phi, theta),
+            "realign": realign,
+            "usual": 0.0 if realign else self.usual[fragment] or self._grown(fragment, theta - phi),
+            "steps": self.steps,
+            "tokens": self.tokens,
+        }
+        coding = self.coders[fragment]
+        if isinstance(coding, ShardCoder):
+            coding = shard_coder("fp32", theta.numel()) if realign else coding
+            self.captures[fragment] = GroupCapture(**common, coder=coding, kind=self.spec.sync.mean, members=members)
+        else:
+            coding = coder("fp32", theta.numel()) if realign else coding
+            self.captures[fragment] = PairCapture(**common, coder=coding)
 
-    def encode(self, fragment: int, out: memoryview) -> int:
-        """Code the captured contribution into ``out``; the number of bytes. Raises CodecError if it is not finite."""
+    def _grown(self, fragment: int, progress: Tensor) -> float:
+        """The norm that our progress would have after a whole interval: others may have trained on for longer."""
+        steps = max(1, self.steps - self.schedule[fragment].merged_steps)
+        return self._outer.gain * float(progress.norm()) * max(1.0, self.spec.sync.interval / steps)
+
+    def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
+        """What we send of a fragment: a new vector."""
+        return contribution(self._outer, phi, theta)
+
+    def pair(self, fragment: int) -> PairCapture:
+        """The capture of an exchange in a pair that is under way."""
         capture = self.captures[fragment]
-        # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
-        return capture.coder.encode(capture.sent.numpy(), out)
+        assert isinstance(capture, PairCapture)
+        return capture
 
-    def receive(self, fragment: int, peer: str, data: memoryview) -> bytes:
-        """Decode a member's contribution and keep it for the merge; a bitmap of blocks that must come again, or empty.
-
-        Raises CodecError if it can't be used.
-        """
+    def group(self, fragment: int) -> GroupCapture:
+        """The capture of an exchange in a group that is under way."""
         capture = self.captures[fragment]
-        vector = np.empty(capture.sent.numel(), dtype=np.float32)
-        again = capture.coder.decode(data, vector)
-        capture.received[peer] = torch.from_numpy(vector)
-        return again
-
-    def resend(self, fragment: int, blocks: bytes, out: memoryview) -> int:
-        """Code blocks that a member could not decode again; the number of bytes. Raises CodecError for a bad bitmap."""
-        capture = self.captures[fragment]
-        return capture.coder.resend(blocks, capture.sent.numpy(), out)
-
-    def patch(self, fragment: int, peer: str, data: memoryview) -> None:
-        """Take in the blocks of a member that came again. Raises CodecError if they are not what was asked for."""
-        capture = self.captures[fragment]
-        capture.coder.patch(data, capture.received[peer].numpy())
+        assert isinstance(capture, GroupCapture)
+        return capture
 
     def drop(self, fragment: int) -> None:
         """Forget a capture that will not be merged."""
         capture = self.captures.pop(fragment, None)
         if capture is not None:
-            capture.coder.forget()
+            capture.forget()
 
-    def outer(self, fragment: int, tokens: Mapping[str, int]) -> None:
-        """Compute the outer step; takes effect with ``merge``.
-
-        ``tokens``: the members whose contributions enter, in the order that all of them sum in, and what each says that
-        it has trained on since its last contribution.
+    def outer(self, fragment: int) -> None:
+        """Compute the outer step from the mean of the capture; takes effect with ``merge``.
 
         Slow weights are replaced, never changed in place, so that this can run beside inner steps and snapshots.
         """
         capture = self.captures[fragment]
-        shares = [capture.sent if peer == self.peer_id else capture.received[peer] for peer in tokens]
-        mean = mean_contribution(shares, token_weights(list(tokens.values())))
-        if capture.realign:
-            capture.outcome = (mean, torch.zeros_like(mean))
-            return
         phi, delta = self.phi[fragment].clone(), self.delta[fragment].clone()
-        outer_step(self._outer, phi, delta, capture.progress, capture.sent, mean)
+        for start, stop in capture.ranges:
+            part = slice(start, stop)
+            if capture.realign:
+                phi[part], delta[part] = capture.mean[part], 0.0
+            elif isinstance(capture, PairCapture):
+                self.outer_step(phi[part], delta[part], capture.mean[part], capture.progress[part], capture.sent[part])
+            else:
+                self.outer_step(phi[part], delta[part], capture.mean[part])
         capture.outcome = (phi, delta)
+
+    def outer_step(
+        self, phi: Tensor, delta: Tensor, mean: Tensor, progress: Tensor | None = None, sent: Tensor | None = None
+    ) -> None:
+        """One outer step, in place on ``phi`` and ``delta``: what a method of your own replaces."""
+        outer_step(self._outer, phi, delta, mean, progress, sent)
 
     def merge(self, fragment: int, swarm_step: int) -> None:
         """Bring the new slow weights into the fast weights, and take over a partner's swarm step."""
@@ -154,10 +163,15 @@ class Replica:
         assert capture.outcome is not None
         self.phi[fragment], self.delta[fragment] = capture.outcome
         theta = self.fast(fragment)
-        merge(self._outer, theta, self.phi[fragment], capture.theta)
+        for start, stop in capture.ranges:
+            part = slice(start, stop)
+            merge(self._outer, theta[part], self.phi[fragment][part], capture.theta[part])
         with torch.no_grad():
             scatter(self.plan.fragments[fragment], theta, self.weights)
-        capture.coder.commit()
+        capture.commit()
+        self.worst_block[fragment] = capture.worst_block
+        if not capture.realign:
+            self.usual[fragment] = usual_norm(self.usual[fragment], capture.norm)
         self.clock.observe(swarm_step)
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
 
@@ -173,6 +187,10 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _compiled(model: nn.Module, device: torch.device):  # noqa: ANN202 - the loss function of the model
-    # Compiling pays on CUDA, where a step is many small kernels; on a CPU it costs a minute of start-up for little.
-    return torch.compile(model.loss) if device.type == "cuda" else model.loss
+def _loss(model: nn.Module, compiled: bool):  # noqa: ANN202 - the loss function of the model
+    return partial(_compiled_loss(type(model)), model) if compiled else model.loss
+
+
+@cache
+def _compiled_loss(kind: type[nn.Module]):  # noqa: ANN202 - replicas of one process share what was compiled
+    return torch.compile(kind.loss)

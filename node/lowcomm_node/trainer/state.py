@@ -40,6 +40,7 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
         "steps": replica.steps,
         "tokens": replica.tokens,
         "progress": [asdict(replica.schedule[p]) for p in range(len(replica.schedule))],
+        "usual": list(replica.usual),
         "stream": replica.stream.state(),
         "model": replica.spec.model.model_dump(),
     }
@@ -53,6 +54,7 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     replica.clock.step = int(meta["swarm_step"])
     replica.steps, replica.tokens = int(meta["steps"]), int(meta["tokens"])
     replica.stream.restore(meta["stream"])
+    replica.usual = _usual(replica, meta)
     progress = [FragmentProgress(**counters) for counters in meta["progress"]]
     replica.schedule = SyncSchedule(replica.spec.sync.interval, progress)
 
@@ -62,6 +64,7 @@ def adopt(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     _check(replica, meta)
     _load(replica, parts)
     replica.captures.clear()
+    replica.usual = _usual(replica, meta)
     replica.clock.observe(int(meta["swarm_step"]))
     synced = replica.schedule
     progress = [
@@ -110,6 +113,15 @@ def _check(replica: Replica, meta: dict[str, Any]) -> None:
         )
     if len(meta["progress"]) != len(replica.plan.fragments):
         raise CheckpointError("The state counts other fragments than the plan: it is refused.")
+
+
+def _usual(replica: Replica, meta: dict[str, Any]) -> list[float]:
+    """Norms of usual progress; a donor that claims nonsense gives none."""
+    claimed = meta.get("usual")
+    if not isinstance(claimed, list) or len(claimed) != len(replica.usual):
+        return [0.0 for _ in replica.usual]
+    fine = all(isinstance(one, float) and 0.0 <= one < 1e6 for one in claimed)
+    return [float(one) for one in claimed] if fine else [0.0 for _ in replica.usual]
 
 
 def _load(replica: Replica, parts: Parts) -> None:

@@ -3,10 +3,10 @@
 All of them live in this one file on purpose: numba's cache on disk notices a change only of the file that a cached
 function stands in, so a kernel that called into another file could run stale code after an upgrade.
 
-A block is 256 values behind one scale, a float32 that stands little-endian before the block's codes. Scales are tested
-as integers: positive floats order as their bits do, so one comparison refuses NaN, infinity, a sign and too large a
-scale. A block whose scale would fall below 2**-100 is coded as zeros, so that no subnormal number ever enters the
-arithmetic: a thread that flushes them (torch.set_flush_denormal, CUDA) still writes the same bytes.
+A block is 256 values behind one scale, a float32 (in q2 and q1 a bf16) that stands little-endian before the block's
+codes. Scales are tested as integers: positive floats order as their bits do, so one comparison refuses NaN, infinity, a
+sign and too large a scale. A block whose scale would fall below 2**-100 is coded as zeros, so that no subnormal number
+ever enters the arithmetic: a thread that flushes them (torch.set_flush_denormal, CUDA) still writes the same bytes.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,12 @@ from lowcomm_protocol.codecs.base import Bytes, Vector
 BLOCK = 256
 INT8_BYTES = 4 + BLOCK
 E3M0_BYTES = 4 + BLOCK // 2
+Q2_BYTES = 2 + BLOCK // 4
+Q1_BYTES = 2 + BLOCK // 8
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
+SIGN = np.uint32(0x80000000)
 SMALLEST_SCALE = np.float32(2.0**-100)
 SMALLEST_SCALE_BITS = np.uint32((127 - 100) << 23)
 
@@ -440,3 +443,244 @@ def modulo_ranges(own: Vector, theirs: Vector, decay: Any, ranges: Vector) -> An
         ranges[block] = max(seen, ranges[block] * np.float32(decay), np.float32(2.0**-60))
         largest = max(largest, seen)
     return largest
+
+
+Q1_LARGEST_SCALE = np.float32(255.0 * 2.0**120)
+"""The largest bf16."""
+
+Q2_LARGEST_SCALE = np.float32(146.0 * 2.0**119)
+"""The largest bf16 of which 3.5 times is finite in float32."""
+
+Q2_ROUNDS = 3
+"""Rounds that fit a scale to the values; a fourth would lower the error by about 1 %."""
+
+
+@part
+def _integers(values: Vector, start: int, stop: int, peak: Any, into: Any) -> Any:
+    """Magnitudes of a block as integers below 2**24, cut: in units of 2**-23 of the power of two below the peak.
+
+    Sums of integers are exact, so their order does not matter, and of a subnormal number nothing is left: the bytes do
+    not depend on how a machine adds.
+    """
+    factor = np.float32(2.0**23) / np.uint32(peak & INFINITE).view(np.float32)
+    for i in range(stop - start):
+        into[i] = np.int32(abs(values[start + i]) * factor)
+    total = np.int64(0)
+    for i in range(stop - start):
+        total += into[i]
+    return total
+
+
+@part
+def _short_scale(upper: Any, lower: Any, peak: Any, largest: Any) -> Any:
+    """``upper / lower`` of those units, rounded to float32 and then to bf16, both nearest even; 0 below 2**-100."""
+    unit = np.float64(np.uint32(peak & INFINITE).view(np.float32)) * 2.0**-23
+    raw = np.float32(np.float64(upper) / np.float64(lower) * unit).view(np.uint32)
+    raw = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    scale = min(np.uint32(raw).view(np.float32), np.float32(largest))
+    return scale if scale >= SMALLEST_SCALE else np.float32(0.0)
+
+
+@part
+def _write_short_scale(out: Any, at: int, scale: Any) -> None:
+    bits = np.float32(scale).view(np.uint32)
+    out[at], out[at + 1] = (bits >> np.uint32(16)) & np.uint32(0xFF), bits >> np.uint32(24)
+
+
+@part
+def _short_block_holds(data: Any, at: int, count: int, bits: int, largest: Any) -> bool:
+    """Whether an encoder writes this scale, and these codes behind it: zeros as padding, and after a scale of zero."""
+    scale = (np.uint32(data[at]) | np.uint32(data[at + 1]) << np.uint32(8)) << np.uint32(16)
+    end = at + 2 + (count * bits + 7) // 8
+    if scale == 0:
+        filled = np.uint8(0)
+        for i in range(at + 2, end):
+            filled |= data[i]
+        return filled == 0
+    return _scale_holds(scale, largest) and (count * bits % 8 == 0 or data[end - 1] >> (count * bits % 8) == 0)
+
+
+@kernel
+def q1_encode(values: Vector, out: Bytes) -> int:
+    """Code all blocks; returns -1, or the first block that holds NaN or infinity."""
+    bits, integers = values.view(np.uint32), np.empty(BLOCK, dtype=np.int32)
+    for block in range((values.size + BLOCK - 1) // BLOCK):
+        start, stop, at = block * BLOCK, min(values.size, (block + 1) * BLOCK), block * Q1_BYTES
+        peak = np.uint32(_peak(bits, start, stop))
+        if peak >= INFINITE:
+            return block
+        count = stop - start
+        codes = out[at + 2 : at + 2 + (count + 7) // 8]
+        codes[:] = 0
+        scale = np.float32(0.0)
+        if peak >= SMALLEST_SCALE_BITS:
+            total = _integers(values, start, stop, peak, integers)
+            scale = _short_scale(total, count, peak, Q1_LARGEST_SCALE)
+        _write_short_scale(out, at, scale)
+        if scale == 0:
+            continue
+        for i in range(count // 8):
+            code = np.uint8(0)
+            for k in range(8):
+                code |= np.uint8(bits[start + 8 * i + k] > SIGN) << np.uint8(k)
+            codes[i] = code
+        for i in range(count // 8 * 8, count):
+            codes[i // 8] |= np.uint8(bits[start + i] > SIGN) << np.uint8(i % 8)
+    return -1
+
+
+@kernel
+def q1_check(data: Bytes, numel: int) -> int:
+    """Returns -1, or the first block that no encoder writes."""
+    for block in range((numel + BLOCK - 1) // BLOCK):
+        if not _short_block_holds(data, block * Q1_BYTES, min(numel - block * BLOCK, BLOCK), 1, Q1_LARGEST_SCALE):
+            return block
+    return -1
+
+
+@kernel
+def q1_decode(data: Bytes, out: Vector) -> None:
+    """Decode data that `q1_check` has passed."""
+    bits = out.view(np.uint32)
+    for block in range((out.size + BLOCK - 1) // BLOCK):
+        start, stop, at = block * BLOCK, min(out.size, (block + 1) * BLOCK), block * Q1_BYTES
+        scale = np.float32(_bf16_in(data, at)).view(np.uint32)
+        for i in range((stop - start) // 8):
+            byte = np.uint32(data[at + 2 + i])
+            for k in range(8):
+                bits[start + 8 * i + k] = scale | (byte >> np.uint32(k) & np.uint32(1)) << np.uint32(31)
+        for i in range((stop - start) // 8 * 8, stop - start):
+            byte = np.uint32(data[at + 2 + i // 8])
+            bits[start + i] = scale | (byte >> np.uint32(i % 8) & np.uint32(1)) << np.uint32(31)
+
+
+@part
+def _fitted(integers: Any, count: int, total: Any, peak: Any) -> Any:
+    """Scale of the levels 1 and 3.5: at first the values above the mean take the outer level, then the nearest does.
+
+    Each round takes the scale of least squares for these levels, ``sum(value * level) / sum(level**2)``.
+    """
+    threshold, upper, lower = total // count, total, np.int64(count)
+    for _ in range(Q2_ROUNDS):
+        outer, outside = np.int32(0), np.int64(0)
+        for i in range(count):
+            far = integers[i] > threshold
+            outer += np.int32(far)
+            outside += integers[i] if far else np.int32(0)
+        # both sums 4 times: 4 * (inside + 3.5 * outside) over 4 * (inner + 12.25 * outer), so that all stays whole
+        upper, lower = 4 * total + 10 * outside, np.int64(4 * count + 45 * outer)
+        threshold = 9 * upper // (4 * lower)
+    return _short_scale(upper, lower, peak, Q2_LARGEST_SCALE)
+
+
+@part
+def _q2_edge(scale: Any) -> Any:
+    """Bits of the middle between both levels."""
+    return np.float32(scale * np.float32(2.25)).view(np.uint32)
+
+
+@part
+def _two_bits(bits: Any, edge: Any) -> Any:
+    """Bit 0: the magnitude reaches ``edge``, both as the bits of a float. Bit 1: negative, which zero is not."""
+    return np.uint8((bits & MAGNITUDE) >= edge) | np.uint8(bits > SIGN) << np.uint8(1)
+
+
+@kernel
+def q2_encode(values: Vector, out: Bytes) -> int:
+    """Code all blocks; returns -1, or the first block that holds NaN or infinity."""
+    bits, integers = values.view(np.uint32), np.empty(BLOCK, dtype=np.int32)
+    for block in range((values.size + BLOCK - 1) // BLOCK):
+        start, stop, at = block * BLOCK, min(values.size, (block + 1) * BLOCK), block * Q2_BYTES
+        peak = np.uint32(_peak(bits, start, stop))
+        if peak >= INFINITE:
+            return block
+        count = stop - start
+        codes = out[at + 2 : at + 2 + (count + 3) // 4]
+        codes[:] = 0
+        scale, least = np.float32(0.0), INFINITE
+        if peak >= SMALLEST_SCALE_BITS:
+            total = _integers(values, start, stop, peak, integers)
+            scale = _fitted(integers, count, total, peak)
+            for i in range(start, stop):
+                least = min(least, bits[i] & MAGNITUDE)
+            if least >= _q2_edge(scale):  # all would be outer: the inner level holds them as well, and codes them again
+                scale = _short_scale(total, count, peak, Q2_LARGEST_SCALE)
+        _write_short_scale(out, at, scale)
+        if scale == 0:
+            continue
+        edge = _q2_edge(scale)
+        for i in range(count // 4):
+            code = np.uint8(0)
+            for k in range(4):
+                code |= _two_bits(bits[start + 4 * i + k], edge) << np.uint8(2 * k)
+            codes[i] = code
+        for i in range(count // 4 * 4, count):
+            codes[i // 4] |= _two_bits(bits[start + i], edge) << np.uint8(2 * (i % 4))
+    return -1
+
+
+@kernel
+def q2_check(data: Bytes, numel: int) -> int:
+    """Returns -1, or the first block that no encoder writes."""
+    for block in range((numel + BLOCK - 1) // BLOCK):
+        if not _short_block_holds(data, block * Q2_BYTES, min(numel - block * BLOCK, BLOCK), 2, Q2_LARGEST_SCALE):
+            return block
+    return -1
+
+
+@kernel
+def q2_decode(data: Bytes, out: Vector) -> None:
+    """Decode data that `q2_check` has passed."""
+    levels = np.empty(4, dtype=np.float32)
+    for block in range((out.size + BLOCK - 1) // BLOCK):
+        start, stop, at = block * BLOCK, min(out.size, (block + 1) * BLOCK), block * Q2_BYTES
+        scale = np.float32(_bf16_in(data, at))
+        levels[0], levels[1] = scale, scale * np.float32(3.5)
+        levels[2], levels[3] = -levels[0], -levels[1]
+        for i in range((stop - start) // 4):
+            byte = data[at + 2 + i]
+            for k in range(4):
+                out[start + 4 * i + k] = levels[byte >> np.uint8(2 * k) & np.uint8(3)]
+        for i in range((stop - start) // 4 * 4, stop - start):
+            out[start + i] = levels[data[at + 2 + i // 4] >> np.uint8(2 * (i % 4)) & np.uint8(3)]
+
+
+RESIDUAL_LIMIT = np.float32(16.0)
+"""How many times the largest value of a block a residual may grow to."""
+
+LARGEST_WANTED = np.float32(2.0**127)
+"""No codec refuses a value up to here."""
+
+LARGEST_RESIDUAL = np.float32(2.0**126)
+
+
+@kernel
+def residual_add(vector: Vector, residual: Vector) -> None:
+    """Add the residual in place; a value that would grow too large to code, or is not finite, stays as it is."""
+    for i in range(vector.size):
+        total = vector[i] + residual[i]
+        if abs(total) <= LARGEST_WANTED:
+            vector[i] = total
+
+
+@kernel
+def residual_keep(wanted: Vector, sent: Vector, residual: Vector, error: Vector) -> None:
+    """``error`` gets wanted - sent within the block's limit, and 0 where that is not finite.
+
+    The limit comes from the values as they were without the residual, but is never below what the residual has reached:
+    values that become small do not cut what is still owed.
+    """
+    for start in range(0, wanted.size, BLOCK):
+        stop = min(wanted.size, start + BLOCK)
+        largest, reached = np.float32(0.0), np.float32(0.0)
+        for i in range(start, stop):
+            largest = max(largest, abs(wanted[i] - residual[i]))
+            reached = max(reached, abs(residual[i]))
+        limit = max(largest * RESIDUAL_LIMIT, reached)
+        if not limit <= LARGEST_RESIDUAL:  # "not <=" catches NaN too
+            limit = LARGEST_RESIDUAL
+        for i in range(start, stop):
+            apart = wanted[i] - sent[i]
+            if not abs(apart) < np.float32(np.inf):
+                apart = np.float32(0.0)
+            error[i] = max(-limit, min(limit, apart))

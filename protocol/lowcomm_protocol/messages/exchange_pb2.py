@@ -24,43 +24,53 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(lowcomm_protocol/messages/exchange.proto\x12\nlowcomm.v1\"\xc0\x02\n\x05\x46rame\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.lowcomm.v1.OfferH\x00\x12#\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0b\x32\x11.lowcomm.v1.OfferH\x00\x12$\n\x06refuse\x18\x03 \x01(\x0b\x32\x12.lowcomm.v1.RefuseH\x00\x12&\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x13.lowcomm.v1.ContentH\x00\x12\"\n\x05\x63hunk\x18\x05 \x01(\x0b\x32\x11.lowcomm.v1.ChunkH\x00\x12&\n\x07\x63onfirm\x18\x06 \x01(\x0b\x32\x13.lowcomm.v1.ConfirmH\x00\x12&\n\x07\x61\x62\x61ndon\x18\x07 \x01(\x0b\x32\x13.lowcomm.v1.AbandonH\x00\x12$\n\x06resend\x18\x08 \x01(\x0b\x32\x12.lowcomm.v1.ResendH\x00\x42\x06\n\x04kind\"\xcf\x01\n\x05Offer\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0c\n\x04plan\x18\x03 \x01(\x0c\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x10\n\x08\x66ragment\x18\x05 \x01(\r\x12\r\n\x05stage\x18\x06 \x01(\r\x12\r\n\x05round\x18\x07 \x01(\x04\x12\x12\n\nswarm_step\x18\x08 \x01(\x04\x12\r\n\x05steps\x18\t \x01(\x04\x12\x0e\n\x06tokens\x18\n \x01(\x04\x12\x0f\n\x07version\x18\x0b \x01(\x04\x12\x13\n\x0bslow_digest\x18\x0c \x01(\x0c\"(\n\x06Refuse\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\'\n\x07\x43ontent\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x18\n\x06Resend\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x0c\"\x1a\n\x07\x43onfirm\x12\x0f\n\x07members\x18\x01 \x01(\x0c\"\x19\n\x07\x41\x62\x61ndon\x12\x0e\n\x06reason\x18\x01 \x01(\t\">\n\x0c\x46\x65tchRequest\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"*\n\nFetchChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"I\n\x0cIntroduction\x12(\n\x06record\x18\x01 \x01(\x0b\x32\x18.lowcomm.v1.SignedRecord\x12\x0f\n\x07release\x18\x02 \x01(\t\"2\n\x0cSignedRecord\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x80\x02\n\nPeerRecord\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x11\n\tissued_ms\x18\x04 \x01(\x04\x12\x12\n\nexpires_ms\x18\x05 \x01(\x04\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x11\n\taddresses\x18\x07 \x03(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x08 \x01(\x0c\x12\x12\n\nswarm_step\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x19\n\x11tokens_per_second\x18\x0b \x01(\x02\x12\r\n\x05stage\x18\x0c \x01(\r\x12\x14\n\x0c\x65ntry_points\x18\r \x03(\t\"^\n\nCredential\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61llee\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\x0c\x12\x11\n\tissued_ms\x18\x04 \x01(\x04\x12\r\n\x05nonce\x18\x05 \x01(\x0c\"6\n\x10SignedCredential\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x32\xb9\x01\n\x08\x45xchange\x12\x30\n\x04Swap\x12\x11.lowcomm.v1.Frame\x1a\x11.lowcomm.v1.Frame(\x01\x30\x01\x12;\n\x05\x46\x65tch\x12\x18.lowcomm.v1.FetchRequest\x1a\x16.lowcomm.v1.FetchChunk0\x01\x12>\n\x08\x44\x65scribe\x12\x18.lowcomm.v1.Introduction\x1a\x18.lowcomm.v1.Introductionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(lowcomm_protocol/messages/exchange.proto\x12\nlowcomm.v1\"\xd2\x03\n\x05\x46rame\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.lowcomm.v1.OfferH\x00\x12#\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0b\x32\x11.lowcomm.v1.OfferH\x00\x12$\n\x06refuse\x18\x03 \x01(\x0b\x32\x12.lowcomm.v1.RefuseH\x00\x12&\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x13.lowcomm.v1.ContentH\x00\x12\"\n\x05\x63hunk\x18\x05 \x01(\x0b\x32\x11.lowcomm.v1.ChunkH\x00\x12&\n\x07\x63onfirm\x18\x06 \x01(\x0b\x32\x13.lowcomm.v1.ConfirmH\x00\x12&\n\x07\x61\x62\x61ndon\x18\x07 \x01(\x0b\x32\x13.lowcomm.v1.AbandonH\x00\x12$\n\x06resend\x18\x08 \x01(\x0b\x32\x12.lowcomm.v1.ResendH\x00\x12 \n\x04roll\x18\t \x01(\x0b\x32\x10.lowcomm.v1.RollH\x00\x12&\n\x07members\x18\n \x01(\x0b\x32\x13.lowcomm.v1.MembersH\x00\x12 \n\x04held\x18\x0b \x01(\x0b\x32\x10.lowcomm.v1.HeldH\x00\x12$\n\x06\x63ommit\x18\x0c \x01(\x0b\x32\x12.lowcomm.v1.CommitH\x00\x42\x06\n\x04kind\"\xcf\x01\n\x05Offer\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0c\n\x04plan\x18\x03 \x01(\x0c\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x10\n\x08\x66ragment\x18\x05 \x01(\r\x12\r\n\x05stage\x18\x06 \x01(\r\x12\r\n\x05round\x18\x07 \x01(\x04\x12\x12\n\nswarm_step\x18\x08 \x01(\x04\x12\r\n\x05steps\x18\t \x01(\x04\x12\x0e\n\x06tokens\x18\n \x01(\x04\x12\x0f\n\x07version\x18\x0b \x01(\x04\x12\x13\n\x0bslow_digest\x18\x0c \x01(\x0c\"(\n\x06Refuse\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"G\n\x07\x43ontent\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x1e\n\x04part\x18\x03 \x01(\x0e\x32\x10.lowcomm.v1.Part\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x18\n\x06Resend\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x0c\"\x1a\n\x07\x43onfirm\x12\x0f\n\x07members\x18\x01 \x01(\x0c\"\x15\n\x04Roll\x12\r\n\x05peers\x18\x01 \x03(\t\"\x18\n\x07Members\x12\r\n\x05peers\x18\x01 \x03(\t\"\x17\n\x04Held\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"\'\n\x06\x43ommit\x12\x0e\n\x06shards\x18\x01 \x03(\x08\x12\r\n\x05heard\x18\x02 \x03(\x08\"\x19\n\x07\x41\x62\x61ndon\x12\x0e\n\x06reason\x18\x01 \x01(\t\">\n\x0c\x46\x65tchRequest\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"*\n\nFetchChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"I\n\x0cIntroduction\x12(\n\x06record\x18\x01 \x01(\x0b\x32\x18.lowcomm.v1.SignedRecord\x12\x0f\n\x07release\x18\x02 \x01(\t\"2\n\x0cSignedRecord\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x80\x02\n\nPeerRecord\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x11\n\tissued_ms\x18\x04 \x01(\x04\x12\x12\n\nexpires_ms\x18\x05 \x01(\x04\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x11\n\taddresses\x18\x07 \x03(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x08 \x01(\x0c\x12\x12\n\nswarm_step\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x19\n\x11tokens_per_second\x18\x0b \x01(\x02\x12\r\n\x05stage\x18\x0c \x01(\r\x12\x14\n\x0c\x65ntry_points\x18\r \x03(\t\"^\n\nCredential\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61llee\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\x0c\x12\x11\n\tissued_ms\x18\x04 \x01(\x04\x12\r\n\x05nonce\x18\x05 \x01(\x0c\"6\n\x10SignedCredential\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c*&\n\x04Part\x12\t\n\x05WHOLE\x10\x00\x12\t\n\x05SHARE\x10\x01\x12\x08\n\x04MEAN\x10\x02\x32\xb9\x01\n\x08\x45xchange\x12\x30\n\x04Swap\x12\x11.lowcomm.v1.Frame\x1a\x11.lowcomm.v1.Frame(\x01\x30\x01\x12;\n\x05\x46\x65tch\x12\x18.lowcomm.v1.FetchRequest\x1a\x16.lowcomm.v1.FetchChunk0\x01\x12>\n\x08\x44\x65scribe\x12\x18.lowcomm.v1.Introduction\x1a\x18.lowcomm.v1.Introductionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lowcomm_protocol.messages.exchange_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_PART']._serialized_start=1731
+  _globals['_PART']._serialized_end=1769
   _globals['_FRAME']._serialized_start=57
-  _globals['_FRAME']._serialized_end=377
-  _globals['_OFFER']._serialized_start=380
-  _globals['_OFFER']._serialized_end=587
-  _globals['_REFUSE']._serialized_start=589
-  _globals['_REFUSE']._serialized_end=629
-  _globals['_CONTENT']._serialized_start=631
-  _globals['_CONTENT']._serialized_end=670
-  _globals['_CHUNK']._serialized_start=672
-  _globals['_CHUNK']._serialized_end=709
-  _globals['_RESEND']._serialized_start=711
-  _globals['_RESEND']._serialized_end=735
-  _globals['_CONFIRM']._serialized_start=737
-  _globals['_CONFIRM']._serialized_end=763
-  _globals['_ABANDON']._serialized_start=765
-  _globals['_ABANDON']._serialized_end=790
-  _globals['_FETCHREQUEST']._serialized_start=792
-  _globals['_FETCHREQUEST']._serialized_end=854
-  _globals['_FETCHCHUNK']._serialized_start=856
-  _globals['_FETCHCHUNK']._serialized_end=898
-  _globals['_INTRODUCTION']._serialized_start=900
-  _globals['_INTRODUCTION']._serialized_end=973
-  _globals['_SIGNEDRECORD']._serialized_start=975
-  _globals['_SIGNEDRECORD']._serialized_end=1025
-  _globals['_PEERRECORD']._serialized_start=1028
-  _globals['_PEERRECORD']._serialized_end=1284
-  _globals['_CREDENTIAL']._serialized_start=1286
-  _globals['_CREDENTIAL']._serialized_end=1380
-  _globals['_SIGNEDCREDENTIAL']._serialized_start=1382
-  _globals['_SIGNEDCREDENTIAL']._serialized_end=1436
-  _globals['_EXCHANGE']._serialized_start=1439
-  _globals['_EXCHANGE']._serialized_end=1624
+  _globals['_FRAME']._serialized_end=523
+  _globals['_OFFER']._serialized_start=526
+  _globals['_OFFER']._serialized_end=733
+  _globals['_REFUSE']._serialized_start=735
+  _globals['_REFUSE']._serialized_end=775
+  _globals['_CONTENT']._serialized_start=777
+  _globals['_CONTENT']._serialized_end=848
+  _globals['_CHUNK']._serialized_start=850
+  _globals['_CHUNK']._serialized_end=887
+  _globals['_RESEND']._serialized_start=889
+  _globals['_RESEND']._serialized_end=913
+  _globals['_CONFIRM']._serialized_start=915
+  _globals['_CONFIRM']._serialized_end=941
+  _globals['_ROLL']._serialized_start=943
+  _globals['_ROLL']._serialized_end=964
+  _globals['_MEMBERS']._serialized_start=966
+  _globals['_MEMBERS']._serialized_end=990
+  _globals['_HELD']._serialized_start=992
+  _globals['_HELD']._serialized_end=1015
+  _globals['_COMMIT']._serialized_start=1017
+  _globals['_COMMIT']._serialized_end=1056
+  _globals['_ABANDON']._serialized_start=1058
+  _globals['_ABANDON']._serialized_end=1083
+  _globals['_FETCHREQUEST']._serialized_start=1085
+  _globals['_FETCHREQUEST']._serialized_end=1147
+  _globals['_FETCHCHUNK']._serialized_start=1149
+  _globals['_FETCHCHUNK']._serialized_end=1191
+  _globals['_INTRODUCTION']._serialized_start=1193
+  _globals['_INTRODUCTION']._serialized_end=1266
+  _globals['_SIGNEDRECORD']._serialized_start=1268
+  _globals['_SIGNEDRECORD']._serialized_end=1318
+  _globals['_PEERRECORD']._serialized_start=1321
+  _globals['_PEERRECORD']._serialized_end=1577
+  _globals['_CREDENTIAL']._serialized_start=1579
+  _globals['_CREDENTIAL']._serialized_end=1673
+  _globals['_SIGNEDCREDENTIAL']._serialized_start=1675
+  _globals['_SIGNEDCREDENTIAL']._serialized_end=1729
+  _globals['_EXCHANGE']._serialized_start=1772
+  _globals['_EXCHANGE']._serialized_end=1957
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -6,8 +7,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WHOLE: _ClassVar[Part]
+    SHARE: _ClassVar[Part]
+    MEAN: _ClassVar[Part]
+WHOLE: Part
+SHARE: Part
+MEAN: Part
+
 class Frame(_message.Message):
-    __slots__ = ("hello", "accept", "refuse", "content", "chunk", "confirm", "abandon", "resend")
+    __slots__ = ("hello", "accept", "refuse", "content", "chunk", "confirm", "abandon", "resend", "roll", "members", "held", "commit")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
     REFUSE_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +26,10 @@ class Frame(_message.Message):
     CONFIRM_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     RESEND_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     hello: Offer
     accept: Offer
     refuse: Refuse
@@ -24,7 +38,11 @@ class Frame(_message.Message):
     confirm: Confirm
     abandon: Abandon
     resend: Resend
-    def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ...) -> None: ...
+    roll: Roll
+    members: Members
+    held: Held
+    commit: Commit
+    def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "stage", "round", "swarm_step", "steps", "tokens", "version", "slow_digest")
@@ -63,12 +81,14 @@ class Refuse(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Content(_message.Message):
-    __slots__ = ("size", "digest")
+    __slots__ = ("size", "digest", "part")
     SIZE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     size: int
     digest: bytes
-    def __init__(self, size: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    part: Part
+    def __init__(self, size: _Optional[int] = ..., digest: _Optional[bytes] = ..., part: _Optional[_Union[Part, str]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data")
@@ -89,6 +109,32 @@ class Confirm(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     members: bytes
     def __init__(self, members: _Optional[bytes] = ...) -> None: ...
+
+class Roll(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Members(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("shards", "heard")
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedScalarFieldContainer[bool]
+    heard: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, shards: _Optional[_Iterable[bool]] = ..., heard: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("reason",)

@@ -55,10 +55,13 @@ class ExchangeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Swap(self, request_iterator, context):
-        """One exchange of one fragment between two peers:
+        """One exchange of one fragment. In a pair:
         caller: hello                     content chunk* (resend) confirm | abandon
         callee:       accept | refuse     content chunk* (resend) confirm | abandon
-        A resend is answered with a second content and its chunks.
+        A resend is answered with a second content and its chunks. In a group of three and more, each of its members with each:
+        caller: hello                     roll members+ (content chunk*){1,2} held commit | abandon
+        callee:       accept | refuse     roll members+ (content chunk*){1,2} held commit | abandon
+        The first content is a share, the second a mean; who could not make its mean in time sends none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

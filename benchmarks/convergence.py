@@ -1,0 +1,361 @@
+"""Convergence of every method, in simulation: the protocol's own objects, equal tokens a replica, held-out text, 3 seeds.
+
+    python benchmarks/convergence.py               everything: under 3 hours on two cores; resumes where it stopped
+    python benchmarks/convergence.py --quick       a slice of each part, under 3 minutes
+    python benchmarks/convergence.py --part wire   one part: methods, wire, attacks or churn
+
+``methods``  all methods with the same interval, AdamW and Muon
+``wire``     how much of all-reduce's gain over one replica is left at a given share of its bytes
+``attacks``  one peer in four lies
+``churn``    peers come late, leave, or are slow
+
+Bytes are payload bytes that one replica sends, blocks that are sent again included. All-reduce counts as a ring: 2 (n - 1) / n
+times the fp32 gradient a step. Writes JSON, Markdown and two plots to benchmarks/results (--quick: to out).
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+SEEDS = (0, 1, 2)
+CACHE = Path("out/data")
+RESULTS = Path(__file__).parent / "results"
+"""In the repository: whoever has a doubt deletes a result and runs again."""
+SINGLE, ALLREDUCE = "single", "allreduce"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its settings."""
+
+    name: str
+    method: str = "local"
+    sync: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to measure."""
+
+    part: str
+    row: Row
+    optimizer: str
+    peers: int
+    steps: int
+    seed: int
+    scene: str = "calm"
+
+    @property
+    def key(self) -> str:
+        """Its name in the results: all that could change them."""
+        settings = json.dumps([self.row.method, self.row.sync, self.row.train], sort_keys=True)
+        return f"{self.part}/{self.scene}/{self.row.name}/{self.optimizer}/{self.peers}/{self.steps}/{self.seed}/{settings}"
+
+
+# What is measured
+
+EVERY_20 = {"interval": 20, "fragments": 4, "overlap": 1, "min_steps": 5}
+WHOLE_20 = {"interval": 20, "fragments": 1, "overlap": 0, "min_steps": 5}
+STREAMING = EVERY_20 | {"outer_lr": 0.5, "momentum": 0.5, "merge": "mix", "mix": 0.5, "error_feedback": False}
+LOWCOMM = EVERY_20 | {"outer_lr": 0.7, "momentum": 0.3, "merge": "mix", "mix": 0.5}
+METHODS = (
+    Row(SINGLE),
+    Row("local"),
+    Row(ALLREDUCE),
+    Row("gossip", "gossip", WHOLE_20),
+    Row("diloco", "diloco", WHOLE_20),
+    Row("streaming-diloco fp32", "streaming-diloco", STREAMING | {"codec": "fp32"}),
+    Row("streaming-diloco e3m0", "streaming-diloco", STREAMING | {"codec": "e3m0"}),
+    Row("streaming-diloco q2", "streaming-diloco", STREAMING | {"codec": "q2", "error_feedback": True}),
+    Row("noloco", "noloco", WHOLE_20),
+    Row("lowcomm fp32", "lowcomm", LOWCOMM | {"codec": "fp32"}),
+    Row("lowcomm mod8", "lowcomm", LOWCOMM | {"codec": "mod8"}),
+    Row("lowcomm mod4", "lowcomm", LOWCOMM | {"codec": "mod4"}),
+    Row("lowcomm mod3", "lowcomm", LOWCOMM | {"codec": "mod3"}),
+)
+
+
+def methods(quick: bool) -> Iterator[Job]:
+    """The matrix of methods."""
+    for seed in (0,) if quick else SEEDS:
+        for peers in (2,) if quick else (4, 8):
+            for steps in (60,) if quick else (400, 1000):
+                for optimizer in ("adamw",) if quick else ("adamw", "muon"):
+                    for row in METHODS:
+                        if not quick or row.name in (SINGLE, ALLREDUCE, "streaming-diloco q2", "lowcomm mod4"):
+                            yield Job("methods", row, optimizer, peers, steps, seed)
+
+
+# Learning rate and momentum of Muon were tuned on seed 0 for each kind of row alike; docs/methods.md tells what was tried.
+WIRE = {
+    "muon": (
+        Row(SINGLE, train={"muon_momentum": 0.8}),
+        Row(ALLREDUCE, train={"muon_momentum": 0.8}),
+        Row("streaming-diloco, 1/50", "streaming-diloco"),
+        Row("lowcomm, 1/50", "lowcomm"),
+        Row("streaming-diloco, 1/200", "streaming-diloco", {"interval": 14}),
+        Row("lowcomm, 1/200", "lowcomm", {"interval": 15}),
+        Row("streaming-diloco, 1/500", "streaming-diloco", {"interval": 34}),
+        Row("lowcomm, 1/500", "lowcomm", {"interval": 37}),
+    ),
+    "adamw": (
+        Row(SINGLE, train={"learning_rate": 3e-3}),
+        Row(ALLREDUCE, train={"learning_rate": 6e-3}),
+        Row("streaming-diloco, 1/50", "streaming-diloco", train={"learning_rate": 6e-3}),
+        Row("lowcomm, 1/50", "lowcomm", train={"learning_rate": 6e-3}),
+    ),
+}
+
+
+def wire(quick: bool) -> Iterator[Job]:
+    """The presets, and the same with longer intervals, against all-reduce."""
+    for peers in (2,) if quick else (4, 8):
+        for seed in (0,) if quick else SEEDS:
+            for optimizer in ("muon",) if quick else ("muon", "adamw"):
+                for row in WIRE[optimizer][: 4 if quick else None]:
+                    yield Job("wire", row, optimizer, peers, 60 if quick else 1000, seed)
+
+
+BY_SCENE = (
+    Row("streaming-diloco e3m0", "streaming-diloco", STREAMING | {"codec": "e3m0"}),
+    Row("lowcomm mod4", "lowcomm", LOWCOMM | {"codec": "mod4"}),
+)
+
+
+def attacks(quick: bool) -> Iterator[Job]:
+    """Three honest peers alone, and with a fourth that lies."""
+    for row in BY_SCENE[1:] if quick else BY_SCENE:
+        for seed in (0,) if quick else SEEDS:
+            for scene in (
+                ("three honest", "huge") if quick else ("three honest", "nan", "huge", "flipped", "flipped-huge")
+            ):
+                yield Job("attacks", row, "adamw", 4, 60 if quick else 400, seed, scene)
+
+
+def churn(quick: bool) -> Iterator[Job]:
+    """Four peers, of whom some come late, leave, or are slow."""
+    for row in BY_SCENE[1:] if quick else BY_SCENE:
+        for seed in (0,) if quick else SEEDS:
+            for scene in ("undisturbed", "late") if quick else ("undisturbed", "late", "leaves", "slow", "two slow"):
+                yield Job("churn", row, "adamw", 4, 60 if quick else 400, seed, scene)
+
+
+PARTS = {"methods": methods, "wire": wire, "attacks": attacks, "churn": churn}
+
+
+def members(job: Job) -> list[Any]:
+    """Who takes part in a scene."""
+    from lowcomm_node.simulation import Member
+
+    honest = [Member()] * 3
+    match job.scene:
+        case "calm":
+            return [Member()] * job.peers
+        case "undisturbed":
+            return [*honest, Member()]
+        case "three honest":
+            return honest
+        case "late":
+            return [*honest, Member(joins=job.steps / 3)]
+        case "leaves":
+            return [*honest, Member(leaves=job.steps / 2)]
+        case "slow":
+            return [*honest, Member(speed=0.5)]
+        case "two slow":
+            return [Member(), Member(), Member(speed=0.5), Member(speed=0.5)]
+        case attack:
+            return [*honest, Member(attack=attack)]
+
+
+# Measuring
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Run one job in this process; what came of it."""
+    import torch
+
+    from lowcomm_node.data import open_data
+    from lowcomm_node.simulation import allreduce, simulate, single
+    from lowcomm_protocol.run import RunSpec
+
+    torch.set_num_threads(1)
+    spec = RunSpec.model_validate(
+        {
+            "run": {"name": "convergence", "seed": job.seed, "steps": job.steps},
+            "train": {"optimizer": job.optimizer} | job.row.train,
+            "sync": {"method": job.row.method} | job.row.sync,
+        }
+    )
+    dataset = open_data("builtin:python", "bytes", CACHE)
+    # Compiling takes half a minute, once, and makes a step a third faster.
+    long = job.steps * job.peers > 1000 and shutil.which("g++") is not None
+    options = {"compiled": long, "evaluations": 10 if job.scene == "calm" else 0}
+    if job.row.name == SINGLE:
+        result = single(spec, dataset, **options)
+    elif job.row.name == ALLREDUCE:
+        result = allreduce(spec, dataset, job.peers, **options)
+    else:
+        result = simulate(spec, dataset, members(job), **options)
+    return asdict(result) | {"loss": result.loss}
+
+
+def main() -> int:
+    """Measure what is missing and print the tables; 1 if a claim does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--peers", type=int, help="only swarms of this size")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, default=None)
+    arguments = parser.parse_args()
+    out = arguments.out or (Path("out/convergence-quick.json") if arguments.quick else RESULTS / "convergence.json")
+    jobs = [job for part in arguments.part or PARTS for job in PARTS[part](arguments.quick)]
+    jobs = sorted((job for job in jobs if arguments.peers in (None, job.peers)), key=lambda job: job.peers * job.steps)
+    results = json.loads(out.read_text()) if out.exists() else {}
+    missing = [job for job in jobs if job.key not in results]
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
+        running = {pool.submit(measure, job): job for job in missing}
+        for done, future in enumerate(as_completed(running), start=1):
+            job = running[future]
+            results[job.key] = future.result()
+            save(out, results)
+            print(f"{done}/{len(missing)} {job.key} {results[job.key]['loss']:.3f}", file=sys.stderr, flush=True)
+    report = "\n\n".join([machine(), tables(jobs, results), *shares(jobs, results)])
+    out.with_suffix(".md").write_text(report + "\n")
+    print(report)
+    plot(jobs, results, out.parent)
+    return 0
+
+
+def machine() -> str:
+    """What it ran on."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; means over the seeds."
+
+
+def save(out: Path, results: dict[str, Any]) -> None:
+    """Write all results, as a whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_suffix(".writing")
+    temporary.write_text(json.dumps(results))
+    temporary.replace(out)
+
+
+# Telling
+
+
+def tables(jobs: list[Job], results: dict[str, Any]) -> str:
+    """Markdown: a table for each part, optimizer, number of peers and length; figures are means over the seeds."""
+    groups: dict[tuple[str, str, int, int], dict[tuple[str, str], list[dict[str, Any]]]] = {}
+    for job in jobs:
+        group = groups.setdefault((job.part, job.optimizer, job.peers, job.steps), {})
+        group.setdefault((job.scene, job.row.name), []).append(results[job.key])
+    return "\n\n".join(table(title, rows) for title, rows in groups.items())
+
+
+def table(title: tuple[str, str, int, int], rows: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
+    """One table."""
+    part, optimizer, peers, steps = title
+    lines = [
+        f"**{part}, {optimizer}, {peers} peers, {steps} steps**",
+        "",
+        "| method | loss of replicas: mean (min to max) | averaged weights | spread | worst block | MB sent | all-reduce's bytes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    full = [one["bytes_sent"] for (_, name), results in rows.items() if name == ALLREDUCE for one in results]
+    for (scene, name), results in rows.items():
+        losses = [loss for one in results for loss in one["losses"]]
+        sent = mean(one["bytes_sent"] for one in results)
+        ratio = f"1/{mean(full) / sent:.1f}" if full and sent else ""
+        cells = [
+            name if scene == "calm" else f"{name}, {scene}",
+            f"{mean(one['loss'] for one in results):.3f} ({min(losses):.3f} to {max(losses):.3f})",
+            f"{mean(one['average_loss'] for one in results):.3f}",
+            f"{mean(one['spread'] for one in results):.1e}",
+            f"{max(one['worst_block'] for one in results):.1e}",
+            f"{sent / 1e6:.2f}",
+            ratio,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def shares(jobs: list[Job], results: dict[str, Any]) -> list[str]:
+    """How much of all-reduce's gain over a single replica each row of ``wire`` leaves, seed by seed."""
+    lines: list[str] = []
+    wired = [job for job in jobs if job.part == "wire"]
+    for optimizer, peers in sorted({(job.optimizer, job.peers) for job in wired}):
+        row = {
+            (job.row.name, job.seed): results[job.key]
+            for job in wired
+            if (job.optimizer, job.peers) == (optimizer, peers)
+        }
+        for name in dict.fromkeys(name for name, _ in row if name not in (SINGLE, ALLREDUCE)):
+            gains = [
+                (row[SINGLE, seed]["loss"] - row[name, seed]["loss"])
+                / (row[SINGLE, seed]["loss"] - row[ALLREDUCE, seed]["loss"])
+                for seed in sorted({seed for _, seed in row})
+            ]
+            sent = mean(
+                row[ALLREDUCE, seed]["bytes_sent"] / row[name, seed]["bytes_sent"]
+                for other, seed in row
+                if other == name
+            )
+            told = " / ".join(f"{100 * gain:.0f}" for gain in gains)
+            lines.append(
+                f"- {optimizer}, {peers} peers, {name}: {100 * mean(gains):.1f} % ({told}) of all-reduce's gain"
+                f" for 1/{sent:.0f} of its bytes"
+            )
+    return ["\n".join(lines)] if lines else []
+
+
+def plot(jobs: list[Job], results: dict[str, Any], folder: Path) -> None:
+    """Loss against tokens, and against bytes, of the first seed of the longest runs of ``methods``."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    calm = [job for job in jobs if job.part == "methods"]
+    if not calm:
+        return
+    peers, steps = min(job.peers for job in calm), max(job.steps for job in calm)
+    optimizers = sorted({job.optimizer for job in calm})
+    for what, title, file in (
+        ("tokens", "tokens a replica", "loss-tokens"),
+        ("bytes_sent", "bytes sent by a replica", "loss-bytes"),
+    ):
+        figure, axes = pyplot.subplots(
+            1, len(optimizers), figsize=(6 * len(optimizers), 4.5), squeeze=False, sharey=True
+        )
+        for axis, optimizer in zip(axes[0], optimizers, strict=True):
+            for job in calm:
+                if (job.optimizer, job.peers, job.steps, job.seed) != (optimizer, peers, steps, 0):
+                    continue
+                points = [point for point in results[job.key]["curve"] if point[what]]
+                if points:
+                    axis.plot(
+                        [point[what] for point in points], [point["loss"] for point in points], label=job.row.name
+                    )
+            axis.set(
+                title=f"{optimizer}, {peers} peers, {steps} steps", xlabel=title, ylabel="held-out loss, nats a byte"
+            )
+            axis.set_xscale("log" if what == "bytes_sent" else "linear")
+            axis.legend(fontsize=7)
+        figure.tight_layout()
+        figure.savefig(folder / f"{file}.png", dpi=110)
+        pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

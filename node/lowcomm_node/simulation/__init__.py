@@ -1,0 +1,15 @@
+"""Simulation: N replicas in one process, with the protocol's own objects, in virtual time over a seeded network.
+
+network.py   virtual time, streams that take time and break
+peer.py      one peer: steps, captures and merges at their boundaries, what is due
+rounds.py    one exchange of a peer, in a pair or a group
+swarm.py     who takes part, attacks and churn, and what came of it
+baselines.py one replica alone, and all-reduce
+"""
+
+from lowcomm_node.simulation.baselines import allreduce, ring_bytes, single
+from lowcomm_node.simulation.network import Conditions
+from lowcomm_node.simulation.swarm import Member, Result, simulate
+from lowcomm_node.trainer.replica import Replica
+
+__all__ = ["Conditions", "Member", "Replica", "Result", "allreduce", "ring_bytes", "simulate", "single"]

@@ -1,0 +1,53 @@
+"""What a swarm is measured against: one replica alone, and all-reduce of gradients at every step."""
+
+import torch
+from torch import nn
+
+from lowcomm_node.data import Dataset
+from lowcomm_node.data.stream import TrainStream
+from lowcomm_node.simulation.swarm import Point, Result, simulate
+from lowcomm_node.trainer.evaluation import held_out_loss
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.run import RunSpec
+
+
+def ring_bytes(parameters: int, peers: int, steps: int) -> float:
+    """Bytes that each of ``peers`` sends in a ring all-reduce of fp32 gradients at every step."""
+    return 2 * (peers - 1) / peers * 4 * parameters * steps
+
+
+def single(spec: RunSpec, dataset: Dataset, compiled: bool = False, evaluations: int = 0) -> Result:
+    """One replica that never meets anybody."""
+    alone = spec.model_copy(update={"sync": spec.sync.model_copy(update={"group": 1})})
+    return simulate(alone, dataset, 1, compiled=compiled, evaluations=evaluations)
+
+
+def allreduce(spec: RunSpec, dataset: Dataset, peers: int, compiled: bool = False, evaluations: int = 0) -> Result:
+    """``peers`` data-parallel replicas, which stay equal, so one is kept: each step takes the mean of all gradients."""
+    cpu = torch.device("cpu")
+    replica = Replica(spec, "peer-0", dataset, cpu, compiled)
+    train, model = spec.train, spec.model
+    streams = [TrainStream(dataset.train, model.context, train.batch, spec.run.seed, f"peer-{k}") for k in range(peers)]
+    parameters = sum(weight.numel() for weight in replica.weights.values())
+    every, curve = (max(1, spec.run.steps // evaluations) if evaluations else 0), []
+    for step in range(1, spec.run.steps + 1):
+        for stream in streams:
+            (replica.loss(*stream.next_batch()) / peers).backward()
+        nn.utils.clip_grad_norm_(replica.model.parameters(), train.clip)
+        replica.optimizer.step(replica.clock.step, spec.run.steps)
+        replica.clock.tick()
+        if every and step % every == 0:
+            sent = round(ring_bytes(parameters, peers, step))
+            curve.append(Point(step * spec.tokens_per_step, sent, held_out_loss(replica.model, dataset, model.context)))
+    loss = held_out_loss(replica.model, dataset, model.context)
+    return Result(
+        losses=(loss,),
+        average_loss=loss,
+        spread=0.0,
+        worst_block=0.0,
+        bytes_sent=ring_bytes(parameters, peers, spec.run.steps),
+        applied=0,
+        failed=0,
+        steps=(spec.run.steps,) * peers,
+        curve=tuple(curve),
+    )

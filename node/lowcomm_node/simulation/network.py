@@ -1,0 +1,116 @@
+"""Virtual time, and a seeded network in it: streams between peers that take time, keep their order, and break.
+
+The same seed gives the same story, to the event. Nothing here knows what travels.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How long things take between two peers, and how often they go wrong."""
+
+    latency: tuple[float, float] = (0.02, 0.08)
+    """Seconds one way, from and to; drawn for every message."""
+    bandwidth: float = 2.5e6
+    """Bytes a second of one peer's uplink to another; 20 Mbit/s."""
+    loss: float = 0.0
+    """Probability that a stream breaks, at a random moment of its first ``loss_within`` seconds."""
+    loss_within: float = 5.0
+
+
+class Receiver(Protocol):
+    """An end of a stream."""
+
+    def receive(self, stream: "Stream", kind: str, payload: Any) -> None:
+        """Take in a message; ``kind`` is "closed" when the other end closed the stream or it broke."""
+
+
+@dataclass(eq=False)
+class Stream:
+    """One call: messages arrive in order in each direction, until an end closes it or it breaks."""
+
+    caller: str
+    callee: str
+    broken: bool = False
+    closed: set[str] = field(default_factory=set)
+    arrived: dict[str, float] = field(default_factory=dict)
+    """When the last message to each end arrives."""
+
+    def other(self, peer: str) -> str:
+        """The other end."""
+        return self.callee if peer == self.caller else self.caller
+
+
+class Network:
+    """Time that only events move, and the peers that it connects."""
+
+    def __init__(self, seed: int, conditions: Conditions) -> None:
+        self.random, self.conditions = Random(f"network:{seed}"), conditions
+        self.now = 0.0
+        """Seconds."""
+        self.peers: dict[str, Receiver] = {}
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something later."""
+        self.at(self.now + seconds, action)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Do something at a moment; what is due at the same one happens in the order of asking."""
+        self._count += 1
+        heapq.heappush(self._queue, (time, self._count, action))
+
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        while self._queue:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+
+    def open(self, caller: str, callee: str) -> Stream:
+        """A stream between two peers; nobody else may be there to answer."""
+        stream = Stream(caller, callee)
+        if self.random.random() < self.conditions.loss:
+            self.after(self.random.uniform(0.0, self.conditions.loss_within), lambda: self.break_(stream))
+        return stream
+
+    def send(self, stream: Stream, sender: str, kind: str, payload: Any = None, size: int = 0) -> None:
+        """Send a message of ``size`` bytes; it arrives unless the stream is closed or breaks before."""
+        if sender in stream.closed or stream.broken:
+            return
+        receiver = stream.other(sender)
+        way = self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth
+        arrives = stream.arrived[receiver] = max(stream.arrived.get(receiver, 0.0), self.now + way)
+
+        def deliver() -> None:
+            if receiver in stream.closed or stream.broken:
+                return
+            if receiver in self.peers:
+                self.peers[receiver].receive(stream, kind, payload)
+            else:
+                self.break_(stream)
+
+        self.at(arrives, deliver)  # not after(): rounding could make one message overtake another
+
+    def close(self, stream: Stream, sender: str) -> None:
+        """End a stream; the other end hears of it after all that was sent before."""
+        self.send(stream, sender, "closed")
+        stream.closed.add(sender)
+
+    def break_(self, stream: Stream) -> None:
+        """Both ends notice, each in its time; what was on its way is gone."""
+        if stream.broken:
+            return
+        stream.broken = True
+        for name in (stream.caller, stream.callee):
+            if name not in stream.closed:
+                self.after(self.random.uniform(*self.conditions.latency), lambda name=name: self._notice(stream, name))
+
+    def _notice(self, stream: Stream, name: str) -> None:
+        if name in self.peers:
+            self.peers[name].receive(stream, "closed", None)

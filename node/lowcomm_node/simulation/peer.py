@@ -1,0 +1,176 @@
+"""One simulated peer: a real replica, real exchanges, and virtual time.
+
+What ``daemon.py``, ``exchange/exchanger.py`` and ``trainer/loop.py`` do with sockets, clocks and threads happens here as
+events: steps take ``1 / speed`` seconds, captures and merges wait for step boundaries, contributions travel as bytes.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lowcomm_node.simulation.network import Stream
+from lowcomm_node.simulation.rounds import GroupRound, PairRound, Round
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.clock import is_supported
+from lowcomm_protocol.exchange import Accepted, GaveUp
+from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
+from lowcomm_protocol.trust import Trust
+
+if TYPE_CHECKING:
+    from lowcomm_node.simulation.swarm import Swarm
+
+MAX_JUMP_INTERVALS = 10
+
+
+class Peer:
+    """A replica that trains and exchanges until the run is over, it leaves or dies."""
+
+    def __init__(self, swarm: "Swarm", name: str, replica: Replica, speed: float) -> None:
+        self.swarm, self.name, self.replica = swarm, name, replica
+        self.sync, self.speed = replica.spec.sync, speed
+        self.training = self.over = False
+        self.bytes_sent = 0
+        self.applied = self.failed = self.refused = self.implausible = self.realigned = 0
+        self.trust = Trust(self.sync.interval)
+        self.losses: list[float] = []
+        """Loss of every inner step, nats a token."""
+        self.running: dict[int, Round] = {}
+        self.by_stream: dict[Stream, Round] = {}
+        self.at_boundary: list[Callable[[], None]] = []
+        self.ripening: list[tuple[int, Callable[[], None]]] = []
+
+    # inner steps
+
+    def start(self) -> None:
+        """Begin to train."""
+        self.training = True
+        self.after(1.0 / self.speed, self._step)
+
+    def leave(self) -> None:
+        """Say goodbye: exchanges under way are given up, and others hear of it."""
+        for round_ in list(self.running.values()):
+            round_.handle(GaveUp(reason="leaves"))
+        self.training, self.over = False, True
+
+    def die(self) -> None:
+        """End without a word; whoever is connected notices."""
+        self.training, self.over = False, True
+        for stream in self.by_stream:
+            self.swarm.network.break_(stream)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.swarm.network.after(seconds, lambda: None if self.over else action())
+
+    def _step(self) -> None:
+        self.losses.append(self.replica.inner_step())
+        self._pass_boundary()
+        self.swarm.on_step(self)
+        for fragment in self.replica.schedule.due(self.replica.clock.step) if self.sync.group > 1 else ():
+            if fragment not in self.running:
+                self._begin(fragment)
+        if self.replica.clock.step < self.replica.spec.run.steps:
+            self.after(1.0 / self.speed, self._step)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The run is over: merge what has arrived, begin nothing new."""
+        self.training = False
+        for round_ in list(self.running.values()):
+            round_.handle(GaveUp(reason="the run is over"))
+        for _, merge in self.ripening:
+            merge()
+        self.ripening.clear()
+        self.over = True
+
+    def _pass_boundary(self) -> None:
+        actions, self.at_boundary = self.at_boundary, []
+        for action in actions:
+            action()
+        ripe = [entry for entry in self.ripening if entry[0] <= self.replica.steps]
+        self.ripening = [entry for entry in self.ripening if entry not in ripe]
+        for _, merge in ripe:
+            merge()
+
+    # what is due, and calls of others
+
+    def _begin(self, fragment: int) -> None:
+        offer = self._offer(fragment, self.replica.schedule.round_of(fragment, self.replica.clock.step))
+        self._new(offer, self._candidates(offer), called=False).start()
+
+    def _candidates(self, offer: Offer) -> list[str]:
+        there = [peer for peer in self.swarm.training() if self.trust.trusts(peer, self.replica.steps)]
+        return candidates(self.replica.spec.run.seed, offer.fragment, offer.round, self.name, there, self.sync.group)
+
+    def _new(self, offer: Offer, peers: list[str], called: bool) -> Round:
+        kind = PairRound if self.sync.group == 2 else GroupRound
+        round_ = self.running[offer.fragment] = kind(self, offer, peers, called)
+        return round_
+
+    def _offer(self, fragment: int, number: int) -> Offer:
+        replica, progress = self.replica, self.replica.schedule[fragment]
+        return Offer(
+            protocol=PROTOCOL_VERSION,
+            run_id=replica.spec.run_id,
+            plan=replica.plan.digest,
+            codec=self.sync.codec,
+            fragment=fragment,
+            stage=0,
+            round=number,
+            swarm_step=replica.clock.step,
+            steps=replica.steps - progress.merged_steps,
+            tokens=replica.tokens - progress.merged_tokens,
+            version=progress.version,
+            slow_digest=bytes.fromhex(replica.slow_digest(fragment)) if self.sync.consensus == 0 else b"",
+        )
+
+    def _consider(self, peer: str, theirs: Offer) -> Refusal | None:
+        round_, replica = self.running.get(theirs.fragment), self.replica
+        if round_ is not None and round_.exchange.is_calling(peer) and wins_crossing(self.name, peer):
+            return Refusal.CROSSED
+        if not self.trust.trusts(peer, replica.steps):
+            return Refusal.NOT_TRUSTED
+        others = [one.replica.clock.step for one in self.swarm.others(self, peer)]
+        ready = Readiness(
+            training=self.training,
+            busy=round_ is not None and not round_.exchange.has_room_for(peer),
+            has_room=True,
+            min_steps=0 if round_ is not None else self.sync.min_steps,
+            step_is_supported=is_supported(
+                theirs.swarm_step, replica.clock.step, others, MAX_JUMP_INTERVALS * self.sync.interval
+            ),
+            fragment_count=len(replica.schedule),
+        )
+        return consider(theirs, self._offer(theirs.fragment, theirs.round), ready)
+
+    # messages
+
+    def receive(self, stream: Stream, kind: str, payload: Any) -> None:
+        """Take in a message."""
+        if self.over:
+            if kind != "closed":
+                self.swarm.network.break_(stream)
+        elif kind == "hello":
+            self._answer(stream, payload)
+        elif (round_ := self.by_stream.get(stream)) is not None:
+            round_.receive(stream, stream.other(self.name), kind, payload)
+
+    def _answer(self, stream: Stream, theirs: Offer) -> None:
+        peer = stream.other(self.name)
+        refusal = self._consider(peer, theirs)
+        if refusal is not None:
+            self.swarm.network.send(stream, self.name, "refuse", refusal)
+            return
+        round_ = self.running.get(theirs.fragment)
+        if round_ is None:
+            offer, pairs = self._offer(theirs.fragment, theirs.round), self.sync.group == 2
+            round_ = self._new(offer, [] if pairs else self._candidates(offer), called=True)
+            round_.exchange.expect(peer)
+            if not pairs:
+                round_.start()
+        crossed = round_.calls.pop(peer, None)
+        if crossed is not None:
+            self.swarm.network.close(crossed, self.name)
+        round_.link(peer, stream)
+        self.swarm.network.send(stream, self.name, "accept", round_.offer)
+        round_.handle(Accepted(peer=peer, offer=theirs, called_us=True))

@@ -1,0 +1,328 @@
+"""One exchange of a simulated peer: the effects of its `Exchange` carried out, messages turned into events.
+
+Contributions are coded to bytes, travel, and are decoded by the capture of the receiver's replica.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from lowcomm_node.simulation.network import Stream
+from lowcomm_node.trainer.capture import GroupCapture, PairCapture
+from lowcomm_protocol import exchange as ex
+from lowcomm_protocol import group as gr
+from lowcomm_protocol.errors import CodecError, ImplausibleError, ProtocolViolation
+from lowcomm_protocol.matching import REFUSAL_TEXT, Offer
+
+if TYPE_CHECKING:
+    from lowcomm_node.simulation.peer import Peer
+
+HELLO_DEADLINE, DEADLINE = 10.0, 60.0
+REDUCE_DEADLINE = 40.0
+PATIENCE = 3.0
+"""Seconds, as in a node."""
+
+
+class Round(ABC):
+    """What pairs and groups share: calls, captures, the end."""
+
+    def __init__(self, peer: "Peer", exchange: ex.Gathering, offer: Offer, called: bool) -> None:
+        self.peer, self.replica, self.network = peer, peer.replica, peer.swarm.network
+        self.exchange, self.offer, self.called = exchange, offer, called
+        self.links: dict[str, Stream] = {}
+        self.calls: dict[str, Stream] = {}
+        self.waiting: list[Callable[[], None]] | None = []
+        """What came before our contribution was captured; None afterwards."""
+        self.peer.after(HELLO_DEADLINE, lambda: self.handle(ex.GatheringClosed()))
+        self.peer.after(DEADLINE, lambda: self.handle(ex.DeadlinePassed()))
+        self.peer.after(DEADLINE + HELLO_DEADLINE, lambda: self.handle(ex.DeadlinePassed()))
+
+    @property
+    def fragment(self) -> int:
+        """Which fragment is exchanged."""
+        return self.offer.fragment
+
+    def start(self) -> None:
+        """Call candidates."""
+        self._carry_out(self.exchange.start())
+
+    def link(self, peer: str, stream: Stream) -> None:
+        """Take in the stream to a peer that takes part."""
+        self.links[peer] = stream
+        self.peer.by_stream[stream] = self
+
+    def handle(self, event: Any) -> None:
+        """Take in an event."""
+        try:
+            effects = self.exchange.handle(event)
+        except ProtocolViolation as error:
+            effects = self.exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason=str(error)))
+        self._carry_out(effects)
+
+    def receive(self, stream: Stream, other: str, kind: str, payload: Any) -> None:
+        """Take in a message of another peer."""
+        if kind == "closed":
+            self.calls.pop(other, None)
+            self.peer.by_stream.pop(stream, None)
+            self.handle(ex.Lost(peer=other, reason="ended the stream"))
+        elif kind == "abandon":
+            self.handle(ex.Lost(peer=other, reason=f"gave up: {payload}"))
+        elif self.calls.get(other) is stream:
+            del self.calls[other]
+            if kind == "accept":
+                self.link(other, stream)
+                self.handle(ex.Accepted(peer=other, offer=payload))
+            else:
+                self.peer.refused += 1
+                self.handle(ex.Refused(peer=other, reason=payload, detail=REFUSAL_TEXT[payload]))
+        elif kind not in self._CONTENTS:
+            self.handle(self._event(other, kind, payload))
+        elif self.waiting is None:
+            self._take_in(other, kind, payload)
+        else:
+            self.waiting.append(lambda: self._take_in(other, kind, payload))
+
+    _CONTENTS: frozenset[str]
+    """Kinds of messages that wait for our capture."""
+
+    @abstractmethod
+    def _event(self, other: str, kind: str, payload: Any) -> Any:
+        """The event that a message is."""
+
+    @abstractmethod
+    def _use(self, other: str, kind: str, data: bytes) -> Any:
+        """Decode contents; the event that follows, if any. Raises CodecError or ImplausibleError."""
+
+    @abstractmethod
+    def _effect(self, effect: ex.Effect) -> None:
+        """Carry out what only this kind of exchange asks for."""
+
+    @abstractmethod
+    def _code(self) -> None:
+        """Code our contribution, which has been captured. Raises CodecError."""
+
+    @abstractmethod
+    def _pool(self, effect: ex.Apply) -> None:
+        """Make the mean of what is applied."""
+
+    def _take_in(self, other: str, kind: str, data: bytes) -> None:
+        if self.exchange.over:
+            return
+        try:
+            event = self._use(other, kind, data)
+        except (CodecError, ImplausibleError) as error:
+            self.peer.implausible += isinstance(error, ImplausibleError)
+            self.peer.trust.strike(other, self.replica.steps)
+            event = ex.Lost(peer=other, reason=str(error))
+            self._abandon(other, str(error))
+        if event is not None:
+            self.handle(event)
+
+    def _send(self, other: str, kind: str, data: bytes) -> None:
+        self.peer.bytes_sent += len(data)
+        self.network.send(self.links[other], self.peer.name, kind, data, len(data))
+
+    def _tell(self, other: str, kind: str, payload: Any) -> None:
+        self.network.send(self.links[other], self.peer.name, kind, payload)
+
+    # effects
+
+    def _carry_out(self, effects: list[ex.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ex.Dial(peer=other):
+                    self._dial(other)
+                case ex.Capture(members=members):
+                    self.peer.at_boundary.append(lambda members=members: self._capture(members))
+                case ex.Abandon(peer=other, reason=reason):
+                    self._abandon(other, reason)
+                case ex.Apply():
+                    self._apply(effect)
+                case ex.End():
+                    self._end()
+                case _:
+                    self._effect(effect)
+
+    def _dial(self, other: str) -> None:
+        stream = self.calls[other] = self.network.open(self.peer.name, other)
+        self.peer.by_stream[stream] = self
+        self.network.send(stream, self.peer.name, "hello", self.offer)
+
+        def give_up() -> None:
+            if self.calls.get(other) is stream:
+                del self.calls[other]
+                self.network.close(stream, self.peer.name)
+                self.handle(ex.Lost(peer=other, reason="did not answer in time"))
+
+        self.peer.after(HELLO_DEADLINE, give_up)
+
+    def _capture(self, members: tuple[str, ...]) -> None:
+        if self.exchange.over:
+            return
+        theirs = [self.exchange.offer_of(other) for other in members if other != self.peer.name]
+        realign = any(offer and offer.slow_digest != self.offer.slow_digest for offer in theirs)
+        self.replica.capture(self.fragment, realign, members)
+        self.peer.realigned += realign
+        try:
+            self._code()
+        except CodecError as error:
+            self.handle(ex.GaveUp(reason=str(error)))
+            return
+        waiting, self.waiting = self.waiting or [], None
+        self.handle(ex.Captured())
+        for take_in in waiting:
+            take_in()
+
+    def _abandon(self, other: str, reason: str) -> None:
+        for stream in (self.calls.pop(other, None), self.links.get(other)):
+            if stream is not None:
+                self.network.send(stream, self.peer.name, "abandon", reason)
+                self.network.close(stream, self.peer.name)
+
+    def _apply(self, effect: ex.Apply) -> None:
+        self._pool(effect)
+        self.replica.outer(self.fragment)
+        ripe = self.replica.captures[self.fragment].steps + self.peer.sync.overlap
+
+        def merge() -> None:
+            self.replica.merge(self.fragment, effect.swarm_step)
+            self.peer.applied += 1
+            self._close()
+
+        self.peer.ripening.append((ripe, merge))
+
+    def _end(self) -> None:
+        self.peer.failed += 1
+        self.replica.drop(self.fragment)
+        if not self.called:
+            self.replica.schedule.skip(self.fragment, self.replica.clock.step)
+        self._close()
+
+    def _close(self) -> None:
+        del self.peer.running[self.fragment]
+        for stream in [*self.calls.values(), *self.links.values()]:
+            self.network.close(stream, self.peer.name)
+            self.peer.by_stream.pop(stream, None)
+        self.calls.clear()
+
+
+class PairRound(Round):
+    """Two peers send each other the whole fragment."""
+
+    _CONTENTS = frozenset({"content", "resend", "again"})
+
+    def __init__(self, peer: "Peer", offer: Offer, candidates: list[str], called: bool) -> None:
+        super().__init__(peer, ex.Exchange(me=peer.name, candidates=candidates), offer, called)
+        self.content = b""
+
+    @property
+    def capture(self) -> PairCapture:
+        """Of our replica."""
+        return self.replica.pair(self.fragment)
+
+    def _event(self, other: str, kind: str, payload: Any) -> Any:
+        return ex.Confirmed(peer=other, members=payload)
+
+    def _use(self, other: str, kind: str, data: bytes) -> Any:
+        if kind == "content" and (again := self.capture.receive(other, memoryview(data))):
+            self._send(other, "resend", again)
+            return None
+        if kind == "resend":
+            self._send(other, "again", self._coded(lambda out: self.capture.resend(data, out)))
+            return None
+        if kind == "again":
+            self.capture.patch(other, memoryview(data))
+        return ex.Verified(peer=other)
+
+    def _effect(self, effect: ex.Effect) -> None:
+        match effect:
+            case ex.SendContent(peer=other):
+                self._send(other, "content", self.content)
+            case ex.SendConfirm(peer=other, members=members):
+                self._tell(other, "confirm", members)
+
+    def _code(self) -> None:
+        self.content = self._coded(self.capture.encode)
+
+    def _coded(self, encode: Callable[[memoryview], int]) -> bytes:
+        out = bytearray(self.capture.coder.max_size)
+        return self.peer.swarm.tampered(self.peer, bytes(out[: encode(memoryview(out))]))
+
+    def _pool(self, effect: ex.Apply) -> None:
+        offers = {other: self.exchange.offer_of(other) or self.offer for other in effect.members}
+        self.capture.pool({other: offer.tokens for other, offer in offers.items()})
+
+
+class GroupRound(Round):
+    """Every member averages one shard."""
+
+    _CONTENTS = frozenset({"shard", "mean"})
+
+    def __init__(self, peer: "Peer", offer: Offer, candidates: list[str], called: bool) -> None:
+        exchange = gr.GroupExchange(me=peer.name, candidates=candidates, group=peer.sync.group)
+        super().__init__(peer, exchange, offer, called)
+        self.shares: dict[str, bytes] = {}
+        self.mean = b""
+        for number in range(4):
+            self.peer.after(HELLO_DEADLINE + (number + 1) * PATIENCE, lambda: self.handle(gr.AgreeingClosed()))
+        self.peer.after(REDUCE_DEADLINE, lambda: self.handle(gr.ReduceClosed()))
+        self.peer.after(DEADLINE + HELLO_DEADLINE / 2, lambda: self.handle(gr.ConfirmingClosed()))
+
+    @property
+    def capture(self) -> GroupCapture:
+        """Of our replica."""
+        return self.replica.group(self.fragment)
+
+    def _event(self, other: str, kind: str, payload: Any) -> Any:
+        match kind:
+            case "roll":
+                return gr.RollCame(peer=other, roll=payload)
+            case "members":
+                return gr.MembersCame(peer=other, members=payload)
+            case "held":
+                return gr.HeldCame(peer=other, held=payload)
+            case _:
+                shards, heard = payload
+                return gr.CommitCame(peer=other, shards=shards, heard=heard)
+
+    def _use(self, other: str, kind: str, data: bytes) -> Any:
+        if kind == "shard":
+            self.capture.receive(other, memoryview(data))
+            return gr.ShardVerified(peer=other)
+        self.capture.receive_mean(other, memoryview(data))
+        return gr.MeanVerified(peer=other, digest=sha256(data).digest())
+
+    def _effect(self, effect: ex.Effect) -> None:
+        match effect:
+            case gr.SendRoll(peer=other, roll=roll):
+                self._tell(other, "roll", roll)
+            case gr.SendMembers(peer=other, members=members):
+                self._tell(other, "members", members)
+            case gr.SendShard(peer=other):
+                self._send(other, "shard", self.shares[other])
+            case gr.Reduce(contributors=contributors):
+                self._reduce(contributors)
+            case gr.SendMean(peer=other):
+                self._send(other, "mean", self.mean)
+            case gr.SendHeld(peer=other, held=held):
+                self._tell(other, "held", held)
+            case gr.SendCommit(peer=other, shards=shards, heard=heard):
+                self._tell(other, "commit", (shards, heard))
+
+    def _code(self) -> None:
+        capture = self.capture
+        out, start = bytearray(8 * capture.sent.numel() + 4096), 0
+        for owner, size in zip(capture.members, capture.encode(memoryview(out)), strict=True):
+            self.shares[owner] = self.peer.swarm.tampered(self.peer, bytes(out[start : start + size]))
+            start += size
+
+    def _reduce(self, contributors: tuple[str, ...]) -> None:
+        offers = {other: self.exchange.offer_of(other) or self.offer for other in contributors}
+        out = bytearray(8 * self.capture.sent.numel() + 4096)
+        size = self.capture.reduce({other: offer.tokens for other, offer in offers.items()}, memoryview(out))
+        self.mean = bytes(out[:size])
+        self.handle(gr.Reduced(digest=sha256(self.mean).digest()))
+
+    def _pool(self, effect: ex.Apply) -> None:
+        self.capture.pool([owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied])

@@ -1,0 +1,204 @@
+"""A swarm of simulated peers: who takes part, and what came of it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Literal
+
+import torch
+
+from lowcomm_node.data import Dataset
+from lowcomm_node.simulation.network import Conditions, Network
+from lowcomm_node.simulation.peer import Peer
+from lowcomm_node.trainer import state
+from lowcomm_node.trainer.evaluation import held_out_loss
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.outer import worst_block_spread
+from lowcomm_protocol.run import RunSpec
+
+Attack = Literal["nan", "huge", "flipped", "flipped-huge"]
+_FACTORS = {"huge": 100.0, "flipped": -1.0, "flipped-huge": -10.0}
+RECORD_LIFETIME = 30.0
+"""Seconds that others still believe in a peer that died."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One peer of a simulation."""
+
+    speed: float = 1.0
+    """Inner steps a second."""
+    joins: float = 0.0
+    """Seconds; a late peer copies the state of the one that is furthest."""
+    leaves: float | None = None
+    dies: float | None = None
+    attack: Attack | None = None
+    """What it does to its contributions from a quarter of the run on."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One look at the first peer during the run."""
+
+    tokens: int
+    """Tokens that it has trained on."""
+    bytes_sent: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run; of honest peers that were there at the end. Losses are held-out, in nats a token."""
+
+    losses: tuple[float, ...]
+    average_loss: float
+    """Of the averaged weights."""
+    spread: float
+    """Root mean square of the standard deviation of weights across peers."""
+    worst_block: float
+    """The same of the block of 256 values where it is largest."""
+    bytes_sent: float
+    """Payload bytes a peer."""
+    applied: int
+    failed: int
+    """Exchanges, of all peers together."""
+    steps: tuple[int, ...]
+    curve: tuple[Point, ...]
+
+    @property
+    def loss(self) -> float:
+        """Mean of the peers' own."""
+        return mean(self.losses)
+
+
+class Swarm:
+    """The peers of one run, and what they know of each other."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        dataset: Dataset,
+        members: Sequence[Member],
+        conditions: Conditions,
+        kind: type[Replica],
+        compiled: bool,
+        evaluations: int,
+    ) -> None:
+        self.spec, self.dataset, self.members = spec, dataset, members
+        self.network = Network(spec.run.seed, conditions)
+        self.peers: list[Peer] = []
+        self.curve: list[Point] = []
+        self._every = max(1, spec.run.steps // evaluations) if evaluations else 0
+        self._gone: dict[str, float] = {}
+        cpu = torch.device("cpu")
+        for number, member in enumerate(members):
+            name = f"peer-{number}"
+            made = liar(kind, _FACTORS.get(member.attack, 1.0)) if member.attack else kind
+            peer = Peer(self, name, made(spec, name, dataset, cpu, compiled), member.speed)
+            self.peers.append(peer)
+            self.network.after(member.joins, lambda peer=peer, late=member.joins > 0: self._join(peer, late))
+            if member.leaves is not None:
+                self.network.after(member.leaves, lambda peer=peer: self._leave(peer))
+            if member.dies is not None:
+                self.network.after(member.dies, lambda peer=peer: self._die(peer))
+
+    def training(self) -> list[str]:
+        """Whom peers believe to be training, as signed records would tell them."""
+        now = self.network.now
+        return [one.name for one in self.peers if one.training or self._gone.get(one.name, now) > now]
+
+    def others(self, *but: Peer | str) -> Iterable[Peer]:
+        """All peers that train, but these."""
+        return [one for one in self.peers if one.training and one not in but and one.name not in but]
+
+    def tampered(self, peer: Peer, content: bytes) -> bytes:
+        """What a peer really sends: a liar may send bytes that decode to no number."""
+        member = self.members[self.peers.index(peer)]
+        lies = member.attack == "nan" and peer.replica.clock.step >= self.spec.run.steps // 4
+        return b"\xff" * len(content) if lies else content
+
+    def on_step(self, peer: Peer) -> None:
+        """Look at the first peer now and then."""
+        if self._every and peer is self.peers[0] and peer.replica.steps % self._every == 0:
+            loss = held_out_loss(peer.replica.model, self.dataset, self.spec.model.context)
+            self.curve.append(Point(peer.replica.tokens, peer.bytes_sent, loss))
+
+    def result(self) -> Result:
+        """Compare the honest peers that are there at the end."""
+        honest = [
+            peer
+            for peer, member in zip(self.peers, self.members, strict=True)
+            if member.attack is None and member.leaves is None and member.dies is None
+        ]
+        losses = tuple(held_out_loss(one.replica.model, self.dataset, self.spec.model.context) for one in honest)
+        average, spread, worst = compare([one.replica for one in honest])
+        return Result(
+            losses=losses,
+            average_loss=held_out_loss(average, self.dataset, self.spec.model.context),
+            spread=spread,
+            worst_block=worst,
+            bytes_sent=mean(one.bytes_sent for one in honest),
+            applied=sum(one.applied for one in self.peers),
+            failed=sum(one.failed for one in self.peers),
+            steps=tuple(one.replica.steps for one in honest),
+            curve=tuple(self.curve),
+        )
+
+    def _join(self, peer: Peer, late: bool) -> None:
+        if late and (there := list(self.others(peer))):
+            donor = max(there, key=lambda one: one.replica.clock.step)
+            state.adopt(peer.replica, *state.snapshot(donor.replica))
+        self.network.peers[peer.name] = peer
+        peer.start()
+
+    def _leave(self, peer: Peer) -> None:
+        peer.leave()
+        self.network.peers.pop(peer.name, None)
+
+    def _die(self, peer: Peer) -> None:
+        peer.die()
+        self.network.peers.pop(peer.name, None)
+        self._gone[peer.name] = self.network.now + RECORD_LIFETIME
+
+
+def simulate(
+    spec: RunSpec,
+    dataset: Dataset,
+    members: int | Sequence[Member],
+    conditions: Conditions | None = None,
+    kind: type[Replica] = Replica,
+    compiled: bool = False,
+    evaluations: int = 0,
+) -> Result:
+    """Train a swarm in one process and virtual time; deterministic in ``spec`` (whose seed it uses) and the arguments.
+
+    ``kind`` is the replica, where a method of your own goes (docs/methods.md); ``compiled`` compiles its step, which
+    needs a C++ compiler; ``evaluations``: how often the first peer is looked at during the run.
+    """
+    members = [Member()] * members if isinstance(members, int) else members
+    swarm = Swarm(spec, dataset, members, conditions or Conditions(), kind, compiled, evaluations)
+    swarm.network.run()
+    return swarm.result()
+
+
+def liar(kind: type[Replica], factor: float) -> type[Replica]:
+    """A replica that multiplies what it contributes, from a quarter of the run on."""
+
+    class Liar(kind):  # type: ignore[misc, valid-type]
+        def contribution(self, phi: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+            lies = self.clock.step >= self.spec.run.steps // 4
+            return super().contribution(phi, torch.lerp(phi, theta, factor) if lies else theta)
+
+    return Liar
+
+
+@torch.no_grad()
+def compare(replicas: Sequence[Replica]) -> tuple[torch.nn.Module, float, float]:
+    """The averaged model (in place of the first one's weights), the weight spread, and that of the worst block of 256."""
+    vectors = [torch.cat([weight.flatten() for weight in one.weights.values()]) for one in replicas]
+    variance, average = torch.var_mean(torch.stack(vectors), 0, correction=0)
+    offset = 0
+    for weight in replicas[0].weights.values():
+        weight.copy_(average[offset : offset + weight.numel()].view_as(weight))
+        offset += weight.numel()
+    return replicas[0].model, float(variance.mean().sqrt()), worst_block_spread(vectors)

@@ -1,0 +1,100 @@
+"""Coding of one fragment for reduce-scatter and all-gather: every member of a group owns one shard of it.
+
+    encode    own vector -> a code for each other owner; the vector becomes what owners decode, our own shard included
+    decode    a member's contribution to our shard, or an owner's mean of its shard
+    reduce    the mean of our shard -> its code; the mean becomes what all members decode, ours included
+    commit    these shards are applied: their coding errors are kept for the next time;  without it nothing has happened
+
+Both legs are lossy, so with ``feedback`` both remember their errors: what we lost of our contributions, and, of the
+means that we sent as an owner, what those lost. Each is added to what is coded next (error feedback).
+"""
+
+from collections.abc import Sequence
+
+from lowcomm_protocol.codecs.base import Codec, Vector
+from lowcomm_protocol.codecs.coder import State
+from lowcomm_protocol.codecs.feedback import Residual
+from lowcomm_protocol.codecs.kernels import BLOCK
+from lowcomm_protocol.errors import CodecError, PlanError
+
+Bounds = tuple[tuple[int, int], ...]
+
+
+def shard_bounds(numel: int, count: int) -> Bounds:
+    """``[start, stop)`` of each shard, nearly equal; whole blocks of codecs where there are enough of them.
+
+    Raises `PlanError` for fewer values than shards.
+    """
+    if not 1 <= count <= numel:
+        raise PlanError(f"{numel} values for {count} shards: each needs at least one")
+    unit = BLOCK if numel >= count * BLOCK else 1
+    units = -(-numel // unit)
+    cuts = [min(numel, unit * (units * index // count)) for index in range(count)]
+    return tuple(zip(cuts, [*cuts[1:], numel], strict=True))
+
+
+class ShardCoder:
+    """Codes a fragment of ``numel`` values, for groups of changing size. Vectors are flat float32."""
+
+    def __init__(self, codec: Codec, numel: int, feedback: bool = False) -> None:
+        self._codec, self.numel = codec, numel
+        kinds = ("contribution", "mean") if feedback else ()
+        self._lost = {kind: Residual(numel) for kind in kinds}
+
+    def encode(self, vector: Vector, mine: int, bounds: Bounds, out: memoryview) -> list[int]:
+        """Code all shards but ``mine``, one after the other, into ``out``; bytes of each, 0 for ours. ``vector`` follows.
+
+        Raises `CodecError` if it is not finite.
+        """
+        sizes: list[int] = []
+        for shard, (start, stop) in enumerate(bounds):
+            size = self._codec.coded_size(stop - start)
+            at = sum(sizes)
+            # Ours is coded too, though nobody gets it: our own share enters the mean as all others do.
+            target = memoryview(bytearray(size)) if shard == mine else out[at : at + size]
+            self._code("contribution", vector[start:stop], start, target)
+            sizes.append(0 if shard == mine else size)
+        return sizes
+
+    def decode(self, data: memoryview, out: Vector) -> None:
+        """Decode one shard: ours from a member, or a mean from its owner. Raises `CodecError` for what no encoder writes."""
+        self._codec.decode(data, out)
+
+    def reduce(self, mean: Vector, start: int, out: memoryview) -> int:
+        """Code the mean of our shard, which begins at ``start``; bytes. ``mean`` follows. Raises `CodecError`."""
+        size = self._codec.coded_size(mean.size)
+        self._code("mean", mean, start, out[:size])
+        return size
+
+    def commit(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """These shards are applied: what coding them lost comes next time; the rest is as if it had not been coded."""
+        for lost in self._lost.values():
+            lost.commit(one for one in ranges if one in lost.waiting)
+
+    def forget(self) -> None:
+        """Nothing was applied."""
+        for lost in self._lost.values():
+            lost.forget()
+
+    def state(self) -> State:
+        """What a checkpoint keeps."""
+        return {f"{kind}-residual": lost.state()["residual"] for kind, lost in self._lost.items()}
+
+    def restore(self, state: State) -> None:
+        """Go on with what ``state`` gave. Raises `CodecError` if it does not fit."""
+        if set(state) != set(self.state()):
+            raise CodecError(f"{self._codec.name}: expected {sorted(self.state())}, but was given {sorted(state)}")
+        for kind, lost in self._lost.items():
+            lost.restore({"residual": state[f"{kind}-residual"]})
+
+    def _code(self, kind: str, vector: Vector, start: int, out: memoryview) -> None:
+        lost = self._lost.get(kind)
+        if lost is None:
+            self._codec.encode(vector, out)
+            self._codec.decode(out, vector)
+            return
+        lost.add(vector, start, start + vector.size)
+        wanted = vector.copy()
+        self._codec.encode(vector, out)
+        self._codec.decode(out, vector)
+        lost.keep(wanted, vector, start, start + vector.size)

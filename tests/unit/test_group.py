@@ -1,0 +1,918 @@
+"""What must hold for one exchange of a group: among honest peers in any weather, and against any sequence of events."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual import CALM, OFFER, STORM, GroupPeer, Swarm, Weather, check, naming, stories
+
+from lowcomm_protocol import exchange as ex
+from lowcomm_protocol import group as gx
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange import Stage
+from lowcomm_protocol.group import TERMINAL, TRANSITIONS, GroupExchange, Input, State, clique, mermaid, step
+from lowcomm_protocol.matching import Refusal
+
+DOCS = Path(__file__).parents[2] / "docs" / "states.md"
+
+# The table of one stream
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(State, Input)))
+def test_every_pair_is_in_the_table_or_a_violation(state, event):
+    if (state, event) in TRANSITIONS:
+        assert step(state, event) is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(ProtocolViolation, match=f"'{event.value}' is not allowed in state '{state.value}'"):
+            step(state, event)
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_terminal_states_accept_nothing_and_all_others_can_be_lost(state):
+    if state in TERMINAL:
+        assert not [key for key in TRANSITIONS if key[0] is state]
+    else:
+        assert step(state, Input.FAILED) is State.LOST
+
+
+def test_everything_is_told_once_and_in_one_order():
+    rank = {event: number for number, event in enumerate(Input)}
+    open_: list[tuple[State, tuple[Input, ...]]] = [(State.OFFERED, ())]
+    ways = []
+    while open_:
+        state, told = open_.pop()
+        if state is State.DONE:
+            ways.append(told)
+        for (before, event), after in TRANSITIONS.items():
+            if before is state and after is not state and event is not Input.FAILED:
+                assert not told or rank[event] > rank[told[-1]] or after is State.LOST
+                open_.append((after, (*told, event)))
+    assert {frozenset(Input) - set(way) for way in ways} == {
+        frozenset({Input.REFUSED, Input.FAILED}),
+        frozenset({Input.REFUSED, Input.FAILED, Input.MEAN}),
+    }
+
+
+def test_the_drawing_in_the_docs_is_the_table():
+    assert f"```mermaid\n{mermaid()}```" in DOCS.read_text(encoding="utf-8")
+
+
+# Swarms of honest peers
+
+
+def group_peers(swarm: Swarm) -> list[GroupPeer]:
+    return [peer for peer in swarm.peers.values() if isinstance(peer, GroupPeer)]
+
+
+@pytest.mark.parametrize(("group", "size"), [(3, 6), (4, 4), (8, 2), (8, 3), (8, 5), (8, 8), (8, 16)])
+def test_without_faults_every_group_applies_all_shards_of_its_whole_slice(group, size):
+    for swarm in stories(group, range(size, size + 1), CALM, 60 if size < 8 else 15):
+        for peer in group_peers(swarm):
+            assert len(peer.applied or ()) == min(group, size), swarm.story
+            assert all(peer.shards), swarm.story
+            assert peer.averaged == peer.applied, swarm.story
+            assert not peer.group.in_doubt, swarm.story
+
+
+def test_peers_that_do_not_begin_themselves_are_called_in():
+    for swarm in stories(8, range(8, 9), replace(CALM, idle=0.4), 40):
+        assert len({peer.applied for peer in group_peers(swarm) if peer.applied}) <= 1, swarm.story
+
+
+@pytest.mark.parametrize(("group", "count"), [(3, 600), (4, 500), (8, 200)])
+def test_in_a_storm_members_agree_or_are_in_doubt_and_all_end_in_time(group, count):
+    applied = whole = doubts = 0
+    for swarm in stories(group, range(2, 11), STORM, count):
+        applied += sum(peer.applied is not None for peer in group_peers(swarm))
+        whole += sum(all(peer.shards) for peer in group_peers(swarm) if peer.applied)
+        doubts += sum(peer.exchange.in_doubt for peer in group_peers(swarm) if peer.exchange)
+    assert applied > count, "the storm is so strong that it tests nothing"
+    assert applied - whole > 100, "the storm is so weak that no shard is left out"
+    assert doubts > 20, "the storm is so weak that it tests nothing"
+
+
+@pytest.mark.parametrize("group", [3, 8])
+def test_in_a_hurricane_the_same_holds(group):
+    weather = Weather(skew=50.0, delay=5.0, breaks=0.4, deaths=0.3, stalls=0.2, fails=0.2, blind=0.3, idle=0.3)
+    for _ in stories(group, range(2, 8), weather, 200):
+        pass
+
+
+def test_where_only_links_break_late_no_two_members_apply_different_shards_without_doubt():
+    weather = Weather(transfer=30.0, breaks=0.3)
+    doubts = 0
+    for swarm in stories(5, range(5, 6), weather, 400):
+        doubts += sum(peer.group.in_doubt for peer in group_peers(swarm))
+    assert doubts > 100, "too few links break"
+
+
+def test_partial_views_cost_no_doubt():
+    for swarm in stories(4, range(2, 11), Weather(blind=0.2, unready=0.2), 300):
+        assert not any(peer.exchange.in_doubt for peer in swarm.peers.values() if peer.exchange), swarm.story
+
+
+def test_the_same_seed_tells_the_same_story():
+    one, two = (Swarm(5, 9, 4, STORM).run() for _ in range(2))
+    assert one.events == two.events
+    assert [peer.applied for peer in one.peers.values()] == [peer.applied for peer in two.peers.values()]
+
+
+PHASES = (
+    ex.Dial, gx.SendRoll, gx.SendMembers, ex.Capture, gx.SendShard,
+    gx.Reduce, gx.SendMean, gx.SendHeld, gx.SendCommit, ex.Apply,
+)  # fmt: skip
+"""In each of them a test breaks something, just before the effect is carried out."""
+SINGLE = (ex.Capture, gx.Reduce, ex.Apply)
+AFTER_AGREEMENT = PHASES[PHASES.index(ex.Capture) :]
+
+
+def at(kind: type[ex.Effect], number: int, action: Callable[[], None]) -> Callable[[ex.Effect], None]:
+    """Do something just before the effect of this kind and number, counted from 0."""
+    seen = Counter[type[ex.Effect]]()
+
+    def before(effect: ex.Effect) -> None:
+        if type(effect) is kind and seen[kind] == number:
+            action()
+        seen[type(effect)] += 1
+
+    return before
+
+
+DEATHS = [(phase, number) for phase in PHASES for number in range(1 if phase in SINGLE else 3)]
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "silent"])
+@pytest.mark.parametrize("role", [0, 1, 3], ids=["leader", "next", "last"])
+@pytest.mark.parametrize(("phase", "number"), DEATHS)
+def test_a_death_in_any_phase_costs_no_more_than_the_shard_of_the_dead(phase, number, role, noticed):
+    dead = 0
+    for seed in range(6):
+        swarm = Swarm(seed, 4, 4, CALM)
+        victim = group_peers(swarm)[role]
+        victim.before = at(phase, number, lambda victim=victim: victim.die(noticed))
+        with naming(swarm):
+            check(swarm.run())
+            dead += victim.dead
+            alive = [peer for peer in group_peers(swarm) if not peer.dead]
+            assert len({peer.outcome for peer in alive}) == 1, "the living have not applied the same"
+            for peer in alive:
+                assert peer.applied is not None
+                assert {one.name for one in alive} <= set(peer.applied), "a living peer was left out"
+                assert peer.applied == tuple(swarm.peers) or phase not in AFTER_AGREEMENT
+                shards = zip(peer.applied, peer.shards, strict=True)
+                assert all(shard for name, shard in shards if name != victim.name), "a living peer lost its shard"
+    # A peer that was called by all does not call, so it may never come to its third call.
+    assert dead or phase is ex.Dial, "nobody has died"
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(range(4), 2)))
+@pytest.mark.parametrize("phase", PHASES[1:])
+def test_a_link_that_breaks_in_any_phase_never_makes_members_apply_different_shards(phase, one, other):
+    for seed in range(5):
+        swarm = Swarm(seed, 4, 4, CALM)
+        first, second = (group_peers(swarm)[place] for place in (one, other))
+
+        def cut(swarm=swarm, first=first, second=second) -> None:
+            if second.name in first.links:
+                swarm.break_(first.links[second.name])
+
+        first.before = at(phase, 0 if phase in SINGLE else 1, cut)
+        with naming(swarm):
+            check(swarm.run())
+            applied = [peer for peer in group_peers(swarm) if peer.applied]
+            if phase in AFTER_AGREEMENT:
+                assert len(applied) == 4, "a broken link has cost somebody the exchange"
+                assert len({peer.outcome for peer in applied}) == 1
+            assert len(applied) >= 2
+            for members in {peer.applied for peer in applied}:
+                assert len({peer.outcome for peer in applied if peer.applied == members}) == 1
+
+
+def test_a_link_that_breaks_at_any_time_never_makes_members_apply_different_shards():
+    for seed in range(300):
+        swarm = Swarm(seed, 5, 5, replace(CALM, transfer=20.0))
+        first, second = swarm.random.sample(group_peers(swarm), 2)
+
+        def cut(swarm=swarm, first=first, second=second) -> None:
+            if second.name in first.links:
+                swarm.break_(first.links[second.name])
+
+        swarm.after(swarm.upto(60.0), cut)
+        with naming(swarm):
+            check(swarm.run())
+            applied = [peer for peer in group_peers(swarm) if peer.applied]
+            assert len(applied) >= 3
+            for members in {peer.applied for peer in applied}:
+                assert len({peer.outcome for peer in applied if peer.applied == members}) == 1
+
+
+@pytest.mark.parametrize("liar", range(4))
+def test_the_shard_of_an_owner_that_tells_everybody_another_mean_is_applied_by_nobody(liar):
+    for seed in range(20):
+        swarm = Swarm(seed, 4, 4, CALM)
+        owner = group_peers(swarm)[liar]
+        owner.mean_for = lambda peer, mean=owner.mean: mean() if peer < "peer002" else b"\x07" * 32
+        with naming(swarm):
+            swarm.run()
+            honest = [peer for peer in group_peers(swarm) if peer is not owner]
+            assert len({peer.outcome for peer in honest}) == 1
+            for peer in honest:
+                assert peer.shards == tuple(place != liar for place in range(4))
+                assert peer.ended - peer.began <= 70.0
+
+
+def test_a_stalled_contribution_is_left_out_of_one_mean_and_nobody_is_lost_for_it():
+    for seed in range(20):
+        swarm = Swarm(seed, 4, 4, CALM)
+        slow, owner = group_peers(swarm)[1:3]
+        send = slow.send_content
+
+        def drag(peer: str, kind: str, payload: object = None, send=send, slow=slow) -> None:
+            if (peer, kind) == ("peer002", "shard"):
+                slow.swarm.send(slow.links[peer], slow.name, kind, payload, seconds=50.0)
+            else:
+                send(peer, kind, payload)
+
+        slow.send_content = drag
+        with naming(swarm):
+            check(swarm.run())
+            assert slow.name not in owner.averaged
+            assert all(peer.shards == (True,) * 4 and not peer.group.in_doubt for peer in group_peers(swarm))
+
+
+# Any sequence of events
+
+ME = "m"
+PEERS = ("a", "b", "z", "stranger")
+D = {name: bytes([number]) * 32 for number, name in enumerate(("a", "b", "m", "z"), 1)}
+
+
+def events():
+    peer = st.sampled_from(PEERS)
+    lists = st.sampled_from(
+        [
+            ("a", "b", "m", "z"),
+            ("a", "b", "m"),
+            ("b", "m", "z"),
+            ("a", "m"),
+            ("b", "m"),
+            ("m", "z"),
+            ("m", "b"),
+            (),
+            ("m",),
+        ]
+    )
+    digest = st.sampled_from([*D.values(), b"", b"short"])
+    helds = st.sampled_from(
+        [tuple(D.values()), (D["a"], D["b"], D["m"]), (D["a"], b"", D["m"]), (b"", b""), (D["a"], D["m"]), (b"x",), ()]
+    )
+    bits = st.sampled_from(
+        [(True,) * 2, (True,) * 3, (True,) * 4, (False, True), (True, False, True), (False,) * 4, ()]
+    )
+    return st.one_of(
+        st.builds(ex.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
+        st.builds(ex.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
+        st.builds(gx.RollCame, peer=peer, roll=lists),
+        st.builds(gx.MembersCame, peer=peer, members=lists),
+        st.builds(gx.ShardVerified, peer=peer),
+        st.builds(gx.Reduced, digest=digest),
+        st.builds(gx.MeanVerified, peer=peer, digest=digest),
+        st.builds(gx.HeldCame, peer=peer, held=helds),
+        st.builds(gx.CommitCame, peer=peer, shards=bits, heard=bits),
+        st.builds(ex.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
+        st.sampled_from(
+            [
+                ex.Captured(), ex.GatheringClosed(), gx.AgreeingClosed(), gx.ReduceClosed(), gx.ConfirmingClosed(),
+                ex.DeadlinePassed(), ex.GaveUp(reason="stop"),
+            ]
+        ),
+    )  # fmt: skip
+
+
+EVENTS = events()
+
+
+def run(exchange: GroupExchange, happenings: list[gx.Event]) -> list[ex.Effect]:
+    """All effects of a story that ends in time, each violation told as a loss."""
+    effects: list[ex.Effect] = []
+    for event in [*happenings, ex.GatheringClosed(), ex.DeadlinePassed(), ex.DeadlinePassed()]:
+        was_over = exchange.over
+        try:
+            new = exchange.handle(event)
+        except ProtocolViolation:
+            assert not was_over
+            new = exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol"))
+        assert not (was_over and new), "effects after the end"
+        assert len(exchange.partners) < exchange.group
+        effects += new
+    assert exchange.over
+    assert exchange.stage is Stage.APPLIED or exchange.reason
+    return effects
+
+
+@settings(max_examples=500)
+@given(
+    st.sampled_from([3, 4, 8]),
+    st.permutations(["a", "b", "z"]).flatmap(lambda order: st.integers(0, 3).map(lambda n: order[:n])),
+    st.none() | st.sampled_from(PEERS),
+    st.lists(EVENTS, max_size=40),
+)
+def test_no_sequence_of_events_breaks_an_exchange(group, order, expected, happenings):
+    exchange = GroupExchange(me=ME, candidates=order, group=group)
+    if expected is not None:
+        exchange.expect(expected)
+    effects = exchange.start() + run(exchange, happenings)
+    check_effects(effects, exchange)
+
+
+def joined() -> list[gx.Event]:
+    """The events until three peers have agreed on a group."""
+    three = ("a", "b", ME)
+    return [
+        accepted("a"), accepted("b"), *(gx.RollCame(peer=peer, roll=three) for peer in "ab"),
+        *(gx.MembersCame(peer=peer, members=three) for peer in "ab"),
+    ]  # fmt: skip
+
+
+def well() -> list[gx.Event]:
+    """The events of a story that goes well."""
+    means = {name: D[name] for name in ("a", "b", ME)}
+    return [
+        *joined(), ex.Captured(), *(gx.ShardVerified(peer=peer) for peer in "ab"), gx.Reduced(digest=D[ME]),
+        *(gx.MeanVerified(peer=peer, digest=D[peer]) for peer in "ab"),
+        *(gx.HeldCame(peer=peer, held=tuple(means.values())) for peer in "ab"),
+        *(gx.CommitCame(peer=peer, shards=(True,) * 3, heard=(True,) * 3) for peer in "ab"),
+    ]  # fmt: skip
+
+
+@settings(max_examples=500)
+@given(st.lists(st.tuples(st.integers(0, 16), st.integers(0, 2), st.lists(EVENTS, max_size=2)), min_size=1, max_size=4))
+def test_no_story_that_goes_wrong_half_way_breaks_an_exchange(disturbances):
+    """As above, but beginning well and with few disturbances, so that it gets far."""
+    happenings = well()
+    for place, cut, others in disturbances:
+        happenings[place : place + cut] = others
+    exchange = GroupExchange(me=ME, candidates=("a", "b", "z"), group=4)
+    effects = [*exchange.start(), *exchange.handle(ex.Lost(peer="z", reason="broke")), *run(exchange, happenings)]
+    check_effects(effects, exchange)
+
+
+def check_effects(effects: list[ex.Effect], exchange: GroupExchange) -> None:
+    kinds = [type(effect) for effect in effects]
+    counts = Counter((type(effect), getattr(effect, "peer", "")) for effect in effects)
+    repeats = (ex.Abandon, gx.SendMembers, gx.SendRoll)  # who was lost may call in anew; lists may get lower
+    assert all(count == 1 or kind in repeats for (kind, _), count in counts.items()), counts
+    assert all(count <= 4 for (kind, _), count in counts.items() if kind is not ex.Abandon), counts
+    assert isinstance(effects[-1], ex.Apply | ex.End)
+    assert kinds.count(ex.Apply) + kinds.count(ex.End) == 1
+    ordered = [kind for kind in kinds if kind in PHASES and kind not in (ex.Dial, gx.SendMembers)]
+    assert ordered == sorted(ordered, key=PHASES.index), "effects out of order"
+    lists = [effect.members for effect in effects if isinstance(effect, gx.SendMembers)]
+    assert all(ME in members and list(members) == sorted(members) for members in lists)
+    for effect in effects:
+        if isinstance(effect, ex.Apply):
+            assert any(effect.shards)
+            assert len(effect.shards) == len(effect.members)
+            applied = [name for name, shard in zip(effect.members, effect.shards, strict=True) if shard]
+            assert all(exchange.digest_of(name) for name in applied), "a shard was applied that we do not hold"
+            assert ME in exchange.committed
+            assert len(exchange.committed) > 1
+
+
+def test_memory_is_bounded_by_the_group():
+    exchange = group("a", "b")
+    for event in [*joined(), *(gx.MembersCame(peer="a", members=("a", f"x{n}", ME)) for n in range(100))]:
+        try:
+            exchange.handle(event)
+        except ProtocolViolation:
+            size = len(repr(exchange))
+    assert len(repr(exchange)) == size < 5000
+
+
+# Single stories
+
+
+def accepted(peer: str, called_us: bool = False, step: int = 40) -> ex.Accepted:
+    return ex.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
+
+
+def group(*order: str, size: int = 4) -> GroupExchange:
+    exchange = GroupExchange(me=ME, candidates=order, group=size)
+    exchange.start()
+    return exchange
+
+
+def told(exchange: GroupExchange, *happenings: gx.Event) -> list[ex.Effect]:
+    """The effects of the last event."""
+    effects: list[ex.Effect] = []
+    for event in happenings:
+        effects = exchange.handle(event)
+    return effects
+
+
+def after(count: int) -> GroupExchange:
+    """An exchange of three after so many events of a story that goes well."""
+    exchange = group("a", "b")
+    told(exchange, *well()[:count])
+    return exchange
+
+
+AGREED, SENT, GIVEN, REDUCED, HELD, COMMITTED = 6, 7, 9, 10, 12, 14
+"""How many events of a story that goes well: until all have agreed, ours is captured, theirs has come, and so on."""
+THREE = ("a", "b", ME)
+MEANS = (D["a"], D["b"], D[ME])
+
+
+def test_a_group_that_goes_well():
+    exchange = GroupExchange(me=ME, candidates=("a", "b"), group=4)
+    assert exchange.start() == [ex.Dial(peer="a"), ex.Dial(peer="b")]
+    story = iter(well())
+    both = "ab"
+    all_, none = (True,) * 3, []
+    for effects in (
+        none, [gx.SendRoll(peer=peer, roll=THREE) for peer in both], none, none,
+        [gx.SendMembers(peer=peer, members=THREE) for peer in both], [ex.Capture(members=THREE)],
+        [gx.SendShard(peer=peer) for peer in both], none, [gx.Reduce(contributors=THREE)],
+        [gx.SendMean(peer=peer) for peer in both], none, [gx.SendHeld(peer=peer, held=MEANS) for peer in both],
+        none, [gx.SendCommit(peer=peer, shards=all_, heard=all_) for peer in both],
+        none, [ex.Apply(members=THREE, swarm_step=40, shards=all_)],
+    ):  # fmt: skip
+        assert exchange.handle(next(story)) == effects
+    assert exchange.stage is Stage.APPLIED
+    assert not exchange.in_doubt
+    assert exchange.committed == THREE
+
+
+def test_the_swarm_step_is_the_highest_of_the_members_that_are_left():
+    exchange = group("a", "b")
+    told(exchange, accepted("a", step=50), accepted("b", step=70), *well()[2:-1])
+    (apply,) = told(exchange, well()[-1])
+    assert apply.swarm_step == 70
+
+
+def test_nobody_there_ends_at_once_and_says_so():
+    exchange = GroupExchange(me=ME, candidates=(), group=4)
+    assert exchange.start() == [ex.End(reason="no partner: nobody else is training")]
+
+
+def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
+    exchange = group("a", "b")
+    told(exchange, accepted("a"), ex.Lost(peer="b", reason="broke"))
+    assert exchange.stage is Stage.AGREEING
+    for peer in ("b", "c"):
+        assert not exchange.has_room_for(peer)
+        assert told(exchange, accepted(peer, called_us=True)) == [
+            ex.Abandon(peer=peer, reason="the exchange has begun without you")
+        ]
+    assert exchange.partners == ("a",)
+    assert [e.peer for e in told(exchange, ex.GaveUp(reason="stop")) if isinstance(e, ex.Abandon)] == ["a"]
+
+
+def test_an_answer_after_gathering_closed_is_sent_away_without_a_violation():
+    exchange = group("a", "b", "c")
+    told(exchange, accepted("a"), ex.GatheringClosed())
+    assert told(exchange, ex.Refused(peer="b", reason=Refusal.BUSY, detail="is busy")) == []
+    assert [type(effect) for effect in told(exchange, accepted("c"))] == [ex.Abandon]
+    assert exchange.refusals == {"b": "did not answer in time", "c": "did not answer in time"}
+    assert exchange.partners == ("a",)
+
+
+def test_a_group_holds_no_more_than_its_bound():
+    exchange = GroupExchange(me=ME, candidates=("a", "b", "c", "d"), group=4)
+    exchange.expect("stranger")
+    assert exchange.start() == [ex.Dial(peer="a"), ex.Dial(peer="b")]
+    assert not exchange.has_room_for("d")
+    told(exchange, accepted("stranger", called_us=True), ex.Lost(peer="a", reason="broke"))
+    assert exchange.has_room_for("d")
+
+
+def test_a_peer_that_refused_may_call_in_while_there_is_room():
+    exchange = group("a", "b")
+    told(exchange, ex.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"))
+    assert exchange.has_room_for("a")
+    told(exchange, accepted("a", called_us=True))
+    assert exchange.partners == ("a",)
+    assert [type(effect) for effect in told(exchange, accepted("b"))] == [gx.SendRoll] * 2
+
+
+def test_a_roll_that_comes_while_we_gather_is_kept():
+    exchange = GroupExchange(me=ME, candidates=("z", "y"), group=4)
+    exchange.start()
+    told(exchange, accepted("z"), gx.RollCame(peer="z", roll=(ME, "y", "z")))
+    told(exchange, accepted("y"))
+    effects = told(exchange, gx.RollCame(peer="y", roll=(ME, "y", "z")))
+    assert effects == [gx.SendMembers(peer=peer, members=(ME, "y", "z")) for peer in "yz"]
+
+
+def leader(*rolls: tuple[str, ...]) -> GroupExchange:
+    """An exchange that we lead, with three partners that have sent these rolls."""
+    exchange = group("x", "y", "z")
+    told(exchange, *(accepted(peer) for peer in "xyz"))
+    told(exchange, *(gx.RollCame(peer=peer, roll=roll) for peer, roll in zip("xyz", rolls, strict=False)))
+    return exchange
+
+
+def test_a_leader_takes_members_that_all_hold_streams_with_each_other_and_sends_the_others_away():
+    exchange = leader((ME, "x", "z"), (ME, "y", "z"))
+    effects = told(exchange, gx.RollCame(peer="z", roll=(ME, "x", "y", "z")))
+    named = (ME, "x", "z")
+    assert effects == [gx.SendMembers(peer=peer, members=named) for peer in "xz"]
+    effects = told(exchange, *(gx.MembersCame(peer=peer, members=named) for peer in "xz"))
+    assert effects == [ex.Abandon(peer="y", reason="is not in the list of members"), ex.Capture(members=named)]
+    assert exchange.partners == ("x", "z")
+
+
+def test_a_leader_gives_up_who_sends_no_roll_in_time_and_others_give_up_their_leader_later():
+    four = (ME, "x", "y", "z")
+    exchange = leader(four, four)
+    effects = told(exchange, gx.AgreeingClosed())
+    assert effects == [
+        ex.Abandon(peer="z", reason="did not tell its links in time"),
+        *(gx.SendMembers(peer=peer, members=(ME, "x", "y")) for peer in "xy"),
+    ]
+    exchange = group("a", "b")
+    told(exchange, *well()[:4])
+    assert told(exchange, gx.AgreeingClosed()) == []
+    assert told(exchange, gx.AgreeingClosed()) == [ex.Abandon(peer="a", reason="did not name the members in time")]
+    assert told(exchange, gx.MembersCame(peer="b", members=("b", ME)))[-1] == ex.Capture(members=("b", ME))
+
+
+def test_who_does_not_name_the_list_is_given_up_and_stays_in_it():
+    exchange = group("a", "b")
+    told(exchange, *well()[:5], gx.AgreeingClosed())
+    assert told(exchange, gx.AgreeingClosed()) == []
+    effects = told(exchange, gx.AgreeingClosed())
+    assert effects == [ex.Abandon(peer="b", reason="did not name the members in time"), ex.Capture(members=THREE)]
+
+
+def test_what_our_leader_names_only_he_can_tell_until_he_is_lost():
+    exchange = group("a", "b")
+    told(exchange, *well()[:4])
+    assert told(exchange, gx.MembersCame(peer="b", members=THREE)) == []
+    effects = told(exchange, ex.Lost(peer="a", reason="broke"))
+    assert effects == [gx.SendMembers(peer="b", members=THREE), ex.Capture(members=THREE)]
+
+
+def test_a_list_of_the_next_leader_waits_for_ours():
+    exchange = group("a", "b", "c")
+    four = ("a", "b", "c", ME)
+    told(exchange, *(accepted(peer) for peer in "abc"), *(gx.RollCame(peer=peer, roll=four) for peer in "abc"))
+    assert told(exchange, gx.MembersCame(peer="b", members=("b", "c", ME))) == []
+    assert told(exchange, gx.MembersCame(peer="a", members=("a", "c", ME))) == [
+        gx.SendMembers(peer=peer, members=("a", "c", ME)) for peer in "ac"
+    ]
+    effects = told(exchange, gx.MembersCame(peer="c", members=("a", "c", ME)))
+    assert effects == [ex.Abandon(peer="b", reason="is not in the list of members"), ex.Capture(members=("a", "c", ME))]
+
+
+def test_of_two_lists_that_wait_the_lower_is_named_when_the_leader_is_lost():
+    exchange = group("a", "b", "c")
+    four = ("a", "b", "c", ME)
+    told(exchange, *(accepted(peer) for peer in "abc"), *(gx.RollCame(peer=peer, roll=four) for peer in "abc"))
+    told(exchange, gx.MembersCame(peer="b", members=("b", "c", ME)), gx.MembersCame(peer="c", members=four))
+    effects = told(exchange, ex.Lost(peer="a", reason="broke"))
+    assert effects == [gx.SendMembers(peer=peer, members=four) for peer in "bc"]
+
+
+def test_the_lower_of_two_lists_wins_until_all_have_named_one():
+    exchange = group("a", "x", "y")
+    four = ("a", ME, "x", "y")
+    told(exchange, *(accepted(peer) for peer in "axy"), *(gx.RollCame(peer=peer, roll=four) for peer in "axy"))
+    assert told(exchange, ex.Lost(peer="a", reason="broke")) == [
+        gx.SendMembers(peer=peer, members=(ME, "x", "y")) for peer in "xy"
+    ]
+    assert told(exchange, gx.MembersCame(peer="x", members=four)) == [
+        gx.SendMembers(peer=peer, members=four) for peer in "xy"
+    ]
+    # What y names is our own former list: it had not heard of the lower one.
+    assert told(exchange, gx.MembersCame(peer="y", members=(ME, "x", "y"))) == []
+    assert told(exchange, gx.MembersCame(peer="y", members=four)) == [ex.Capture(members=four)]
+
+
+def test_who_goes_over_to_another_list_after_we_have_agreed_is_lost_without_a_violation():
+    exchange = group("a", "b", "c")
+    four = ("a", "b", "c", ME)
+    told(exchange, *(accepted(peer) for peer in "abc"), *(gx.RollCame(peer=peer, roll=four) for peer in "abc"))
+    told(exchange, ex.Lost(peer="a", reason="broke"), gx.MembersCame(peer="b", members=("b", "c", ME)))
+    told(exchange, gx.MembersCame(peer="c", members=("b", "c", ME)))
+    assert exchange.stage is Stage.CAPTURING
+    effects = told(exchange, gx.MembersCame(peer="c", members=four))
+    assert effects == [ex.Abandon(peer="c", reason="has agreed with others on another list of members")]
+    assert exchange.partners == ("b",)
+
+
+def test_a_list_whose_other_members_are_all_lost_binds_nobody():
+    exchange = leader((ME, "x", "z"), (ME, "y"), (ME, "x", "z"))
+    told(exchange, ex.Lost(peer="x", reason="broke"))
+    effects = told(exchange, ex.Lost(peer="z", reason="broke"))
+    assert effects == [gx.SendMembers(peer="y", members=(ME, "y"))]
+
+
+LONG = "a" * 65
+
+
+@pytest.mark.parametrize(
+    "roll",
+    [
+        ("a", "b"), ("b", ME), (ME, "a"), ("a", "a", ME), ("a", "b", "c", "d", ME), (), ("a", ME, ""), ("", "a", ME),
+        ("a", LONG, ME),
+    ],
+)  # fmt: skip
+def test_a_roll_in_another_form_is_a_violation_and_changes_nothing(roll):
+    refused(after(2), gx.RollCame(peer="a", roll=roll))
+
+
+@pytest.mark.parametrize("members", [("a", "b"), ("b", ME), (ME, "a"), ("a", "c", ME), ("a", "b", "c", "d", ME), ()])
+def test_a_list_in_another_form_or_with_strangers_is_a_violation_and_changes_nothing(members):
+    refused(after(4), gx.MembersCame(peer="a", members=members))
+
+
+def test_a_list_that_names_us_leader_and_is_not_ours_is_a_violation():
+    exchange = leader(*[(ME, "x", "y", "z")] * 3)
+    refused(exchange, gx.MembersCame(peer="x", members=(ME, "x", "y")))
+
+
+@pytest.mark.parametrize("members", [THREE, ("b", ME)])
+def test_a_list_after_an_equal_or_a_lower_one_is_a_violation(members):
+    exchange = after(4)
+    told(exchange, gx.MembersCame(peer="b", members=THREE))
+    refused(exchange, gx.MembersCame(peer="b", members=members))
+
+
+def test_a_list_before_our_roll_is_a_violation():
+    exchange = group("a", "b")
+    told(exchange, accepted("a"), gx.RollCame(peer="a", roll=THREE))
+    refused(exchange, gx.MembersCame(peer="a", members=("a", ME)))
+
+
+def refused(exchange: GroupExchange, event: gx.Event) -> None:
+    before = repr(exchange)
+    with pytest.raises(ProtocolViolation):
+        exchange.handle(event)
+    assert repr(exchange) == before, "a violation has changed something"
+
+
+def held(peer: str, *digests: bytes) -> gx.HeldCame:
+    return gx.HeldCame(peer=peer, held=digests)
+
+
+def commit(peer: str, shards: str, heard: str = "111") -> gx.CommitCame:
+    return gx.CommitCame(peer=peer, shards=tuple(c == "1" for c in shards), heard=tuple(c == "1" for c in heard))
+
+
+@pytest.mark.parametrize(
+    ("count", "event"),
+    [
+        (1, gx.RollCame(peer="b", roll=THREE)),
+        (3, gx.RollCame(peer="a", roll=THREE)),
+        (3, gx.MembersCame(peer="b", members=THREE)),
+        (4, ex.Captured()),
+        (5, gx.ShardVerified(peer="a")),
+        (AGREED, gx.MeanVerified(peer="a", digest=D["a"])),
+        (AGREED, gx.Reduced(digest=D[ME])),
+        (AGREED, gx.ShardVerified(peer="stranger")),
+        (SENT, ex.Captured()),
+        (SENT, held("a", *MEANS)),
+        (SENT + 1, gx.ShardVerified(peer="a")),
+        (GIVEN, gx.Reduced(digest=b"short")),
+        (GIVEN, gx.MeanVerified(peer="a", digest=b"short")),
+        (GIVEN, held("a", b"", b"", D[ME])),
+        (GIVEN, held("a", *MEANS)),
+        (REDUCED, gx.Reduced(digest=D[ME])),
+        (REDUCED + 1, gx.MeanVerified(peer="a", digest=D["a"])),
+        (REDUCED + 1, commit("a", "111")),
+        (HELD, held("a", *MEANS[:2])),
+        (HELD, held("a", *MEANS, b"")),
+        (HELD, held("a", D["a"], b"short", D[ME])),
+        (HELD, held("a", D["b"], D["b"], D[ME])),
+        (HELD, held("a", b"", D["b"], D[ME])),
+        (HELD, held("a", D["a"], D["b"], D["b"])),
+        (HELD, held("stranger", *MEANS)),
+        (HELD, commit("a", "111")),
+        (HELD + 1, held("a", *MEANS)),
+        (HELD + 1, commit("a", "11", "111")),
+        (HELD + 1, commit("a", "111", "11")),
+        (HELD + 1, commit("a", "111", "011")),
+        (HELD + 1, commit("a", "111", "110")),
+        (COMMITTED + 1, commit("a", "111")),
+    ],
+)
+def test_what_can_not_be_is_a_violation_and_changes_nothing(count, event):
+    refused(after(count), event)
+
+
+def test_a_commit_before_our_held_is_a_violation():
+    exchange = after(REDUCED)
+    told(exchange, gx.MeanVerified(peer="a", digest=D["a"]), held("a", D["a"], b"x" * 32, D[ME]))
+    assert exchange.stage is Stage.AVERAGING
+    refused(exchange, commit("a", "100"))
+
+
+@pytest.mark.parametrize("theirs", [b"", b"x" * 32])
+def test_a_commit_to_a_shard_that_its_sender_does_not_hold_as_we_do_is_a_violation(theirs):
+    exchange = after(HELD)
+    told(exchange, held("a", D["a"], theirs, D[ME]))
+    refused(exchange, commit("a", "111"))
+    assert told(exchange, commit("a", "101")) == []
+
+
+def test_a_contribution_before_ours_is_captured_counts():
+    exchange = after(AGREED)
+    told(exchange, gx.ShardVerified(peer="a"), gx.ShardVerified(peer="b"))
+    assert [type(effect) for effect in told(exchange, ex.Captured())] == [gx.SendShard, gx.SendShard, gx.Reduce]
+
+
+def test_who_is_late_with_a_contribution_is_not_in_the_mean_but_takes_part():
+    exchange = after(SENT + 1)
+    assert told(exchange, gx.ReduceClosed()) == [gx.Reduce(contributors=("a", ME))]
+    assert told(exchange, gx.ShardVerified(peer="b")) == []
+    assert isinstance(told(exchange, *well()[GIVEN:])[0], ex.Apply)
+
+
+def test_time_for_contributions_that_is_up_before_ours_is_captured_ends_the_wait_for_them():
+    exchange = after(AGREED)
+    told(exchange, gx.ShardVerified(peer="b"), gx.ReduceClosed())
+    assert told(exchange, ex.Captured())[-1] == gx.Reduce(contributors=("b", ME))
+
+
+def test_the_contribution_of_a_member_that_was_lost_before_the_mean_is_left_out():
+    exchange = after(SENT + 1)
+    told(exchange, ex.Lost(peer="a", reason="broke"))
+    assert told(exchange, gx.ShardVerified(peer="b")) == [gx.Reduce(contributors=("b", ME))]
+
+
+def test_a_mean_may_come_before_our_own_is_made():
+    exchange = after(SENT + 1)
+    told(exchange, gx.MeanVerified(peer="a", digest=D["a"]), gx.ShardVerified(peer="b"))
+    told(exchange, gx.MeanVerified(peer="b", digest=D["b"]))
+    assert told(exchange, gx.Reduced(digest=D[ME]))[-1] == gx.SendHeld(peer="b", held=MEANS)
+
+
+def test_a_member_that_is_lost_costs_its_shard_only():
+    exchange = after(REDUCED + 1)
+    assert told(exchange, ex.Lost(peer="b", reason="broke")) == [gx.SendHeld(peer="a", held=(D["a"], b"", D[ME]))]
+    (send,) = told(exchange, held("a", D["a"], b"", D[ME]))
+    assert send == gx.SendCommit(peer="a", shards=(True, False, True), heard=(True, False, True))
+    assert told(exchange, commit("a", "101", "101")) == [
+        ex.Apply(members=THREE, swarm_step=40, shards=(True, False, True))
+    ]
+    assert not exchange.in_doubt
+
+
+def test_the_mean_of_a_member_that_was_lost_since_is_used():
+    exchange = after(HELD - 1)
+    told(exchange, gx.MeanVerified(peer="b", digest=D["b"]), ex.Lost(peer="b", reason="broke"), held("a", *MEANS))
+    (apply,) = told(exchange, commit("a", "111", "101"))
+    assert apply.shards == (True, True, True)
+
+
+def test_a_mean_that_a_member_told_that_it_lacks_is_not_waited_for():
+    exchange = after(REDUCED + 1)
+    effects = told(exchange, held("a", D["a"], b"", D[ME]))
+    assert effects == [gx.SendHeld(peer=peer, held=(D["a"], b"", D[ME])) for peer in "ab"]
+    assert told(exchange, gx.MeanVerified(peer="b", digest=D["b"])) == []
+
+
+def test_our_own_mean_that_comes_after_we_told_that_we_lack_it_is_ignored():
+    exchange = after(GIVEN)
+    effects = told(exchange, ex.DeadlinePassed())
+    assert effects == [gx.SendHeld(peer=peer, held=(b"", b"", b"")) for peer in "ab"]
+    assert told(exchange, gx.Reduced(digest=D[ME])) == []
+
+
+@pytest.mark.parametrize("count", [0, 2, AGREED])
+def test_the_deadline_ends_what_has_not_begun_to_send(count):
+    exchange = after(count)
+    effects = told(exchange, ex.DeadlinePassed())
+    assert effects[-1] == ex.End(reason="ran past its deadline")
+    assert {effect.peer for effect in effects[:-1]} == {"a", "b"}
+    assert not exchange.in_doubt
+
+
+def test_a_held_that_differs_leaves_the_shard_out():
+    exchange = after(HELD)
+    told(exchange, held("a", D["a"], b"x" * 32, D[ME]))
+    send = told(exchange, held("b", *MEANS))[0]
+    assert send == gx.SendCommit(peer="a", shards=(True, False, True), heard=(True, True, True))
+
+
+def test_what_nobody_holds_alike_is_not_applied():
+    exchange = after(GIVEN)
+    told(exchange, ex.DeadlinePassed(), held("a", b"", b"", b""), held("b", b"", b"", b""))
+    effects = told(exchange, commit("a", "000"), commit("b", "000"))
+    assert effects[-1] == ex.End(reason="the members hold no mean of any shard alike")
+    assert not exchange.in_doubt
+
+
+def test_a_commit_that_leaves_a_shard_out_binds_us():
+    exchange = after(COMMITTED)
+    (apply,) = told(exchange, commit("a", "110"), commit("b", "011"))
+    assert apply.shards == (False, True, False)
+    assert not exchange.in_doubt
+
+
+def test_what_a_member_told_before_it_was_lost_counts():
+    exchange = after(HELD)
+    told(exchange, held("a", D["a"], b"", D[ME]), ex.Lost(peer="a", reason="broke"))
+    assert told(exchange, held("b", *MEANS)) == [
+        gx.SendCommit(peer="b", shards=(True, False, True), heard=(True, True, True))
+    ]
+    (apply,) = told(exchange, commit("b", "101"))
+    assert apply.shards == (True, False, True)
+    assert not exchange.in_doubt, "we have heard all: whatever a has committed leaves no more out"
+    exchange = after(COMMITTED)
+    told(exchange, commit("a", "110"), ex.Lost(peer="a", reason="broke"))
+    (apply,) = told(exchange, commit("b", "111"))
+    assert apply.shards == (True, True, False)
+    assert not exchange.in_doubt
+
+
+def test_a_held_counted_elsewhere_of_a_member_whose_commit_we_lack_is_a_doubt():
+    exchange = group("a", "b", "c")
+    four, means = ("a", "b", "c", ME), (D["a"], D["b"], D["z"], D[ME])
+    told(exchange, *(accepted(peer) for peer in "abc"), *(gx.RollCame(peer=peer, roll=four) for peer in "abc"))
+    told(exchange, *(gx.MembersCame(peer=peer, members=four) for peer in "abc"), ex.Captured())
+    told(exchange, *(gx.ShardVerified(peer=peer) for peer in "abc"), gx.Reduced(digest=D[ME]))
+    told(exchange, *(gx.MeanVerified(peer=p, digest=d) for p, d in zip("abc", means, strict=False)))
+    told(exchange, ex.Lost(peer="a", reason="broke"), ex.Lost(peer="b", reason="broke"), held("c", *means))
+    # c has heard of b, but not of a; b may have heard of a.
+    (apply,) = told(exchange, commit("c", "1111", "0111"))
+    assert isinstance(apply, ex.Apply)
+    assert exchange.in_doubt
+
+
+def test_who_does_not_tell_what_it_holds_is_given_up_when_confirming_closes():
+    exchange = after(HELD + 1)
+    assert told(exchange, ex.DeadlinePassed()) == []
+    effects = told(exchange, gx.ConfirmingClosed())
+    assert effects[0] == ex.Abandon(peer="b", reason="did not tell in time what it holds")
+    assert effects[1:] == [gx.SendCommit(peer="a", shards=(True,) * 3, heard=(True, False, True))]
+    assert isinstance(told(exchange, commit("a", "111", "101"))[-1], ex.Apply)
+    assert not exchange.in_doubt
+
+
+def test_the_second_deadline_ends_confirming_without_doubt():
+    exchange = after(HELD + 1)
+    effects = told(exchange, ex.DeadlinePassed(), ex.DeadlinePassed())
+    assert effects[-1] == ex.End(reason="ran past its deadline")
+    assert not exchange.in_doubt
+
+
+def test_the_second_deadline_applies_what_is_committed_and_is_a_doubt():
+    exchange = after(COMMITTED)
+    told(exchange, commit("a", "110"))
+    assert told(exchange, ex.DeadlinePassed()) == []
+    abandon, apply = told(exchange, ex.DeadlinePassed())
+    assert abandon == ex.Abandon(peer="b", reason="did not commit in time")
+    assert apply == ex.Apply(members=THREE, swarm_step=40, shards=(True, True, False))
+    assert exchange.in_doubt
+
+
+def test_a_member_lost_between_our_commit_and_its_own_is_a_doubt():
+    exchange = after(COMMITTED)
+    told(exchange, ex.Lost(peer="b", reason="broke"))
+    assert isinstance(told(exchange, commit("a", "111"))[0], ex.Apply)
+    assert exchange.in_doubt
+
+
+@pytest.mark.parametrize(
+    "happenings",
+    [
+        [ex.GaveUp(reason="stop")],
+        [ex.Lost(peer="a", reason="broke"), ex.Lost(peer="b", reason="")],
+        [ex.DeadlinePassed(), ex.DeadlinePassed()],
+    ],
+)
+@pytest.mark.parametrize(("count", "doubt"), [(AGREED, False), (HELD, False), (COMMITTED, True)])
+def test_an_end_after_our_commit_is_in_doubt_and_before_it_is_not(count, doubt, happenings):
+    exchange = after(count)
+    told(exchange, *happenings)
+    assert exchange.stage is Stage.ENDED
+    assert exchange.in_doubt is doubt
+
+
+def test_what_a_member_that_was_given_up_still_sends_is_ignored():
+    exchange = after(AGREED)
+    told(exchange, ex.Lost(peer="b", reason="broke"))
+    for late in (
+        gx.RollCame(peer="b", roll=THREE), gx.MembersCame(peer="b", members=THREE), gx.ShardVerified(peer="b"),
+        gx.MeanVerified(peer="b", digest=b""), held("b"), commit("b", ""), ex.Lost(peer="b", reason="broke"),
+    ):  # fmt: skip
+        assert told(exchange, late) == []
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.frozensets(st.sampled_from("abcdefgh")), min_size=1))
+def test_a_clique_holds_all_streams_and_leaves_out_nobody_who_fits(rolls):
+    taken = clique(rolls)
+    assert taken[0] == min(rolls)
+    assert list(taken) == sorted(set(taken))
+    for one, other in combinations(taken, 2):
+        assert one in rolls[other]
+        assert other in rolls[one]
+    for peer in set(rolls) - set(taken):
+        assert any(peer not in rolls[other] or other not in rolls[peer] for other in taken if other < peer)

@@ -1,0 +1,45 @@
+"""What must hold for the status of a node: numbers mean what they are called, and JSON can carry them."""
+
+import json
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lowcomm_node.exchange.history import History, Outcome
+from lowcomm_node.report import report
+from lowcomm_protocol.matching import Refusal
+
+
+def node(history: History, **progress: Any) -> Any:
+    """A node of which only its exchanges and its progress are known."""
+    known: defaultdict[str, Any] = defaultdict(lambda: None)
+    known |= {
+        "peer_id": "me", "phase": "training", "began": 0.0, "warnings": [], "progress": progress,
+        "exchanger": SimpleNamespace(history=history, running={}),
+    }  # fmt: skip
+    names = ("waiting", "run_", "membership", "ready", "checkpoint")
+    return SimpleNamespace(**known, **dict.fromkeys(names))
+
+
+def test_refusals_are_counted_one_by_one_whatever_became_of_their_exchanges():
+    history = History()
+    history.outcomes[Outcome.NO_PARTNER] = 5
+    for refusal in (Refusal.BUSY, Refusal.FULL):
+        history.they_refused("a", refusal)
+    history.we_refused("b", Refusal.TOO_SOON)
+    exchanges = report(node(history))["exchanges"]
+    assert (exchanges["refused"], exchanges["no_partner"], exchanges["completed"]) == (3, 5, 0)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_a_loss_that_is_no_number_is_null(loss: float):
+    status = report(node(History(), loss=loss, val_loss_last=loss, val_loss_first=5.5, steps=7))
+    trainer = json.loads(json.dumps(status, allow_nan=False))["trainer"]
+    assert (trainer["loss"], trainer["val_loss_last"], trainer["val_loss_first"], trainer["steps"]) == (
+        None,
+        None,
+        5.5,
+        7,
+    )

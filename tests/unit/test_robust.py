@@ -1,0 +1,102 @@
+"""What must hold for means among liars."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.outer import mean_contribution
+from lowcomm_protocol.robust import CLIP, MEANS, PLAUSIBLE, plausible_norm, robust_mean, usual_norm
+
+ROBUST = ("clip", "median", "trimmed")
+
+
+def honest(count: int, seed: int = 0, numel: int = 2000) -> list[torch.Tensor]:
+    """Progress of peers on one model: a common direction, and noise of each."""
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(numel, generator=generator)
+    return [common + torch.randn(numel, generator=generator) for _ in range(count)]
+
+
+LIES = {
+    "huge": lambda one: 100 * one,
+    "flipped": lambda one: -one,
+    "flipped and huge": lambda one: -10 * one,
+    "zero": lambda one: 0 * one,
+}
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("count", [4, 5, 8])
+def test_one_liar_moves_the_mean_little(kind, lie, count):
+    peers = honest(count)
+    wanted = mean_contribution(peers[1:])
+    got = robust_mean(kind, [LIES[lie](peers[0]), *peers[1:]], [1.0] * count)
+    assert float((got - wanted).norm() / wanted.norm()) < 0.55
+    assert float(torch.cosine_similarity(got, wanted, dim=0)) > 0.85
+
+
+@pytest.mark.parametrize("lie", ["huge", "flipped and huge"])
+def test_a_plain_mean_is_at_the_mercy_of_one_liar(lie):
+    peers = honest(4)
+    got = robust_mean("mean", [LIES[lie](peers[0]), *peers[1:]], [1.0] * 4)
+    assert float((got - mean_contribution(peers[1:])).norm()) > float(got.norm()) * 0.7
+
+
+@pytest.mark.parametrize("kind", ["mean", "clip"])
+def test_among_honest_peers_it_is_the_weighted_mean(kind):
+    peers, weights = honest(4), [1.0, 2.0, 1.0, 0.5]
+    assert torch.equal(robust_mean(kind, peers, weights), mean_contribution(peers, weights))
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("median", [2.0, 5.0]), ("trimmed", [2.0, 5.0])])
+def test_of_three_the_middle_one_counts(kind, expected):
+    rows = [torch.tensor(row) for row in ([1.0, 5.0], [2.0, 900.0], [30.0, -7.0])]
+    assert robust_mean(kind, rows, [1.0] * 3).tolist() == expected
+
+
+def test_of_five_trimmed_takes_three_and_median_one():
+    rows = [torch.tensor([value]) for value in (1.0, 2.0, 3.0, 7.0, 100.0)]
+    assert robust_mean("trimmed", rows, [1.0] * 5).tolist() == [4.0]
+    assert robust_mean("median", rows, [1.0] * 5).tolist() == [3.0]
+
+
+def test_clipping_brings_a_norm_down_to_what_the_middle_of_the_group_has():
+    rows = [torch.tensor([value]) for value in (1.0, 1.0, 1.0, 50.0)]
+    assert robust_mean("clip", rows, [1.0] * 4).tolist() == [pytest.approx((3 + CLIP) / 4)]
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_in_a_group_of_two_there_is_no_majority(kind):
+    rows = [torch.tensor([1.0]), torch.tensor([5.0])]
+    assert robust_mean(kind, rows, [1.0, 3.0]).tolist() == [4.0]
+
+
+@given(st.sampled_from(MEANS), st.integers(2, 8), st.integers(0, 50))
+def test_the_same_contributions_give_the_same_bits(kind, count, seed):
+    peers = honest(count, seed, 50)
+    copies = [one.clone() for one in peers]
+    assert torch.equal(robust_mean(kind, peers, [1.0] * count), robust_mean(kind, copies, [1.0] * count))
+    assert all(torch.equal(one, copy) for one, copy in zip(peers, copies, strict=True)), "nothing is changed"
+
+
+def test_directions_without_a_majority_are_all_kept():
+    rows = [torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0]), torch.tensor([0.0, 0.0])]
+    assert robust_mean("clip", rows, [1.0] * 3).isfinite().all()
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(SpecError, match="mean = 'best'"):
+        robust_mean("best", [torch.ones(1)] * 3, [1.0] * 3)  # type: ignore[arg-type]
+
+
+def test_what_is_plausible_follows_our_own_norm_and_what_has_been_usual():
+    assert plausible_norm(1.0, 0.0) == PLAUSIBLE
+    assert plausible_norm(1.0, 2.0) == 2 * PLAUSIBLE
+    assert usual_norm(0.0, 5.0) == 5.0, "the first one"
+    usual = 1.0
+    for _ in range(100):
+        usual = usual_norm(usual, 2.0)
+    assert usual == pytest.approx(2.0, rel=1e-3)

@@ -1,0 +1,170 @@
+"""What must hold for a fragment that a group shares out: the same bits at all, few bytes, and errors that are made good."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_protocol.codecs import BLOCK, CODECS, codec, shard_coder
+from lowcomm_protocol.codecs.shards import ShardCoder, shard_bounds
+from lowcomm_protocol.errors import CodecError, PlanError
+
+LOSSY = sorted(set(CODECS) - {"fp32"})
+
+
+@given(st.integers(1, 20_000), st.integers(1, 8))
+def test_shards_cover_all_values_once_and_are_nearly_equal(numel, count):
+    if numel < count:
+        with pytest.raises(PlanError, match="each needs at least one"):
+            shard_bounds(numel, count)
+        return
+    bounds = shard_bounds(numel, count)
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == numel
+    sizes = [stop - start for start, stop in bounds]
+    assert min(sizes) >= 1
+    unit = BLOCK if numel >= count * BLOCK else 1
+    assert max(sizes) - min(sizes) <= 2 * unit
+    assert all(start % unit == 0 for start, _ in bounds)
+
+
+class Swarm:
+    """A group that exchanges one fragment again and again, by the coders alone."""
+
+    def __init__(self, name: str, numel: int, count: int, feedback: bool) -> None:
+        self.bounds = shard_bounds(numel, count)
+        self.coders = [shard_coder(name, numel, feedback) for _ in range(count)]
+        self.codec = codec(name)
+        self.sent = [0] * count
+
+    def exchange(self, vectors: list[np.ndarray]) -> list[np.ndarray]:
+        """The mean, as every member has it."""
+        buffer = [bytearray(4 * vectors[0].size + 64) for _ in self.coders]
+        sizes = [
+            one.encode(vector, mine, self.bounds, memoryview(out))
+            for mine, (one, vector, out) in enumerate(zip(self.coders, vectors, buffer, strict=True))
+        ]
+        means = [np.zeros_like(vectors[0]) for _ in self.coders]
+        for owner, (start, stop) in enumerate(self.bounds):
+            shares = []
+            for member, vector in enumerate(vectors):
+                if member == owner:
+                    shares.append(vector[start:stop])
+                    continue
+                at = sum(sizes[member][:owner])
+                share = np.empty(stop - start, dtype=np.float32)
+                self.coders[owner].decode(memoryview(buffer[member])[at : at + sizes[member][owner]], share)
+                assert np.array_equal(share, vector[start:stop]), "a member's own vector is what the owner decodes"
+                shares.append(share)
+                self.sent[member] += sizes[member][owner]
+            mean = np.mean(shares, axis=0, dtype=np.float32)
+            out = bytearray(4 * mean.size + 64)
+            size = self.coders[owner].reduce(mean, start, memoryview(out))
+            self.sent[owner] += size * (len(vectors) - 1)
+            for member, one in enumerate(self.coders):
+                if member != owner:
+                    one.decode(memoryview(out)[:size], means[member][start:stop])
+            means[owner][start:stop] = mean
+        return means
+
+
+def drawn(seed: int, numel: int, count: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [generator.standard_normal(numel).astype(np.float32) for _ in range(count)]
+
+
+@given(st.sampled_from(sorted(CODECS)), st.integers(2, 5), st.integers(8, 2000), st.integers(0, 999), st.booleans())
+def test_all_members_end_with_the_same_bits(name, count, numel, seed, feedback):
+    swarm = Swarm(name, numel, count, feedback)
+    for round_ in range(2):
+        means = swarm.exchange(drawn(seed + round_, numel, count))
+        assert all(np.array_equal(one, means[0]) for one in means)
+        for one in swarm.coders:
+            one.commit(swarm.bounds)
+
+
+def test_fp32_gives_the_mean_itself():
+    vectors = drawn(0, 1000, 4)
+    expected = np.concatenate(
+        [
+            np.mean([vector[start:stop] for vector in vectors], axis=0, dtype=np.float32)
+            for start, stop in shard_bounds(1000, 4)
+        ]
+    )
+    assert np.array_equal(Swarm("fp32", 1000, 4, False).exchange(vectors)[0], expected)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_a_member_sends_two_times_all_shards_but_its_own(name, count):
+    numel = 58_624  # the largest fragment of the demo model
+    swarm = Swarm(name, numel, count, False)
+    swarm.exchange(drawn(0, numel, count))
+    most = 2 * (count - 1) / count * codec(name).coded_size(numel)
+    assert max(swarm.sent) <= 1.02 * most, "shards are whole blocks, so one may be a block larger"
+    assert sum(swarm.sent) / count <= 1.0001 * most
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_with_feedback_nothing_is_lost_in_the_long_run(name):
+    vectors, rounds = drawn(1, 600, 3), 200
+    wanted = np.mean(vectors, axis=0)
+    totals = {}
+    for feedback in (False, True):
+        swarm = Swarm(name, 600, 3, feedback)
+        total = np.zeros(600)
+        for _ in range(rounds):
+            total += swarm.exchange([vector.copy() for vector in vectors])[0]
+            for one in swarm.coders:
+                one.commit(swarm.bounds)
+        totals[feedback] = float(np.abs(total / rounds - wanted).mean())
+    assert totals[True] < 0.2 * totals[False]
+
+
+def test_a_shard_that_is_not_applied_keeps_its_old_residual():
+    numel, count = 1024, 4
+    swarm = Swarm("q1", numel, count, True)
+    swarm.exchange(drawn(0, numel, count))
+    swarm.coders[0].commit([swarm.bounds[1], swarm.bounds[2]])
+    lost = swarm.coders[0].state()["contribution-residual"]
+    assert not lost[:256].any() and not lost[768:].any()
+    assert lost[256:768].any()
+    assert not swarm.coders[0].state()["mean-residual"].any(), "our own shard was not applied"
+    swarm.coders[1].commit([swarm.bounds[1]])
+    of_means = swarm.coders[1].state()["mean-residual"]
+    assert of_means[256:512].any() and not of_means[512:].any()
+
+
+def test_what_is_forgotten_has_never_been():
+    vectors = drawn(0, 512, 2)
+    swarm, other = (Swarm("q2", 512, 2, True) for _ in range(2))
+    swarm.exchange(drawn(7, 512, 2))
+    for one in swarm.coders:
+        one.forget()
+    first = swarm.exchange([vector.copy() for vector in vectors])
+    assert np.array_equal(first[0], other.exchange(vectors)[0])
+
+
+def test_a_restored_coder_goes_on_alike():
+    swarm, other = (Swarm("q1", 700, 3, True) for _ in range(2))
+    swarm.exchange(drawn(0, 700, 3))
+    for one, same in zip(swarm.coders, other.coders, strict=True):
+        one.commit(swarm.bounds)
+        same.restore(one.state())
+    assert np.array_equal(swarm.exchange(drawn(1, 700, 3))[0], other.exchange(drawn(1, 700, 3))[0])
+
+
+def test_state_that_does_not_fit_is_refused():
+    with pytest.raises(CodecError, match="expected"):
+        shard_coder("q2", 300, True).restore({})
+    with pytest.raises(CodecError, match="expected"):
+        shard_coder("q2", 300).restore({"mean-residual": np.zeros(300, dtype=np.float32)})
+    assert shard_coder("fp32", 300, True).state() == {}, "nothing is lost, so nothing is remembered"
+
+
+def test_a_vector_that_is_not_finite_is_not_sent():
+    vector = np.ones(600, dtype=np.float32)
+    vector[5] = np.nan
+    coder: ShardCoder = shard_coder("e3m0", 600)
+    with pytest.raises(CodecError, match="nan"):
+        coder.encode(vector, 1, shard_bounds(600, 2), memoryview(bytearray(4000)))

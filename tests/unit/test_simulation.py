@@ -1,0 +1,276 @@
+"""What must hold for simulated swarms: the protocol's own objects in virtual time, the same story for the same seed."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowcomm_node.data import Dataset, open_data
+from lowcomm_node.simulation import Conditions, Member, allreduce, ring_bytes, simulate, single
+from lowcomm_node.simulation.network import Network
+from lowcomm_node.simulation.swarm import Swarm
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.codecs import codec
+from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.run import RunSpec
+
+MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
+STEPS = 48
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Models this small gain nothing from more, and lose much where other tests run beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(40):
+        (folder / f"{number}.txt").write_text(f"The {number}th of forty short texts, all much alike. " * 12)
+    return open_data(f"text:{folder}", "bytes", folder / "cache")
+
+
+def spec(method: str, seed: int = 0, steps: int = STEPS, **sync: object) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "run": {"name": "test", "seed": seed, "steps": steps},
+            "model": MODEL,
+            "train": {"batch": 4, "warmup": 5, "learning_rate": 0.01},
+            "sync": {"method": method, "interval": 8} | sync,
+        }
+    )
+
+
+def swarm_of(settings: RunSpec, dataset: Dataset, members: list[Member], conditions: Conditions | None = None) -> Swarm:
+    swarm = Swarm(settings, dataset, members, conditions or Conditions(), Replica, compiled=False, evaluations=0)
+    swarm.network.run()
+    return swarm
+
+
+METHODS = ["noloco", "diloco", "streaming-diloco", "lowcomm", "gossip"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_seed_tells_the_same_story_and_another_one_another(dataset, method):
+    stories = []
+    for seed in (0, 0, 1):
+        swarm = swarm_of(spec(method, seed), dataset, [Member()] * 4, Conditions(loss=0.1))
+        stories.append(
+            [(one.bytes_sent, one.applied, one.losses[-1], one.replica.slow_digest(0)) for one in swarm.peers]
+        )
+    assert stories[0] == stories[1]
+    assert stories[0] != stories[2]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_peers_that_exchange_stay_together_and_learn(dataset, method):
+    alone, met = (simulate(spec(one), dataset, 4) for one in ("local", method))
+    assert met.applied > 0 and met.failed <= 4 * 4, "only what the end of the run cuts off"
+    assert met.steps == (STEPS,) * 4
+    assert met.spread < 0.5 * alone.spread
+    assert met.loss < 5.0 < single(spec("local", steps=1), dataset).loss
+    assert alone.bytes_sent == 0 < met.bytes_sent
+
+
+def test_a_group_of_all_peers_with_equal_start_is_diloco(dataset):
+    """Written out by hand, with torch's own SGD as the outer optimizer."""
+    settings = spec("diloco", fragments=1, overlap=0, outer_lr=0.7, momentum=0.6, mean="mean", steps=25)
+    swarm = swarm_of(settings, dataset, [Member()] * 3)
+    replicas = [Replica(settings, f"peer-{number}", dataset, CPU) for number in range(3)]
+    phi = torch.nn.Parameter(replicas[0].fast(0))
+    sgd = torch.optim.SGD([phi], lr=0.7, momentum=0.6, nesterov=True)
+    captured: list[torch.Tensor] = []
+    for step in range(1, 26):
+        for replica in replicas:
+            replica.inner_step()
+        if step in (9, 17, 25):  # due after 8 steps, captured at the next boundary
+            captured = [replica.fast(0) for replica in replicas]
+        if step in (10, 18):  # and merged at the one after that: shift keeps the step done meanwhile
+            phi.grad = torch.stack([phi.detach() - theta for theta in captured]).mean(0)
+            sgd.step()
+            for replica, theta in zip(replicas, captured, strict=True):
+                load(replica, replica.fast(0) + phi.detach() - theta)
+    for peer, replica in zip(swarm.peers, replicas, strict=True):
+        assert torch.allclose(peer.replica.phi[0], phi, atol=2e-6)
+        assert torch.allclose(peer.replica.fast(0), replica.fast(0), atol=1e-4), "AdamW makes much of the last bit"
+    assert all(torch.equal(one.replica.phi[0], two.replica.phi[0]) for one, two in pairwise(swarm.peers))
+
+
+def load(replica: Replica, vector: torch.Tensor) -> None:
+    from lowcomm_protocol.fragments import scatter
+
+    scatter(replica.plan.fragments[0], vector, replica.weights)
+
+
+@pytest.mark.parametrize("name", ["fp32", "e3m0", "q2"])
+def test_members_of_a_group_hold_the_same_slow_weights_to_the_bit(dataset, name):
+    swarm = swarm_of(spec("streaming-diloco", codec=name, error_feedback=True), dataset, [Member()] * 4)
+    for p in range(len(swarm.peers[0].replica.phi)):
+        assert len({peer.replica.slow_digest(p) for peer in swarm.peers}) == 1
+    assert sum(peer.realigned for peer in swarm.peers) == 0
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_bytes_of_a_group_are_what_reduce_scatter_and_all_gather_cost(dataset, count):
+    settings = spec("streaming-diloco", codec="e3m0")
+    swarm = swarm_of(settings, dataset, [Member()] * count)
+    per_exchange = 0
+    numels = [phi.numel() for phi in swarm.peers[0].replica.phi]
+    rounds = [swarm.peers[0].replica.schedule[p].version for p in range(len(numels))]
+    assert min(rounds) >= 3
+    for numel, times in zip(numels, rounds, strict=True):
+        sizes = [codec("e3m0").coded_size(stop - start) for start, stop in shard_bounds(numel, count)]
+        per_exchange += times * 2 * (count - 1) * sum(sizes)
+    cut_off = sum(peer.failed for peer in swarm.peers)
+    if not cut_off:
+        assert sum(peer.bytes_sent for peer in swarm.peers) == per_exchange
+    assert sum(peer.bytes_sent for peer in swarm.peers) >= per_exchange
+
+
+# Churn
+
+
+@pytest.mark.parametrize("method", ["noloco", "diloco", "lowcomm", "streaming-diloco"])
+def test_a_late_peer_begins_where_the_others_are(dataset, method):
+    swarm = swarm_of(spec(method), dataset, [Member(), Member(), Member(), Member(joins=20.5)])
+    late = swarm.peers[3]
+    assert late.replica.clock.step == STEPS
+    assert late.replica.steps < STEPS - 15, "it has not trained on what the others did before it came"
+    assert late.applied > 0
+    assert late.losses[0] < 0.8 * swarm.peers[0].losses[0]
+
+
+@pytest.mark.parametrize("end", [{"leaves": 20.3}, {"dies": 20.3}])
+@pytest.mark.parametrize("method", ["noloco", "diloco", "streaming-diloco"])
+def test_who_leaves_or_dies_stops_nobody(dataset, method, end):
+    swarm = swarm_of(spec(method), dataset, [Member(), Member(), Member(), Member(**end)])
+    for peer in swarm.peers[:3]:
+        assert peer.replica.steps == STEPS
+        assert peer.replica.schedule[0].version >= 3
+    assert swarm.peers[3].replica.steps < STEPS
+
+
+def test_a_slow_peer_follows_the_clock_of_the_swarm(dataset):
+    swarm = swarm_of(spec("noloco"), dataset, [Member(), Member(), Member(), Member(speed=0.5)])
+    slow = swarm.peers[3]
+    assert slow.replica.clock.step >= STEPS - 8
+    assert slow.replica.steps < 0.75 * STEPS
+    assert slow.applied > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_streams_that_break_cost_exchanges_and_no_more(dataset, method):
+    swarm = swarm_of(spec(method), dataset, [Member()] * 4, Conditions(loss=0.3, loss_within=1.0))
+    assert sum(peer.failed for peer in swarm.peers) > 0
+    assert all(peer.applied > 0 for peer in swarm.peers)
+    assert all(peer.replica.steps == STEPS for peer in swarm.peers)
+    assert all(not peer.running for peer in swarm.peers)
+
+
+# Attacks
+
+
+@pytest.mark.parametrize("attack", ["nan", "huge", "flipped-huge"])
+@pytest.mark.parametrize("method", ["noloco", "lowcomm", "diloco", "streaming-diloco"])
+def test_honest_peers_end_where_they_would_without_the_liar(dataset, method, attack):
+    settings = spec(method, steps=80)
+    without = simulate(settings, dataset, 3)
+    result = simulate(settings, dataset, [Member(), Member(), Member(), Member(attack=attack)])
+    assert len(result.losses) == 3
+    assert result.loss < 1.1 * without.loss
+    assert result.spread < 2 * without.spread
+
+
+@pytest.mark.parametrize("method", ["noloco", "lowcomm"])
+def test_in_pairs_contributions_that_are_far_too_large_are_refused(dataset, method):
+    swarm = swarm_of(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack="huge")])
+    assert sum(peer.implausible for peer in swarm.peers[:3]) > 0
+    calm = swarm_of(spec(method, steps=80), dataset, [Member()] * 4)
+    assert sum(peer.implausible for peer in calm.peers) == 0
+
+
+# Baselines
+
+
+def test_allreduce_is_one_replica_on_all_batches(dataset):
+    settings = spec("local")
+    result = allreduce(settings, dataset, 4)
+    assert result.bytes_sent == ring_bytes(
+        sum(w.numel() for w in Replica(settings, "p", dataset, CPU).weights.values()), 4, STEPS
+    )
+    assert allreduce(settings, dataset, 1).losses == single(settings, dataset).losses, (
+        "alone there is nothing to reduce"
+    )
+
+
+def test_the_curve_tells_tokens_bytes_and_loss(dataset):
+    result = simulate(spec("noloco"), dataset, 2, evaluations=4)
+    assert [point.tokens for point in result.curve] == [12 * 64, 24 * 64, 36 * 64, 48 * 64]
+    assert all(one.bytes_sent <= two.bytes_sent for one, two in pairwise(result.curve))
+    assert result.curve[-1].loss < result.curve[0].loss
+
+
+def test_the_documented_method_of_your_own_runs_as_it_stands(dataset, monkeypatch, tmp_path, capsys):
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    code = text.split("```python")[1].split("```")[0]
+    assert len(code.strip().splitlines()) <= 32
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lowcomm_node.data.open_data", lambda *_: dataset)
+    exec(compile(code, "docs/methods.md", "exec"), {"__name__": "docs"})
+    assert re.search(r"\d nats a byte, .* MB a peer, [1-9]\d* exchanges", capsys.readouterr().out)
+
+
+# Network
+
+
+class Post:
+    """Writes down what it receives."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[str, object]] = []
+
+    def receive(self, stream, kind, payload) -> None:
+        self.came.append((kind, payload))
+
+
+def test_messages_arrive_in_order_and_large_ones_take_time():
+    network = Network(0, Conditions(latency=(0.1, 0.9), bandwidth=100.0))
+    one, two = Post(), Post()
+    network.peers |= {"one": one, "two": two}
+    stream = network.open("one", "two")
+    for number in range(20):
+        network.send(stream, "one", "text", number, size=10)
+    network.close(stream, "one")
+    network.run()
+    assert two.came == [("text", number) for number in range(20)] + [("closed", None)]
+    assert network.now >= 0.1 + 0.1
+
+
+def test_a_broken_stream_carries_nothing_and_both_ends_hear_of_it():
+    network = Network(0, Conditions())
+    one, two = Post(), Post()
+    network.peers |= {"one": one, "two": two}
+    stream = network.open("one", "two")
+    network.send(stream, "one", "text")
+    network.break_(stream)
+    network.send(stream, "two", "text")
+    network.run()
+    assert one.came == two.came == [("closed", None)]
+
+
+def test_who_is_not_there_does_not_answer():
+    network = Network(0, replace(Conditions(), loss=0.0))
+    one = Post()
+    network.peers["one"] = one
+    network.send(network.open("one", "nobody"), "one", "text")
+    network.run()
+    assert one.came == [("closed", None)]

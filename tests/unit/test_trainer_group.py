@@ -1,0 +1,123 @@
+"""What must hold for trainers that share a fragment out: real replicas, real requests, without a network between them."""
+
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from lowcomm_node.errors import TrainerError
+from lowcomm_node.trainer.interface import GROUP_SLOTS, TrainerSettings
+from lowcomm_node.trainer.process import TrainerThread
+from lowcomm_protocol.run import parse_toml
+
+TINY = """
+[run]
+name = "test"
+[model]
+layers = 1
+width = 32
+heads = 2
+feed_forward = 32
+context = 16
+[train]
+batch = 2
+[sync]
+method = "streaming-diloco"
+group = 3
+fragments = 2
+overlap = 0
+interval = 10
+min_steps = 1
+"""
+PEERS = ("a", "b", "c")
+
+
+async def start(folder: Path) -> dict[str, TrainerThread]:
+    """Three trainers that have made a few steps each."""
+    spec, trainers = parse_toml(TINY).canonical().decode(), {peer: TrainerThread() for peer in PEERS}
+    for peer, trainer in trainers.items():
+        settings = TrainerSettings(
+            spec=spec,
+            peer_id=peer,
+            checkpoints=str(folder / peer),
+            data_cache=str(folder / "data"),
+            device="cpu",
+            threads=1,
+        )
+        ready = await trainer.start(settings)
+        assert ready.slots == 2 * GROUP_SLOTS
+    await step(trainers)
+    return trainers
+
+
+async def step(trainers: dict[str, TrainerThread]) -> None:
+    """All make a few steps, about the same number: the progress of others must look plausible."""
+    for trainer in trainers.values():
+        await trainer.train(True)
+        for _ in range(8):
+            while (await trainer.news.get())["event"] != "step":
+                pass
+        await trainer.train(False)
+
+
+async def exchange(trainers: dict[str, TrainerThread], realign: bool, owners: list[str]) -> list[str]:
+    """Share fragment 0 out as a group does, and merge the shards of these owners; the slow weights' digests."""
+    slots = {peer: trainer.arena.take(GROUP_SLOTS) for peer, trainer in trainers.items()}
+    shared = {peer: await trainer.share(0, slots[peer][0], realign, PEERS) for peer, trainer in trainers.items()}
+    sizes = [max(one.sizes[shard] for one in shared.values()) for shard in range(3)]
+    assert [one.sizes[PEERS.index(peer)] for peer, one in shared.items()] == [0, 0, 0]
+    for mine, owner in enumerate(PEERS):
+        for place, peer in enumerate(PEERS):
+            if peer != owner:
+                offset, size = sum(shared[peer].sizes[:mine]), sizes[mine]
+                data = trainers[peer].arena.view(slots[peer][0], offset + size)[offset:]
+                trainers[owner].arena.view(slots[owner][1], (place + 1) * size)[place * size :] = data
+                await trainers[owner].receive_share(0, peer, slots[owner][1], place * size, size)
+    for offset, size, owner in zip(accumulate(sizes[:-1], initial=0), sizes, PEERS, strict=True):
+        told, _ = await trainers[owner].reduce(0, {"a": 10, "b": 20, "c": 30}, slots[owner][2], offset)
+        assert told == size
+        data = trainers[owner].arena.view(slots[owner][2], offset + size)[offset:]
+        for peer, trainer in trainers.items():
+            if peer != owner:
+                trainer.arena.view(slots[peer][2], offset + size)[offset:] = data
+                await trainer.receive_mean(0, owner, slots[peer][2], offset, size)
+    merged = [await trainer.merge(0, owners, 5) for trainer in trainers.values()]
+    for peer, trainer in trainers.items():
+        for slot in slots[peer]:
+            trainer.arena.give_back(slot)
+    return [one.slow_digest for one in merged]
+
+
+async def test_all_hold_the_same_slow_weights_after_whole_and_partial_exchanges(tmp_path: Path):
+    trainers = await start(tmp_path)
+    try:
+        digests = []
+        for realign, owners in ((False, ["a", "b", "c"]), (False, ["a", "c"]), (True, ["a", "b", "c"])):
+            told = await exchange(trainers, realign, owners)
+            assert len(set(told)) == 1, "equal to the bit"
+            digests.append(told[0])
+            await step(trainers)
+        assert len(set(digests)) == 3, "each of them has changed something"
+    finally:
+        for trainer in trainers.values():
+            await trainer.stop()
+
+
+async def test_what_can_not_be_used_is_told_and_costs_nothing_else(tmp_path: Path):
+    trainers = await start(tmp_path)
+    try:
+        one = trainers["a"]
+        shares, received, _ = one.arena.take(3)
+        with pytest.raises(TrainerError):
+            await one.receive_share(0, "b", received, 0, 10)
+        size = (await one.share(0, shares, False, PEERS)).sizes[1]
+        with pytest.raises(TrainerError, match="exactly"):
+            await one.receive_share(0, "b", received, 0, size + 1)
+        await one.drop(0)
+        with pytest.raises(TrainerError):
+            await one.reduce(0, {"a": 1}, received, 0)
+        await one.share(0, shares, False, PEERS)
+        await one.drop(0)
+    finally:
+        for trainer in trainers.values():
+            await trainer.stop()
