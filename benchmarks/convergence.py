@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -24,14 +25,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean
 from typing import Any
+
+from convergence_report import ALLREDUCE, SINGLE, claim, plot, shares, tables
 
 SEEDS = (0, 1, 2)
 CACHE = Path("out/data")
 RESULTS = Path(__file__).parent / "results"
 """In the repository: whoever has a doubt deletes a result and runs again."""
-SINGLE, ALLREDUCE = "single", "allreduce"
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ METHODS = (
     Row("lowcomm mod4", "lowcomm", LOWCOMM | {"codec": "mod4"}),
     Row("lowcomm mod3", "lowcomm", LOWCOMM | {"codec": "mod3"}),
 )
+RARELY = Row("lowcomm mod4, every 100", "lowcomm", LOWCOMM | {"codec": "mod4", "interval": 100, "min_steps": 25})
 
 
 def methods(quick: bool) -> Iterator[Job]:
@@ -95,6 +97,8 @@ def methods(quick: bool) -> Iterator[Job]:
                     for row in METHODS:
                         if not quick or row.name in (SINGLE, ALLREDUCE, "streaming-diloco q2", "lowcomm mod4"):
                             yield Job("methods", row, optimizer, peers, steps, seed)
+                    if steps == 1000:
+                        yield Job("methods", RARELY, optimizer, peers, steps, seed)
 
 
 # Learning rate and momentum of Muon were tuned on seed 0 for each kind of row alike; docs/methods.md tells what was tried.
@@ -112,8 +116,6 @@ WIRE = {
     "adamw": (
         Row(SINGLE, train={"learning_rate": 3e-3}),
         Row(ALLREDUCE, train={"learning_rate": 6e-3}),
-        Row("streaming-diloco, 1/50", "streaming-diloco", train={"learning_rate": 6e-3}),
-        Row("lowcomm, 1/50", "lowcomm", train={"learning_rate": 6e-3}),
     ),
 }
 
@@ -215,13 +217,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--part", choices=PARTS, action="append")
-    parser.add_argument("--peers", type=int, help="only swarms of this size")
+    parser.add_argument("--only", default="", help="regular expression: only runs whose key matches, e.g. /4/400/")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     out = arguments.out or (Path("out/convergence-quick.json") if arguments.quick else RESULTS / "convergence.json")
     jobs = [job for part in arguments.part or PARTS for job in PARTS[part](arguments.quick)]
-    jobs = sorted((job for job in jobs if arguments.peers in (None, job.peers)), key=lambda job: job.peers * job.steps)
+    jobs = [job for job in jobs if re.search(arguments.only, job.key)]
+    jobs.sort(key=lambda job: job.peers * job.steps)
     results = json.loads(out.read_text()) if out.exists() else {}
     missing = [job for job in jobs if job.key not in results]
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
@@ -231,11 +234,11 @@ def main() -> int:
             results[job.key] = future.result()
             save(out, results)
             print(f"{done}/{len(missing)} {job.key} {results[job.key]['loss']:.3f}", file=sys.stderr, flush=True)
-    report = "\n\n".join([machine(), tables(jobs, results), *shares(jobs, results)])
+    report = "\n\n".join([machine(), tables(jobs, results), shares(jobs, results)])
     out.with_suffix(".md").write_text(report + "\n")
     print(report)
     plot(jobs, results, out.parent)
-    return 0
+    return 0 if arguments.quick else claim(jobs, results)
 
 
 def machine() -> str:
@@ -249,112 +252,6 @@ def save(out: Path, results: dict[str, Any]) -> None:
     temporary = out.with_suffix(".writing")
     temporary.write_text(json.dumps(results))
     temporary.replace(out)
-
-
-# Telling
-
-
-def tables(jobs: list[Job], results: dict[str, Any]) -> str:
-    """Markdown: a table for each part, optimizer, number of peers and length; figures are means over the seeds."""
-    groups: dict[tuple[str, str, int, int], dict[tuple[str, str], list[dict[str, Any]]]] = {}
-    for job in jobs:
-        group = groups.setdefault((job.part, job.optimizer, job.peers, job.steps), {})
-        group.setdefault((job.scene, job.row.name), []).append(results[job.key])
-    return "\n\n".join(table(title, rows) for title, rows in groups.items())
-
-
-def table(title: tuple[str, str, int, int], rows: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
-    """One table."""
-    part, optimizer, peers, steps = title
-    lines = [
-        f"**{part}, {optimizer}, {peers} peers, {steps} steps**",
-        "",
-        "| method | loss of replicas: mean (min to max) | averaged weights | spread | worst block | MB sent | all-reduce's bytes |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    full = [one["bytes_sent"] for (_, name), results in rows.items() if name == ALLREDUCE for one in results]
-    for (scene, name), results in rows.items():
-        losses = [loss for one in results for loss in one["losses"]]
-        sent = mean(one["bytes_sent"] for one in results)
-        ratio = f"1/{mean(full) / sent:.1f}" if full and sent else ""
-        cells = [
-            name if scene == "calm" else f"{name}, {scene}",
-            f"{mean(one['loss'] for one in results):.3f} ({min(losses):.3f} to {max(losses):.3f})",
-            f"{mean(one['average_loss'] for one in results):.3f}",
-            f"{mean(one['spread'] for one in results):.1e}",
-            f"{max(one['worst_block'] for one in results):.1e}",
-            f"{sent / 1e6:.2f}",
-            ratio,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def shares(jobs: list[Job], results: dict[str, Any]) -> list[str]:
-    """How much of all-reduce's gain over a single replica each row of ``wire`` leaves, seed by seed."""
-    lines: list[str] = []
-    wired = [job for job in jobs if job.part == "wire"]
-    for optimizer, peers in sorted({(job.optimizer, job.peers) for job in wired}):
-        row = {
-            (job.row.name, job.seed): results[job.key]
-            for job in wired
-            if (job.optimizer, job.peers) == (optimizer, peers)
-        }
-        for name in dict.fromkeys(name for name, _ in row if name not in (SINGLE, ALLREDUCE)):
-            gains = [
-                (row[SINGLE, seed]["loss"] - row[name, seed]["loss"])
-                / (row[SINGLE, seed]["loss"] - row[ALLREDUCE, seed]["loss"])
-                for seed in sorted({seed for _, seed in row})
-            ]
-            sent = mean(
-                row[ALLREDUCE, seed]["bytes_sent"] / row[name, seed]["bytes_sent"]
-                for other, seed in row
-                if other == name
-            )
-            told = " / ".join(f"{100 * gain:.0f}" for gain in gains)
-            lines.append(
-                f"- {optimizer}, {peers} peers, {name}: {100 * mean(gains):.1f} % ({told}) of all-reduce's gain"
-                f" for 1/{sent:.0f} of its bytes"
-            )
-    return ["\n".join(lines)] if lines else []
-
-
-def plot(jobs: list[Job], results: dict[str, Any], folder: Path) -> None:
-    """Loss against tokens, and against bytes, of the first seed of the longest runs of ``methods``."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    calm = [job for job in jobs if job.part == "methods"]
-    if not calm:
-        return
-    peers, steps = min(job.peers for job in calm), max(job.steps for job in calm)
-    optimizers = sorted({job.optimizer for job in calm})
-    for what, title, file in (
-        ("tokens", "tokens a replica", "loss-tokens"),
-        ("bytes_sent", "bytes sent by a replica", "loss-bytes"),
-    ):
-        figure, axes = pyplot.subplots(
-            1, len(optimizers), figsize=(6 * len(optimizers), 4.5), squeeze=False, sharey=True
-        )
-        for axis, optimizer in zip(axes[0], optimizers, strict=True):
-            for job in calm:
-                if (job.optimizer, job.peers, job.steps, job.seed) != (optimizer, peers, steps, 0):
-                    continue
-                points = [point for point in results[job.key]["curve"] if point[what]]
-                if points:
-                    axis.plot(
-                        [point[what] for point in points], [point["loss"] for point in points], label=job.row.name
-                    )
-            axis.set(
-                title=f"{optimizer}, {peers} peers, {steps} steps", xlabel=title, ylabel="held-out loss, nats a byte"
-            )
-            axis.set_xscale("log" if what == "bytes_sent" else "linear")
-            axis.legend(fontsize=7)
-        figure.tight_layout()
-        figure.savefig(folder / f"{file}.png", dpi=110)
-        pyplot.close(figure)
 
 
 if __name__ == "__main__":
