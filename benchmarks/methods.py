@@ -3,7 +3,7 @@
     python benchmarks/methods.py            4 nodes, 400 steps, 3 seeds, 5 methods: about 15 minutes on two cores
     python benchmarks/methods.py --quick    one seed, two methods, 60 steps
 
-Resumes where it stopped (out/methods.json), prints a Markdown table, and says whether each claim of the README holds.
+All rows train with Muon inside, so that only the exchange differs. Resumes where it stopped (out/methods.json), prints a Markdown table, and says whether each claim of the README holds.
 """
 
 import argparse
@@ -53,6 +53,7 @@ def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[
     # Nodes of a measurement that was cut short would resume from their checkpoints, and count only what is left.
     shutil.rmtree(home, ignore_errors=True)
     command = ["demo", "--nodes", str(nodes), "--steps", str(steps), "--method", method, "--seed", str(seed), "--json"]
+    command += ["--optimizer", "muon"]
     done = subprocess.run(
         [sys.executable, "-m", "lowcomm_node", *command, "--home", str(home)],
         capture_output=True,

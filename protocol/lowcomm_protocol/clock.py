@@ -25,6 +25,11 @@ class SwarmClock:
         return self.step
 
 
+def largest_jump(interval: int) -> int:
+    """How many swarm steps one peer may be ahead of all others: ten intervals, and what a short pause costs in any case."""
+    return max(10 * interval, 200)
+
+
 def is_supported(claim: int, own: int, others: Iterable[int], max_jump: int) -> bool:
     """Whether ``claim`` of one peer may move our clock: nobody alone can push the swarm ahead.
 

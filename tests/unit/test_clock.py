@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.clock import SwarmClock, is_supported
+from lowcomm_protocol.clock import SwarmClock, is_supported, largest_jump
 
 STEPS = st.integers(0, 10**9)
 
@@ -32,3 +32,10 @@ def test_a_peer_alone_can_not_push_the_clock():
 
 def test_a_late_joiner_is_believed_that_the_swarm_is_ahead_when_others_say_so():
     assert is_supported(5000, own=0, others=[4990], max_jump=200)
+
+
+def test_a_short_pause_of_one_of_two_peers_is_no_lie_however_short_the_interval():
+    assert largest_jump(4) == 200
+    assert largest_jump(100) == 1000
+    assert is_supported(1150, 1000, [], largest_jump(4))
+    assert not is_supported(10**9, 1000, [], largest_jump(4))

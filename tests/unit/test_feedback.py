@@ -397,3 +397,18 @@ def test_a_vector_coded_range_by_range_loses_what_the_whole_does_if_its_blocks_a
             at += part.numel
         residual.commit([(0, BLOCK), (BLOCK, 3 * BLOCK)])
         assert residual_of(residual).tobytes() == residual_of(whole).tobytes()
+
+
+def test_a_late_peer_inherits_ranges_and_no_debts():
+    donor, vector = coder("mod4", 600, feedback=True), np.linspace(-1, 1, 600, dtype=np.float32)
+    out = memoryview(bytearray(donor.max_size))
+    for _ in range(2):
+        own = vector.copy()
+        data = out[: donor.encode(own, out)]
+        donor.decode(data, np.zeros(600, dtype=np.float32))
+        donor.commit()
+    late = coder("mod4", 600, feedback=True)
+    late.inherit(donor.state())
+    assert donor.state()["residual"].any()
+    assert not late.state()["residual"].any()
+    assert np.array_equal(late.state()["range"], donor.state()["range"])

@@ -154,6 +154,17 @@ def test_a_restored_coder_goes_on_alike():
     assert np.array_equal(swarm.exchange(drawn(1, 700, 3))[0], other.exchange(drawn(1, 700, 3))[0])
 
 
+def test_a_late_peer_does_not_pay_what_its_donor_owes():
+    swarm = Swarm("q1", 700, 3, True)
+    swarm.exchange(drawn(0, 700, 3))
+    swarm.coders[0].commit(swarm.bounds)
+    late = shard_coder("q1", 700, True)
+    late.inherit(swarm.coders[0].state())
+    assert not any(residual.any() for residual in late.state().values())
+    with pytest.raises(CodecError, match="expected"):
+        late.inherit({})
+
+
 def test_state_that_does_not_fit_is_refused():
     with pytest.raises(CodecError, match="expected"):
         shard_coder("q2", 300, True).restore({})

@@ -26,7 +26,7 @@ from lowcomm_node.trainer.interface import Merged, Ready, slots_each
 from lowcomm_node.trainer.process import Trainer
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol import exchange as ex
-from lowcomm_protocol.clock import is_supported
+from lowcomm_protocol.clock import is_supported, largest_jump
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
 from lowcomm_protocol.records import Phase
@@ -34,9 +34,6 @@ from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.trust import Trust
-
-MAX_JUMP_INTERVALS = 10
-"""How many intervals one peer's swarm step may be ahead of everybody else's."""
 
 
 class Exchanger:
@@ -200,7 +197,7 @@ class Exchanger:
     def supports(self, peer: str, swarm_step: int) -> bool:
         """Whether what we and others know makes a swarm step plausible that a peer claims."""
         others = (info.swarm_step for info in self.roster.alive(time()) if info.peer_id != peer)
-        return is_supported(swarm_step, self.swarm_step, others, MAX_JUMP_INTERVALS * self.spec.sync.interval)
+        return is_supported(swarm_step, self.swarm_step, others, largest_jump(self.spec.sync.interval))
 
     def strike(self, peer: str, reason: str) -> None:
         """Hold against a peer what no honest one does: it is left out for a while."""

@@ -11,15 +11,13 @@ from lowcomm_node.simulation.network import Stream
 from lowcomm_node.simulation.rounds import GroupRound, PairRound, Round
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol import PROTOCOL_VERSION
-from lowcomm_protocol.clock import is_supported
+from lowcomm_protocol.clock import is_supported, largest_jump
 from lowcomm_protocol.exchange import Accepted, GaveUp
 from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
 from lowcomm_protocol.trust import Trust
 
 if TYPE_CHECKING:
     from lowcomm_node.simulation.swarm import Swarm
-
-MAX_JUMP_INTERVALS = 10
 
 
 class Peer:
@@ -137,7 +135,7 @@ class Peer:
             has_room=True,
             min_steps=0 if round_ is not None else self.sync.min_steps,
             step_is_supported=is_supported(
-                theirs.swarm_step, replica.clock.step, others, MAX_JUMP_INTERVALS * self.sync.interval
+                theirs.swarm_step, replica.clock.step, others, largest_jump(self.sync.interval)
             ),
             fragment_count=len(replica.schedule),
         )

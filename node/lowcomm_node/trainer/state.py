@@ -62,7 +62,7 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
 def adopt(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     """Begin where another peer is: its weights, slow weights, momentum and swarm step; our own steps and data go on."""
     _check(replica, meta)
-    _load(replica, parts)
+    _load(replica, parts, foreign=True)
     replica.captures.clear()
     replica.usual = _usual(replica, meta)
     replica.clock.observe(int(meta["swarm_step"]))
@@ -124,7 +124,7 @@ def _usual(replica: Replica, meta: dict[str, Any]) -> list[float]:
     return [float(one) for one in claimed] if fine else [0.0 for _ in replica.usual]
 
 
-def _load(replica: Replica, parts: Parts) -> None:
+def _load(replica: Replica, parts: Parts, foreign: bool = False) -> None:
     with torch.no_grad():
         for name, tensor in parts["weights"].items():
             replica.weights[name].copy_(tensor)
@@ -132,7 +132,8 @@ def _load(replica: Replica, parts: Parts) -> None:
     replica.phi = [parts["outer"][f"phi.{p}"] for p in range(len(replica.phi))]
     replica.delta = [parts["outer"][f"delta.{p}"] for p in range(len(replica.delta))]
     for p, one in enumerate(replica.coders):
-        one.restore({key: parts["outer"][f"{key}.{p}"].numpy() for key in one.state()})
+        kept = {key: parts["outer"][f"{key}.{p}"].numpy() for key in one.state()}
+        (one.inherit if foreign else one.restore)(kept)
     if parts.get("inner"):
         replica.optimizer.restore(parts["inner"])
 

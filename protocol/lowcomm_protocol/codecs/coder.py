@@ -72,6 +72,10 @@ class Coder:
         """What a checkpoint keeps."""
         return {}
 
+    def inherit(self, state: State) -> None:
+        """Begin with what another peer's coder has learned; what it owes is not ours. Raises as ``restore`` does."""
+        self.restore(state)
+
     def restore(self, state: State) -> None:
         """Go on with what ``state`` gave. Raises `CodecError` if it does not fit."""
         if state:

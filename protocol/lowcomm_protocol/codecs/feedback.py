@@ -174,6 +174,11 @@ class FeedbackCoder(Coder):
         """See Coder."""
         return {**self.inner.state(), **self._residual.state()}
 
+    def inherit(self, state: State) -> None:
+        """See Coder."""
+        self.restore(state)
+        self._residual = Residual(self.numel)
+
     def restore(self, state: State) -> None:
         """See Coder."""
         residual = Residual(self.numel)

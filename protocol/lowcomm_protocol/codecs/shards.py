@@ -80,6 +80,11 @@ class ShardCoder:
         """What a checkpoint keeps."""
         return {f"{kind}-residual": lost.state()["residual"] for kind, lost in self._lost.items()}
 
+    def inherit(self, state: State) -> None:
+        """Begin beside the coder of another peer: what it owes is not ours. Raises as ``restore`` does."""
+        self.restore(state)
+        self._lost = {kind: Residual(self.numel) for kind in self._lost}
+
     def restore(self, state: State) -> None:
         """Go on with what ``state`` gave. Raises `CodecError` if it does not fit."""
         if set(state) != set(self.state()):
