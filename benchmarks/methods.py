@@ -3,7 +3,8 @@
     python benchmarks/methods.py            4 nodes, 400 steps, 3 seeds, 5 methods: about 15 minutes on two cores
     python benchmarks/methods.py --quick    one seed, two methods, 60 steps
 
-All rows train with Muon inside, so that only the exchange differs. Resumes where it stopped (out/methods.json), prints a Markdown table, and says whether each claim of the README holds.
+All rows train with Muon inside, so that only the exchange differs. Resumes where it stopped (out/methods.json), prints a
+Markdown table, and says whether each claim of the README holds.
 """
 
 import argparse
