@@ -14,15 +14,19 @@ import platform
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from lowcomm_node.specfile import write_template
 
 METHODS = ("local", "noloco", "diloco", "streaming-diloco", "lowcomm")
 COMMUNICATING = METHODS[1:]
 GAIN, LOCAL_GAP, AVERAGE_GAP = 0.03, 0.10, 0.02
 SPREAD, LOCAL_SPREAD = 6e-3, 1.5e-2
 MB = 1e6
+OPTIMIZER = "muon"
 
 
 def main() -> int:
@@ -38,15 +42,21 @@ def main() -> int:
     results = json.loads(out.read_text()) if out.exists() else {}
     for seed in seeds:
         for method in methods:
-            key = f"{method}/{seed}/{arguments.nodes}/{steps}"
+            key = name_of(method, seed, arguments.nodes, steps)
             if key not in results:
                 print(f"measuring {key}", file=sys.stderr, flush=True)
                 results[key] = measure(method, seed, arguments.nodes, steps, out.parent / "swarms" / key)
                 save(out, results)
-    rows = {method: [results[f"{method}/{seed}/{arguments.nodes}/{steps}"] for seed in seeds] for method in methods}
+    rows = {method: [results[name_of(method, seed, arguments.nodes, steps)] for seed in seeds] for method in methods}
     print(f"{arguments.nodes} nodes, {steps} steps, seeds {', '.join(map(str, seeds))}; {machine()}\n")
     print(table(rows))
     return 0 if arguments.quick else claims(rows)
+
+
+def name_of(method: str, seed: int, nodes: int, steps: int) -> str:
+    """The name of a run in the results: with a digest of its settings, for presets change."""
+    settings = write_template("demo", method, steps, seed, nodes, None, OPTIMIZER)
+    return f"{method}/{seed}/{nodes}/{steps}/{sha256(settings.encode()).hexdigest()[:8]}"
 
 
 def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[
     # Nodes of a measurement that was cut short would resume from their checkpoints, and count only what is left.
     shutil.rmtree(home, ignore_errors=True)
     command = ["demo", "--nodes", str(nodes), "--steps", str(steps), "--method", method, "--seed", str(seed), "--json"]
-    command += ["--optimizer", "muon"]
+    command += ["--optimizer", OPTIMIZER]
     done = subprocess.run(
         [sys.executable, "-m", "lowcomm_node", *command, "--home", str(home)],
         capture_output=True,

@@ -136,6 +136,25 @@ def test_bytes_of_a_group_are_what_reduce_scatter_and_all_gather_cost(dataset, c
     assert sum(peer.bytes_sent for peer in swarm.peers) >= per_exchange
 
 
+@pytest.mark.parametrize(("method", "name"), [("diloco", "fp32"), ("streaming-diloco", "bf16")])
+def test_groups_smaller_than_the_swarm_are_held_together_by_the_consensus_term(dataset, method, name):
+    alone = simulate(spec("local"), dataset, 6)
+    settings = spec(method, group=3, codec=name, consensus=1.0, outer_lr=0.7, momentum=0.3, error_feedback=False)
+    met = simulate(settings, dataset, 6)
+    assert met.spread < 0.5 * alone.spread
+    swarm = swarm_of(settings, dataset, [Member()] * 6)
+    assert len({peer.replica.slow_digest(0) for peer in swarm.peers}) > 1, "no two groups hold the same"
+    assert sum(peer.realigned for peer in swarm.peers) == 0
+
+
+@pytest.mark.parametrize(("method", "name"), [("noloco", "bf16"), ("lowcomm", "mod4")])
+def test_pairs_may_feed_errors_back_too(dataset, method, name):
+    plain, fed = (simulate(spec(method, codec=name, error_feedback=on), dataset, 4) for on in (False, True))
+    assert fed.loss == pytest.approx(plain.loss, rel=0.1)
+    assert fed.applied == plain.applied
+    assert fed.spread < 2 * plain.spread
+
+
 # Churn
 
 
