@@ -151,18 +151,28 @@ def churn(quick: bool) -> Iterator[Job]:
     """Four peers, of whom some come late, leave, or are slow."""
     for row in BY_SCENE[1:] if quick else BY_SCENE:
         for seed in (0,) if quick else SEEDS:
-            for scene in ("undisturbed", "late") if quick else ("undisturbed", "late", "leaves", "slow", "two slow"):
+            for scene in ("undisturbed", "one late") if quick else tuple(CHURN):
                 yield Job("churn", row, "adamw", 4, 60 if quick else 400, seed, scene)
 
 
 PARTS = {"methods": methods, "wire": wire, "attacks": attacks, "churn": churn}
 
 
+CHURN = {
+    "undisturbed": 1.0,
+    "one late": 12 / 11,
+    "one leaves": 8 / 7,
+    "one of half speed": 8 / 7,
+    "two of half speed": 4 / 3,
+}
+"""How much longer a run is than an undisturbed one, so that the swarm trains on the same tokens."""
+
+
 def members(job: Job) -> list[Any]:
     """Who takes part in a scene."""
     from lowcomm_node.simulation import Member
 
-    honest = [Member()] * 3
+    honest, steps = [Member()] * 3, length(job)
     match job.scene:
         case "calm":
             return [Member()] * job.peers
@@ -170,16 +180,21 @@ def members(job: Job) -> list[Any]:
             return [*honest, Member()]
         case "three honest":
             return honest
-        case "late":
-            return [*honest, Member(joins=job.steps / 3)]
-        case "leaves":
-            return [*honest, Member(leaves=job.steps / 2)]
-        case "slow":
+        case "one late":
+            return [*honest, Member(joins=steps / 3)]
+        case "one leaves":
+            return [*honest, Member(leaves=steps / 2)]
+        case "one of half speed":
             return [*honest, Member(speed=0.5)]
-        case "two slow":
+        case "two of half speed":
             return [Member(), Member(), Member(speed=0.5), Member(speed=0.5)]
         case attack:
             return [*honest, Member(attack=attack)]
+
+
+def length(job: Job) -> int:
+    """Steps of a run."""
+    return round(job.steps * CHURN.get(job.scene, 1.0))
 
 
 # Measuring
@@ -196,7 +211,7 @@ def measure(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
     spec = RunSpec.model_validate(
         {
-            "run": {"name": "convergence", "seed": job.seed, "steps": job.steps},
+            "run": {"name": "convergence", "seed": job.seed, "steps": length(job)},
             "train": {"optimizer": job.optimizer} | job.row.train,
             "sync": {"method": job.row.method} | job.row.sync,
         }
