@@ -236,6 +236,7 @@ def plot(jobs: Sequence[Job], results: Results, folder: Path) -> None:
             1, len(optimizers), figsize=(6 * len(optimizers), 4.5), squeeze=False, sharey=True
         )
         for axis, optimizer in zip(axes[0], optimizers, strict=True):
+            axis.set_prop_cycle(color=pyplot.get_cmap("tab20").colors)
             for job in calm:
                 if (job.optimizer, job.peers, job.steps, job.seed) != (optimizer, peers, steps, 0):
                     continue
@@ -248,7 +249,7 @@ def plot(jobs: Sequence[Job], results: Results, folder: Path) -> None:
                 title=f"{optimizer}, {peers} peers, {steps} steps", xlabel=title, ylabel="held-out loss, nats a byte"
             )
             axis.set_xscale("log" if what == "bytes_sent" else "linear")
-            axis.legend(fontsize=7)
+        axes[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         figure.tight_layout()
         figure.savefig(folder / f"{file}.png", dpi=110)
         pyplot.close(figure)
