@@ -1,8 +1,8 @@
 """Whom to leave out: peers that sent what no honest one sends.
 
 A strike is for a contribution that can't be decoded, is implausible, or breaks the protocol; a lost connection is none. After
-a strike a peer is left out for a while that doubles with each further one, so an honest peer that was unlucky comes back
-soon, and a liar hardly ever. Time is our own inner steps.
+a strike a peer is left out for a while that doubles with each further one, and an exchange with it that is applied wipes all
+out: an honest peer that was unlucky comes back soon, and a liar hardly ever. Time is our own inner steps.
 """
 
 from collections import OrderedDict
@@ -37,6 +37,10 @@ class Trust:
         if len(self._strikes) > MAX_PEERS:
             self._strikes.popitem(last=False)
         return new
+
+    def forgive(self, peer: str) -> None:
+        """An exchange with this peer was applied: nothing is held against it any more."""
+        self._strikes.pop(peer, None)
 
     def trusts(self, peer: str, steps: int) -> bool:
         """Whether a peer may take part now."""

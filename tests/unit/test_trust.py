@@ -37,3 +37,13 @@ def test_memory_is_bounded_and_the_newest_are_remembered():
     trust.strike("peer10", 0)
     assert len(trust.strikes()) == MAX_PEERS
     assert trust.trusts("peer9", 0) and not trust.trusts("peer10", 0)
+
+
+def test_an_exchange_that_is_applied_wipes_strikes_out():
+    trust = Trust(20)
+    trust.strike("a", 0)
+    trust.strike("a", 20)
+    trust.forgive("a")
+    trust.forgive("b")
+    assert trust.trusts("a", 21)
+    assert trust.strike("a", 100).until == 120

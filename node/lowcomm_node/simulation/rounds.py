@@ -181,6 +181,8 @@ class Round(ABC):
                 self.network.close(stream, self.peer.name)
 
     def _apply(self, effect: ex.Apply) -> None:
+        for other in self.exchange.partners:
+            self.peer.trust.forgive(other)
         self._pool(effect)
         self.replica.outer(self.fragment)
         ripe = self.replica.captures[self.fragment].steps + self.peer.sync.overlap

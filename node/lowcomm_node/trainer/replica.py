@@ -95,7 +95,7 @@ class Replica:
             "anchor": phi * self.spec.sync.consensus if self.spec.sync.consensus and not realign else None,
             "sent": theta.clone() if realign else self.contribution(phi, theta),
             "realign": realign,
-            "usual": 0.0 if realign else self.usual[fragment] or self._grown(fragment, theta - phi),
+            "usual": 0.0 if realign else max(self.usual[fragment], self._grown(fragment, theta - phi)),
             "steps": self.steps,
             "tokens": self.tokens,
         }
