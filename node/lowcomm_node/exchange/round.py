@@ -59,6 +59,8 @@ class Round(ABC):
         """How far contributions were apart where they were most, once they are merged."""
         self.done = asyncio.Event()
         self._members_known, self._captured = asyncio.Event(), asyncio.Event()
+        self._abandoning: set[str] = set()
+        """Peers that are being told why we give them up: their streams end after that."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -172,6 +174,7 @@ class Round(ABC):
                     self.members = members
                     self._start(self._capture())
                 case ex.Abandon(peer=peer, reason=reason):
+                    self._abandoning.add(peer)
                     self._start(self._abandon(peer, reason))
                 case ex.Apply():
                     self._start(self._apply(effect))
@@ -267,7 +270,8 @@ class Round(ABC):
             await self._read(link)
         except LowcommError as error:
             self.lose(link.peer, error)
-            link.stream.cancel()
+            if link.peer not in self._abandoning:
+                link.stream.cancel()
             return
         await self.done.wait()
         await link.close()
@@ -282,6 +286,10 @@ class Round(ABC):
         with suppress(LowcommError, TimeoutError):
             async with asyncio.timeout(ABANDON_DEADLINE):
                 await link.send_abandon(reason)
+                if call is not None:
+                    # A call that is cancelled takes with it what was written last: the other end must read that first.
+                    await asyncio.wait({call})
+                    await link.close()
         link.stream.cancel()
 
     # our contribution
