@@ -26,6 +26,7 @@ from lowcomm_node.specfile import write_template
 MIB = 2**20
 START_DEADLINE = 90.0
 POLL = 0.5
+"""Seconds between two looks at a log, or at a node's count of exchanges: neither can be waited for."""
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 POLL = 0.1
+"""Seconds between two looks: conditions are about anything, so nothing tells when one comes true."""
 
 
 def until(condition: Callable[[], T], deadline: float, what: str) -> T:

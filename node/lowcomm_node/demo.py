@@ -24,6 +24,9 @@ from lowcomm_node.trainer.process import die_with_parent
 from lowcomm_protocol.run import parse_toml
 
 POLL = 1.0
+"""Seconds between two looks at all nodes: the panel shows single steps, of which their events do not tell."""
+START_POLL = 0.1
+"""Seconds between two looks at a log: nothing can wait for a line in a file."""
 START_DEADLINE = 90.0
 LEAVE_DEADLINE = 60.0
 SAMPLE_TOKENS = 400
@@ -97,7 +100,7 @@ class Demo:
                 if line.startswith("{") and '"ready"' in line:
                     return str(json.loads(line)["addresses"][0])
             self._check_alive()
-            time.sleep(0.1)
+            time.sleep(START_POLL)
         raise RetryLater(f"The bootstrap server was not ready within {START_DEADLINE:.0f} s: see {child.log}.")
 
     def _start_node(self, home: Path, index: int, address: str) -> None:

@@ -12,6 +12,7 @@ from lowcomm_node.formatting import clean, quantity, seconds, short_peer, size
 from lowcomm_node.settings import find_home
 
 POLL = 0.5
+"""Seconds between two looks at the status: events do not tell of single steps."""
 
 
 def register(app: typer.Typer) -> None:

@@ -21,6 +21,8 @@ from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
 from lowcomm_node.paths import Paths
 
 TIMEOUT = 10.0
+POLL = 0.1
+"""Seconds between two looks at whether the daemon lives: only a parent can wait for a process, and it is not ours."""
 _START = "start it with `lowcomm-node join --peers ADDR`"
 
 
@@ -134,7 +136,7 @@ class ControlClient:
                 return False
             if poll is not None:
                 poll()
-            time.sleep(0.1)
+            time.sleep(POLL)
         return True
 
     def _call(
