@@ -13,7 +13,7 @@ Larger groups are in ``group.py``; how they gather, and what both tell and are t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -250,6 +250,11 @@ class Gathering(ABC):
         """What a member brought."""
         member = self._members.get(peer)
         return member.offer if member else None
+
+    def offers(self, members: Iterable[str]) -> list[Offer]:
+        """What these members bring, as far as it is known; not ours."""
+        known = (self.offer_of(peer) for peer in members if peer != self.me)
+        return [offer for offer in known if offer is not None]
 
     def _gather(self) -> list[Effect]:
         if any(m.state == State.OFFERED for m in self._members.values()):

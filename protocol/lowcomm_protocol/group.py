@@ -17,16 +17,12 @@ are ordered; everybody goes over to the lowest that it hears of until all of a l
 two lists that differ no two members can both agree on one while they count on each other: whoever still goes over after
 we have agreed is lost for us.
 
-**Shards.** A shard is applied if every held that we know of has the same mean of it, and no commit that we know of leaves
-it out. A broken link hides a held from somebody, but whoever has heard of it tells so by its commit. We are in doubt if
-somebody did not answer our commit, or if a commit counts a held of somebody whose own commit we do not have, and nobody
-of us has heard all: then others may have applied less than we. Offers carry digests of slow weights, so this is found
-the next time, and a realignment heals it.
+**Shards.** ``tally.py`` tells which are applied, and whether others may have applied less. We are in doubt if they may, or if
+somebody did not answer our commit.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import (
@@ -46,80 +42,11 @@ from lowcomm_protocol.exchange import (
     Stage,
     no_partner,
 )
-from lowcomm_protocol.swap import draw, look_up
+from lowcomm_protocol.group_swap import HAVE_GIVEN, Input, State, step
+from lowcomm_protocol.tally import DIGEST_BYTES, Tally
 
-DIGEST_BYTES = 32
 MAX_PEER_ID = 64
 """Characters of a peer id in a roll; ours have 52."""
-
-
-# One stream of a group, as a table
-
-
-class State(StrEnum):
-    """What one member has told us so far, always in this order. What we tell goes to all members at once."""
-
-    OFFERED = "offered"  # we called; no answer yet
-    LINKED = "linked"  # accepted
-    ROLLED = "rolled"  # their roll has come
-    NAMED = "named"  # they have named a list of members
-    MEMBER = "member"  # the list is agreed, and they are in it
-    GIVEN = "given"  # their contribution to our shard has arrived whole
-    AVERAGED = "averaged"  # the mean of their shard has, too
-    TOLD = "told"  # they have told which means they hold
-    DONE = "done"  # they have committed
-    REFUSED = "refused"
-    LOST = "lost"
-
-
-class Input(StrEnum):
-    """What can happen to a stream of a group."""
-
-    ACCEPTED = "accepted"
-    REFUSED = "refused"
-    ROLL = "roll"
-    NAMED = "named"  # a list of members
-    AGREED = "agreed"  # all members have named the same list
-    SHARD = "shard"  # their contribution to our shard has arrived whole, and decodes to what is allowed
-    MEAN = "mean"  # the same of the mean of their shard
-    HELD = "held"
-    COMMIT = "commit"
-    FAILED = "failed"  # stream lost, corrupt content, deadline, or either side gave up
-
-
-TERMINAL = frozenset({State.DONE, State.REFUSED, State.LOST})
-HAVE_GIVEN = frozenset({State.GIVEN, State.AVERAGED, State.TOLD, State.DONE})
-"""States in which their contribution to our shard may be used."""
-
-TRANSITIONS: dict[tuple[State, Input], State] = {
-    (State.OFFERED, Input.ACCEPTED): State.LINKED,
-    (State.OFFERED, Input.REFUSED): State.REFUSED,
-    (State.LINKED, Input.ROLL): State.ROLLED,
-    (State.ROLLED, Input.NAMED): State.NAMED,
-    # They heard of a lower list. Once we have agreed we can't follow them there.
-    (State.NAMED, Input.NAMED): State.NAMED,
-    (State.MEMBER, Input.NAMED): State.LOST,
-    (State.NAMED, Input.AGREED): State.MEMBER,
-    (State.MEMBER, Input.SHARD): State.GIVEN,
-    (State.GIVEN, Input.MEAN): State.AVERAGED,
-    # Whoever was too slow to make its mean tells so, and sends none.
-    (State.GIVEN, Input.HELD): State.TOLD,
-    (State.AVERAGED, Input.HELD): State.TOLD,
-    (State.TOLD, Input.COMMIT): State.DONE,
-    **{(state, Input.FAILED): State.LOST for state in State if state not in TERMINAL},
-}
-
-
-def step(state: State, event: Input) -> State:
-    """The next state. Raises ProtocolViolation where the table has no entry."""
-    return look_up(TRANSITIONS, state, event)
-
-
-def mermaid() -> str:
-    """The table as a Mermaid state diagram, for docs/states.md."""
-    arrows = [(state, event.value, after) for (state, event), after in TRANSITIONS.items()]
-    return draw(State.OFFERED, arrows, [state for state in State if state in TERMINAL])
-
 
 # Events, besides those of every exchange. What one peer sent is reported in the order in which it was sent.
 
@@ -290,13 +217,11 @@ class GroupExchange(Gathering):
 
     members: tuple[str, ...] = ()
     """The list that we have named, and agreed on once we are past AGREEING: sorted; shard k belongs to the k-th."""
+    tally: Tally = field(init=False)
+    """What was told of the means; begins anew when the list is agreed on."""
     _rolls: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     _lists: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    _means: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    _helds: dict[str, tuple[bytes, ...]] = field(default_factory=dict[str, tuple[bytes, ...]])
-    _commits: dict[str, tuple[bool, ...]] = field(default_factory=dict[str, tuple[bool, ...]])
-    _heards: dict[str, tuple[bool, ...]] = field(default_factory=dict[str, tuple[bool, ...]])
-    """What every member told us, and what we told ourselves, by peer id."""
+    """What every partner told us, and what we told ourselves, by peer id."""
     _proposed: tuple[str, ...] = ()
     """The list that we made ourselves, as leader."""
     _waited: int = 0
@@ -304,21 +229,15 @@ class GroupExchange(Gathering):
     _late: bool = False
     _unanswered: bool = False
 
+    def __post_init__(self) -> None:
+        self.tally = Tally(self.me, ())
+
     def start(self) -> list[Effect]:
         """Begin to call the slice."""
         room = self.group - 1 - len(self._members)
         peers = [peer for peer in self.candidates if peer not in self._members][: max(0, room)]
         self._members.update({peer: Member(State.OFFERED) for peer in peers})
         return [Dial(peer=peer) for peer in peers] or self._gather()
-
-    @property
-    def committed(self) -> tuple[str, ...]:
-        """The members whose commits count for us, our own included, sorted."""
-        return tuple(sorted(self._commits))
-
-    def digest_of(self, peer: str) -> bytes:
-        """The digest of the mean of a member's shard; empty where we do not hold it."""
-        return self._means.get(peer, b"")
 
     def handle(self, event: Event) -> list[Effect]:
         """Take in one event. Raises ProtocolViolation where a peer did what is not allowed in its state."""
@@ -414,7 +333,7 @@ class GroupExchange(Gathering):
         others = self._others_in_list()
         if not others or any(self._lists.get(peer) != self.members for peer in others):
             return effects
-        self.stage = Stage.CAPTURING
+        self.stage, self.tally = Stage.CAPTURING, Tally(self.me, self.members)
         for peer in others:
             self._advance(peer, Input.AGREED)
         left_out = [peer for peer in self.partners if peer not in others]
@@ -469,11 +388,11 @@ class GroupExchange(Gathering):
         return [*(SendShard(peer=peer) for peer in self.partners), *self._settle()]
 
     def _on_reduced(self, digest: bytes) -> list[Effect]:
-        if self.me in self._helds:
+        if self.me in self.tally.helds:
             return []  # We have told that we do not hold it: it comes too late.
-        if self.stage is not Stage.AVERAGING or self.me in self._means or len(digest) != DIGEST_BYTES:
+        if self.stage is not Stage.AVERAGING or self.me in self.tally.means or len(digest) != DIGEST_BYTES:
             raise ProtocolViolation(f"A mean of ours is not expected while {self.stage.value}.")
-        self._means[self.me] = digest
+        self.tally.means[self.me] = digest
         return [*(SendMean(peer=peer) for peer in self.partners), *self._settle()]
 
     def _on_mean(self, peer: str, digest: bytes) -> list[Effect]:
@@ -482,50 +401,24 @@ class GroupExchange(Gathering):
         if len(digest) != DIGEST_BYTES:
             raise ProtocolViolation(f"The mean of {peer} has a digest of {len(digest)} bytes, not {DIGEST_BYTES}.")
         self._advance(peer, Input.MEAN)
-        self._means[peer] = digest
+        self.tally.means[peer] = digest
         return self._settle()
-
-    def _missing(self) -> list[str]:
-        """Whose means may still come and be of use: what one member told that it lacks is applied by nobody."""
-        coming = [peer for peer in (self.me, *self.partners) if peer not in self._means]
-        return [peer for peer in coming if all(held[self.members.index(peer)] for held in self._helds.values())]
 
     # CONFIRMING, COMMITTING
 
     def _on_held(self, peer: str, held: tuple[bytes, ...]) -> list[Effect]:
         if self._would(peer, Input.HELD) is None:
             return []
-        if len(held) != len(self.members) or any(len(digest) not in (0, DIGEST_BYTES) for digest in held):
-            raise ProtocolViolation(f"{peer} told what it holds in another form than of {len(self.members)} digests.")
-        theirs, ours = held[self.members.index(peer)], held[self.members.index(self.me)]
-        if theirs != self.digest_of(peer):
-            raise ProtocolViolation(f"{peer} told another digest of its own mean than it sent.")
-        if ours not in (b"", self.digest_of(self.me)):
-            raise ProtocolViolation(f"{peer} told a digest of our mean that we have not sent.")
+        self.tally.add_held(peer, held)
         self._advance(peer, Input.HELD)
-        self._helds[peer] = held
         return self._settle()
 
     def _on_commit(self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]) -> list[Effect]:
         if self._would(peer, Input.COMMIT) is None:
             return []
-        if self.me not in self._helds:
-            raise ProtocolViolation(f"{peer} has committed before we told it what we hold.")
-        if not len(shards) == len(heard) == len(self.members):
-            raise ProtocolViolation(f"{peer} has committed to another number of shards than {len(self.members)}.")
-        both = self._agreeing([self.me, peer])
-        if any(shard and not allowed for shard, allowed in zip(shards, both, strict=True)):
-            raise ProtocolViolation(f"{peer} has committed to a shard that one of us does not hold.")
-        if not heard[self.members.index(peer)] or not heard[self.members.index(self.me)]:
-            raise ProtocolViolation(f"{peer} has committed without hearing of both of us.")
+        self.tally.add_commit(peer, shards, heard)
         self._advance(peer, Input.COMMIT)
-        self._commits[peer], self._heards[peer] = shards, heard
         return self._settle()
-
-    def _agreeing(self, peers: Collection[str]) -> tuple[bool, ...]:
-        """The shards of which all these hold the same mean."""
-        columns = zip(*(self._helds[peer] for peer in peers), strict=True)
-        return tuple(column[0] != b"" and len(set(column)) == 1 for column in columns)
 
     def _on_confirming_closed(self) -> list[Effect]:
         if self.stage is not Stage.CONFIRMING:
@@ -539,7 +432,7 @@ class GroupExchange(Gathering):
         effects: list[Effect] = []
         if self.stage is Stage.REDUCING and (self._reduce_closed or not self._in(State.MEMBER)):
             effects += self._reduce()
-        if self.stage in (Stage.REDUCING, Stage.AVERAGING) and not self._missing():
+        if self.stage in (Stage.REDUCING, Stage.AVERAGING) and not self._awaits_means():
             effects += self._confirm()
         if self.stage is Stage.CONFIRMING and not self._in(State.MEMBER, State.GIVEN, State.AVERAGED):
             effects += self._commit()
@@ -547,41 +440,29 @@ class GroupExchange(Gathering):
             effects += self._conclude()
         return effects
 
+    def _awaits_means(self) -> bool:
+        return any(self.tally.awaits(peer) for peer in (self.me, *self.partners))
+
     def _reduce(self) -> list[Effect]:
         self.stage = Stage.AVERAGING
         return [Reduce(contributors=tuple(sorted([self.me, *self._in(*HAVE_GIVEN)])))]
 
     def _confirm(self) -> list[Effect]:
-        self.stage = Stage.CONFIRMING
-        held = self._helds[self.me] = tuple(self.digest_of(peer) for peer in self.members)
+        self.stage, held = Stage.CONFIRMING, self.tally.hold()
         return [SendHeld(peer=peer, held=held) for peer in self.partners]
 
     def _commit(self) -> list[Effect]:
-        self.stage = Stage.COMMITTING
-        # Also what a member has told that was lost since: others may count on it.
-        shards = self._commits[self.me] = self._agreeing(self._helds)
-        heard = self._heards[self.me] = tuple(peer in self._helds for peer in self.members)
+        self.stage, (shards, heard) = Stage.COMMITTING, self.tally.commit()
         return [SendCommit(peer=peer, shards=shards, heard=heard) for peer in self.partners]
 
     def _conclude(self) -> list[Effect]:
-        doubt = self._unanswered or not self._is_certain()
-        shards = tuple(all(column) for column in zip(*self._commits.values(), strict=True))
+        doubt = self._unanswered or not self.tally.is_certain()
+        shards = self.tally.applied()
         if not any(shards):
             return self._end("the members hold no mean of any shard alike", in_doubt=doubt)
         self.stage, self.in_doubt = Stage.APPLIED, doubt
-        offers = [member.offer for peer, member in self._members.items() if peer in self.partners]
-        swarm_step = max(offer.swarm_step for offer in offers if offer)
+        swarm_step = max(offer.swarm_step for offer in self.offers(self.partners))
         return [Apply(members=self.members, swarm_step=swarm_step, shards=shards)]
-
-    def _is_certain(self) -> bool:
-        """Whether nobody can have left out a shard that we apply.
-
-        Commits get smaller by the helds that they count. So either one of ours counts all there are, or we have the
-        commits of all whose helds were counted.
-        """
-        heard = [any(column) for column in zip(*self._heards.values(), strict=True)]
-        closed = all(peer in self._commits for peer, known in zip(self.members, heard, strict=True) if known)
-        return closed or any(all(known) for known in self._heards.values())
 
     # any stage
 

@@ -7,7 +7,7 @@
 
 The table is the protocol: a missing key is a violation. An exchange (``exchange.py``) runs such a stream to its partner
 and decides what is captured, confirmed and applied. ``docs/states.md`` draws the table. Groups have a table of their
-own (``group.py``).
+own (``group_swap.py``).
 """
 
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, product
-from pathlib import Path
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -15,52 +14,8 @@ from lowcomm_protocol import exchange as ex
 from lowcomm_protocol import group as gx
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import Stage
-from lowcomm_protocol.group import TERMINAL, TRANSITIONS, GroupExchange, Input, State, clique, mermaid, step
+from lowcomm_protocol.group import GroupExchange, clique
 from lowcomm_protocol.matching import Refusal
-
-DOCS = Path(__file__).parents[2] / "docs" / "states.md"
-
-# The table of one stream
-
-
-@pytest.mark.parametrize(("state", "event"), list(product(State, Input)))
-def test_every_pair_is_in_the_table_or_a_violation(state, event):
-    if (state, event) in TRANSITIONS:
-        assert step(state, event) is TRANSITIONS[state, event]
-    else:
-        with pytest.raises(ProtocolViolation, match=f"'{event.value}' is not allowed in state '{state.value}'"):
-            step(state, event)
-
-
-@pytest.mark.parametrize("state", list(State))
-def test_terminal_states_accept_nothing_and_all_others_can_be_lost(state):
-    if state in TERMINAL:
-        assert not [key for key in TRANSITIONS if key[0] is state]
-    else:
-        assert step(state, Input.FAILED) is State.LOST
-
-
-def test_everything_is_told_once_and_in_one_order():
-    rank = {event: number for number, event in enumerate(Input)}
-    open_: list[tuple[State, tuple[Input, ...]]] = [(State.OFFERED, ())]
-    ways = []
-    while open_:
-        state, told = open_.pop()
-        if state is State.DONE:
-            ways.append(told)
-        for (before, event), after in TRANSITIONS.items():
-            if before is state and after is not state and event is not Input.FAILED:
-                assert not told or rank[event] > rank[told[-1]] or after is State.LOST
-                open_.append((after, (*told, event)))
-    assert {frozenset(Input) - set(way) for way in ways} == {
-        frozenset({Input.REFUSED, Input.FAILED}),
-        frozenset({Input.REFUSED, Input.FAILED, Input.MEAN}),
-    }
-
-
-def test_the_drawing_in_the_docs_is_the_table():
-    assert f"```mermaid\n{mermaid()}```" in DOCS.read_text(encoding="utf-8")
-
 
 # Swarms of honest peers
 
@@ -379,9 +334,9 @@ def check_effects(effects: list[ex.Effect], exchange: GroupExchange) -> None:
             assert any(effect.shards)
             assert len(effect.shards) == len(effect.members)
             applied = [name for name, shard in zip(effect.members, effect.shards, strict=True) if shard]
-            assert all(exchange.digest_of(name) for name in applied), "a shard was applied that we do not hold"
-            assert ME in exchange.committed
-            assert len(exchange.committed) > 1
+            assert all(exchange.tally.digest_of(name) for name in applied), "a shard was applied that we do not hold"
+            assert {ME, *exchange.partners} <= set(exchange.tally.commits), "somebody who takes part has not committed"
+            assert len(exchange.tally.commits) > 1, "applied alone"
 
 
 def test_memory_is_bounded_by_the_group():
@@ -445,7 +400,7 @@ def test_a_group_that_goes_well():
         assert exchange.handle(next(story)) == effects
     assert exchange.stage is Stage.APPLIED
     assert not exchange.in_doubt
-    assert exchange.committed == THREE
+    assert set(exchange.tally.commits) == set(THREE)
 
 
 def test_the_swarm_step_is_the_highest_of_the_members_that_are_left():

@@ -1,19 +1,18 @@
-"""A swarm of virtual peers: an exchange each, a seeded network between them, and time that only events move.
+"""A swarm of virtual peers: an exchange each, over the seeded network and in the virtual time of the simulation.
 
 Peers behave as the node does: they dial, refuse, capture, send and close what `Exchange` or `GroupExchange` tells them
-to. Streams keep the order of messages, take seeded time, and break; peers die with or without anybody noticing. The
-same seed gives the same story, to the event. What travels are names: a mean is the digest of whose mean it is.
+to. Streams break, contributions stall, trainers fail; peers die with or without anybody noticing. The same seed gives
+the same story, to the event. What travels are names: a mean is the digest of whose mean it is.
 """
 
-import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
-from random import Random
 from typing import ClassVar
 
+from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol import group as gx
 from lowcomm_protocol.errors import ProtocolViolation
@@ -64,38 +63,30 @@ class Weather:
     unready: float = 0.0
     """A peer refuses every call until it begins itself."""
 
+    @property
+    def conditions(self) -> Conditions:
+        """What of it the network brings about."""
+        latency, notice = (0.0, self.delay), (0.0, 1.0)
+        return Conditions(latency=latency, notice=notice, loss=self.breaks, loss_within=DEADLINE / 2)
+
 
 CALM = Weather()
 STORM = Weather(transfer=30.0, breaks=0.15, deaths=0.1, stalls=0.05, fails=0.05, blind=0.1, idle=0.2, unready=0.1)
 
 
-@dataclass(eq=False)
-class Stream:
-    """One call: messages arrive in order in each direction, until it is closed at an end or breaks."""
+class Swarm(Network):
+    """The peers, and the network that they share."""
 
-    caller: str
-    callee: str
-    broken: bool = False
-    closed: set[str] = field(default_factory=set)
-    arrived: dict[str, float] = field(default_factory=dict)
-
-    def other(self, peer: str) -> str:
-        return self.callee if peer == self.caller else self.caller
-
-
-class Swarm:
-    """The peers, the network and the time."""
+    peers: "dict[str, Peer]"
 
     def __init__(self, seed: int, size: int, group: int, weather: Weather) -> None:
-        self.random, self.group, self.weather = Random(seed), group, weather
+        super().__init__(seed, weather.conditions)
+        self.group, self.weather = group, weather
         self.story = f"seed {seed}: Swarm({seed}, {size}, {group}, {weather})"
-        self.now = 0.0
         self.violations: list[str] = []
-        self.events = 0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
         names = [f"peer{number:03d}" for number in range(size)]
         kind = Peer if group == 2 else GroupPeer
-        self.peers = {name: kind(self, name) for name in names}
+        self.peers |= {name: kind(self, name) for name in names}
         for peer in self.peers.values():
             view = [name for name in names if not self.happens(weather.blind)]
             peer.candidates = candidates(seed, 0, 0, peer.name, view, group)
@@ -107,54 +98,18 @@ class Swarm:
                 self.after(self.upto(DEADLINE / 2), peer.die)
 
     def run(self) -> "Swarm":
-        while self._queue:
-            self.now, _, action = heapq.heappop(self._queue)
-            action()
+        super().run()
         return self
+
+    def send(self, stream: Stream, sender: str, kind: str, payload: object = None, seconds: float = 0.0) -> None:
+        """Send what takes ``seconds`` beside the latency."""
+        super().send(stream, sender, kind, payload, size=round(seconds * self.conditions.bandwidth))
 
     def happens(self, probability: float) -> bool:
         return self.random.random() < probability
 
     def upto(self, seconds: float) -> float:
         return self.random.uniform(0.0, seconds)
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self.at(self.now + seconds, action)
-
-    def at(self, time: float, action: Callable[[], None]) -> None:
-        self.events += 1
-        heapq.heappush(self._queue, (time, self.events, action))
-
-    def open(self, caller: str, callee: str) -> Stream:
-        stream = Stream(caller, callee)
-        if self.happens(self.weather.breaks):
-            self.after(self.upto(DEADLINE / 2), lambda: self.break_(stream))
-        return stream
-
-    def send(self, stream: Stream, sender: str, kind: str, payload: object = None, seconds: float = 0.0) -> None:
-        if sender in stream.closed or stream.broken:
-            return
-        receiver = stream.other(sender)
-        arrives = max(stream.arrived.get(receiver, 0.0), self.now + seconds + self.upto(self.weather.delay))
-        stream.arrived[receiver] = arrives
-
-        def deliver() -> None:
-            if receiver not in stream.closed and not stream.broken:
-                self.peers[receiver].receive(stream, kind, payload)
-
-        self.at(arrives, deliver)  # not after a difference: rounding would let one message overtake another
-
-    def close(self, stream: Stream, sender: str) -> None:
-        self.send(stream, sender, "closed")
-        stream.closed.add(sender)
-
-    def break_(self, stream: Stream) -> None:
-        """Both ends notice, each in its time; what was on its way is gone."""
-        for name in (stream.caller, stream.callee):
-            peer = self.peers[name]
-            if name not in stream.closed:
-                self.after(self.upto(1.0), lambda peer=peer: peer.receive(stream, "closed", None))
-        stream.broken = True
 
 
 class Peer:
@@ -372,7 +327,7 @@ class GroupPeer(Peer):
         if self.applied is None:
             return None
         shards = zip(self.applied, self.shards, strict=True)
-        return self.applied, tuple(self.group.digest_of(peer) if shard else b"" for peer, shard in shards)
+        return self.applied, tuple(self.group.tally.digest_of(peer) if shard else b"" for peer, shard in shards)
 
     def make_exchange(self, peers: list[str]) -> ex.Gathering:
         return gx.GroupExchange(me=self.name, candidates=peers, group=self.swarm.group)
@@ -501,10 +456,11 @@ def check_applied(swarm: Swarm, peer: Peer, members: tuple[str, ...]) -> None:
 
 def check_applied_in_group(swarm: Swarm, peer: GroupPeer) -> None:
     """Whose commit counts for a peer that is in no doubt applied exactly the same, or is in doubt itself, or dead."""
+    tally = peer.group.tally
     assert any(peer.shards)
-    assert all(peer.group.digest_of(name) for name, shard in zip(peer.group.members, peer.shards, strict=True) if shard)
-    assert len(peer.group.committed) > 1, f"{peer.name} applied alone"
-    for name in peer.group.committed:
+    assert all(tally.digest_of(name) for name, shard in zip(tally.members, peer.shards, strict=True) if shard)
+    assert len(tally.commits) > 1, f"{peer.name} applied alone"
+    for name in tally.commits:
         other = swarm.peers[name]
         assert isinstance(other, GroupPeer)
         assert other.group.members == peer.applied, f"{peer.name} and {name} count on each other in different groups"

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.group import DIGEST_BYTES, MAX_PEER_ID
+from lowcomm_protocol.group import MAX_PEER_ID
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.run import MAX_GROUP
+from lowcomm_protocol.tally import DIGEST_BYTES
 
 
 def roll(peers: Sequence[str]) -> pb.Frame:

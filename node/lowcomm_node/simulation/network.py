@@ -16,6 +16,8 @@ class Conditions:
 
     latency: tuple[float, float] = (0.02, 0.08)
     """Seconds one way, from and to; drawn for every message."""
+    notice: tuple[float, float] = (0.02, 0.08)
+    """Seconds until an end hears that its stream has broken, from and to; drawn for each."""
     bandwidth: float = 2.5e6
     """Bytes a second of one peer's uplink to another; 20 Mbit/s."""
     loss: float = 0.0
@@ -54,8 +56,9 @@ class Network:
         self.now = 0.0
         """Seconds."""
         self.peers: dict[str, Receiver] = {}
+        self.events = 0
+        """How many things were to happen so far."""
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something later."""
@@ -63,8 +66,8 @@ class Network:
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Do something at a moment; what is due at the same one happens in the order of asking."""
-        self._count += 1
-        heapq.heappush(self._queue, (time, self._count, action))
+        self.events += 1
+        heapq.heappush(self._queue, (time, self.events, action))
 
     def run(self) -> None:
         """Until nothing is left to happen."""
@@ -109,7 +112,7 @@ class Network:
         stream.broken = True
         for name in (stream.caller, stream.callee):
             if name not in stream.closed:
-                self.after(self.random.uniform(*self.conditions.latency), lambda name=name: self._notice(stream, name))
+                self.after(self.random.uniform(*self.conditions.notice), lambda name=name: self._notice(stream, name))
 
     def _notice(self, stream: Stream, name: str) -> None:
         if name in self.peers:

@@ -433,16 +433,13 @@ def modulo_patch(data: Bytes, bad: Any, out: Vector) -> int:
 
 
 @kernel
-def modulo_ranges(own: Vector, theirs: Vector, decay: Any, ranges: Vector) -> Any:
-    """Move each block's range to what was seen now, or slowly down to it; the largest seen."""
-    largest = np.float32(0.0)
+def modulo_ranges(own: Vector, theirs: Vector, decay: Any, ranges: Vector) -> None:
+    """Move each block's range to what was seen now, or slowly down to it."""
     for block in range(ranges.size):
         seen = np.float32(0.0)
         for i in range(block * BLOCK, min(own.size, (block + 1) * BLOCK)):
             seen = max(seen, abs(own[i] - theirs[i]))
         ranges[block] = max(seen, ranges[block] * np.float32(decay), np.float32(2.0**-60))
-        largest = max(largest, seen)
-    return largest
 
 
 Q1_LARGEST_SCALE = np.float32(255.0 * 2.0**120)

@@ -58,8 +58,6 @@ class ModuloCoder(Coder):
         self._theirs: Vector | None = None
         self._sent_hashes, self._hashes = (np.zeros(self._blocks, dtype=np.uint64) for _ in range(2))
         self._bad: Flags = np.zeros(self._blocks, dtype=np.uint8)
-        self.widest = 0.0
-        """The largest difference of any value in the last exchange that was applied."""
 
     @property
     def max_size(self) -> int:
@@ -120,7 +118,7 @@ class ModuloCoder(Coder):
         """See Coder."""
         own = self._known()
         if self._theirs is not None:
-            self.widest = float(modulo_ranges(own, self._theirs, DECAY, self._ranges))
+            modulo_ranges(own, self._theirs, DECAY, self._ranges)
         self._own = self._theirs = None
 
     def forget(self) -> None:
