@@ -133,6 +133,17 @@ def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:
     return next((refusal for applies, refusal in reasons if applies), None)
 
 
+def steps_ahead(ours: Offer, others: Iterable[Offer], interval: int) -> int:
+    """How many inner steps longer than we the others have trained since they last synced this fragment, as they claim.
+
+    A merge that only one of both has taken moves its slow weights, too: it counts as half an interval.
+    """
+    return max(
+        (theirs.steps - ours.steps + abs(theirs.version - ours.version) * interval // 2 for theirs in others),
+        default=0,
+    )
+
+
 def wins_crossing(me: str, other: str) -> bool:
     """Of two calls that cross, the one of the smaller peer id goes on."""
     return me < other

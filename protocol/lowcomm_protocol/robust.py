@@ -12,6 +12,7 @@ In a group of two there is no majority: all four are the mean there, and only `p
 Sources: Sun et al., 1911.07963 (norm bounds); Yin et al., 1803.01498 (median and trimmed mean).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -25,8 +26,12 @@ MEANS: tuple[Mean, ...] = get_args(Mean)
 CLIP = 1.5
 PLAUSIBLE = 3.0
 """A single contribution may have this many times the norm of our own, or of what has been usual."""
-FORGETTING = 0.1
-"""How fast what is usual follows what was applied."""
+LONGER = 2
+"""What a peer claims to have trained for counts for at most this many times an interval, or our own steps."""
+GROWTH = 0.75
+"""Progress grows with this power of the steps: measured between 0.5, that of noise, and 1, that of a clear direction."""
+REMEMBERED = 15
+"""Peers whose last contribution tells what is usual."""
 
 
 def robust_mean(kind: Mean, contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
@@ -50,9 +55,44 @@ def plausible_norm(own: float, usual: float) -> float:
     return PLAUSIBLE * max(own, usual)
 
 
-def usual_norm(usual: float, seen: float) -> float:
-    """What is usual after one more contribution was applied."""
-    return seen if not usual else usual + FORGETTING * (seen - usual)
+def grown_norm(own: float, steps: int, ahead: int, interval: int) -> float:
+    """The norm that our progress would have if we had trained for as long as another peer.
+
+    ``own``: its norm after ``steps`` inner steps; ``ahead``: how many steps more the other claims; ``interval``: steps
+    that any peer may have trained for without a claim. Claims can't be checked, so they are bounded by `LONGER`.
+    """
+    ours = max(1, steps)
+    theirs = min(max(ours, interval, ours + ahead), LONGER * max(ours, interval))
+    return own * (theirs / ours) ** GROWTH
+
+
+class UsualNorm:
+    """What norm contributions usually have: the lower median of what each peer brought last, used or refused.
+
+    A single liar does not move it. And where most are further away than was plausible, it is we who must come closer:
+    otherwise two halves of a swarm that have once drifted apart would refuse each other for ever.
+    """
+
+    def __init__(self, before: float = 0.0) -> None:
+        self._before = before
+        """What was usual before a restart; 0 if nothing is known."""
+        self._last: dict[str, float] = {}
+
+    @property
+    def value(self) -> float:
+        """As of now; 0 while fewer than two peers have brought anything."""
+        norms = list(self._last.values())  # a copy at once: contributions are decoded on other threads
+        norms.sort()
+        return norms[(len(norms) - 1) // 2] if len(norms) > 1 else self._before
+
+    def saw(self, peer: str, norm: float) -> None:
+        """Remember what a peer has brought; a norm beyond float32 is none."""
+        if not math.isfinite(norm):
+            return
+        self._last.pop(peer, None)
+        self._last[peer] = norm
+        while len(self._last) > REMEMBERED:
+            del self._last[next(iter(self._last))]
 
 
 def _clipped(contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

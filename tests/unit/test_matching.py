@@ -15,6 +15,7 @@ from lowcomm_protocol.matching import (
     candidates,
     consider,
     order,
+    steps_ahead,
     wins_crossing,
 )
 
@@ -162,6 +163,16 @@ def test_what_can_never_fit_is_told_before_what_may_pass():
     )
     assert consider(theirs, OFFER, hopeless) is Refusal.OTHER_PROTOCOL
     assert consider(OFFER, OFFER, replace(hopeless, fragment_count=1)) is Refusal.NOT_TRAINING
+
+
+def test_who_is_ahead_is_told_by_steps_and_by_merges_that_only_one_has_taken():
+    ours = replace(OFFER, steps=10, version=3)
+    assert steps_ahead(ours, [], 20) == 0
+    assert steps_ahead(ours, [ours], 20) == 0
+    assert steps_ahead(ours, [replace(ours, steps=4)], 20) == -6
+    assert steps_ahead(ours, [replace(ours, steps=4), replace(ours, steps=25)], 20) == 15
+    assert steps_ahead(ours, [replace(ours, version=1)], 20) == 20
+    assert steps_ahead(ours, [replace(ours, version=4)], 20) == 10
 
 
 def test_every_refusal_has_words():

@@ -1,5 +1,7 @@
 """What must hold for means among liars."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,18 @@ from hypothesis import strategies as st
 
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.outer import mean_contribution
-from lowcomm_protocol.robust import CLIP, MEANS, PLAUSIBLE, plausible_norm, robust_mean, usual_norm
+from lowcomm_protocol.robust import (
+    CLIP,
+    GROWTH,
+    LONGER,
+    MEANS,
+    PLAUSIBLE,
+    REMEMBERED,
+    UsualNorm,
+    grown_norm,
+    plausible_norm,
+    robust_mean,
+)
 
 ROBUST = ("clip", "median", "trimmed")
 
@@ -95,8 +108,53 @@ def test_an_unknown_kind_is_refused():
 def test_what_is_plausible_follows_our_own_norm_and_what_has_been_usual():
     assert plausible_norm(1.0, 0.0) == PLAUSIBLE
     assert plausible_norm(1.0, 2.0) == 2 * PLAUSIBLE
-    assert usual_norm(0.0, 5.0) == 5.0, "the first one"
-    usual = 1.0
-    for _ in range(100):
-        usual = usual_norm(usual, 2.0)
-    assert usual == pytest.approx(2.0, rel=1e-3)
+
+
+def test_what_is_usual_is_the_lower_median_of_what_each_peer_brought_last():
+    usual = UsualNorm()
+    assert usual.value == 0.0
+    usual.saw("liar", 100.0)
+    assert usual.value == 0.0, "one alone could be the liar"
+    usual.saw("honest", 1.0)
+    assert usual.value == 1.0
+    for _ in range(9):
+        usual.saw("liar", 1000.0)
+        usual.saw("liar", math.nan)
+        usual.saw("liar", math.inf)
+    assert usual.value == 1.0, "the same peer counts once, however often it tries"
+    usual.saw("far", 5.0)
+    assert usual.value == 5.0, "two of three are far away: so we are"
+
+
+def test_what_was_usual_before_a_restart_counts_until_others_have_come():
+    usual = UsualNorm(2.0)
+    usual.saw("one", 7.0)
+    assert usual.value == 2.0
+    usual.saw("two", 9.0)
+    assert usual.value == 7.0
+
+
+def test_only_so_many_peers_are_remembered():
+    usual = UsualNorm()
+    usual.saw("old", 1e9)
+    for number in range(REMEMBERED):
+        usual.saw("again" if number % 2 else f"peer{number}", 1.0)
+    assert usual.value == 1.0
+    for number in range(10 * REMEMBERED):
+        usual.saw(f"new{number}", 3.0)
+    assert usual.value == 3.0
+    assert len(usual._last) == REMEMBERED
+
+
+def test_who_claims_to_have_trained_for_longer_may_bring_more_up_to_a_bound():
+    assert grown_norm(1.0, steps=20, ahead=0, interval=20) == 1.0
+    assert grown_norm(1.0, steps=20, ahead=-15, interval=20) == 1.0, "who has trained less makes us no smaller"
+    assert grown_norm(1.0, steps=20, ahead=10, interval=20) == pytest.approx(1.5**GROWTH)
+    assert grown_norm(1.0, steps=20, ahead=10**9, interval=20) == pytest.approx(LONGER**GROWTH)
+    assert grown_norm(1.0, steps=60, ahead=10**9, interval=20) == pytest.approx(LONGER**GROWTH)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_who_has_just_synced_expects_a_whole_interval_of_others(steps):
+    assert grown_norm(1.0, steps=steps, ahead=0, interval=16) == pytest.approx(16**GROWTH)
+    assert grown_norm(1.0, steps=steps, ahead=10**9, interval=16) == pytest.approx((16 * LONGER) ** GROWTH)

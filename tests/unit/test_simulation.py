@@ -10,7 +10,7 @@ import torch
 
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.simulation import Conditions, Member, allreduce, ring_bytes, simulate, single
-from lowcomm_node.simulation.network import Network
+from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_node.simulation.swarm import Swarm
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import codec
@@ -54,6 +54,19 @@ def swarm_of(settings: RunSpec, dataset: Dataset, members: list[Member], conditi
     swarm = Swarm(settings, dataset, members, conditions or Conditions(), Replica, compiled=False, evaluations=0)
     swarm.network.run()
     return swarm
+
+
+def cut_off(network: Network, half: set[str], until: float) -> None:
+    """No stream between peers of ``half`` and others carries anything for so many seconds."""
+    through = network.open
+
+    def opened(caller: str, callee: str) -> Stream:
+        stream = through(caller, callee)
+        if network.now < until and (caller in half) != (callee in half):
+            network.break_(stream)
+        return stream
+
+    network.open = opened
 
 
 METHODS = ["noloco", "diloco", "streaming-diloco", "lowcomm", "gossip"]
@@ -193,6 +206,23 @@ def test_streams_that_break_cost_exchanges_and_no_more(dataset, method):
     assert all(peer.applied > 0 for peer in swarm.peers)
     assert all(peer.replica.steps == STEPS for peer in swarm.peers)
     assert all(not peer.running for peer in swarm.peers)
+
+
+@pytest.mark.parametrize("method", ["noloco", "lowcomm"])
+def test_two_halves_that_were_cut_off_from_each_other_come_together_again(dataset, method):
+    settings = spec(method, steps=320)
+    swarm = Swarm(settings, dataset, [Member()] * 4, Conditions(), Replica, compiled=False, evaluations=0)
+    cut_off(swarm.network, {"peer-0", "peer-1"}, until=80.0)
+    swarm.network.run()
+    undisturbed = swarm_of(settings, dataset, [Member()] * 4)
+    assert swarm.result().spread < 3 * undisturbed.result().spread
+
+
+@pytest.mark.parametrize("method", ["noloco", "lowcomm"])
+def test_honest_peers_of_any_speed_are_rarely_taken_for_liars(dataset, method):
+    members = [Member(), Member(speed=0.6), Member(speed=0.9), Member(speed=0.3)]
+    swarm = swarm_of(spec(method, steps=100, interval=4, min_steps=1), dataset, members)
+    assert sum(peer.implausible for peer in swarm.peers) < 0.05 * sum(peer.applied for peer in swarm.peers)
 
 
 # Attacks

@@ -63,7 +63,9 @@ async def step(trainers: dict[str, TrainerThread]) -> None:
 async def exchange(trainers: dict[str, TrainerThread], realign: bool, owners: list[str]) -> list[str]:
     """Share fragment 0 out as a group does, and merge the shards of these owners; the slow weights' digests."""
     slots = {peer: trainer.arena.take(GROUP_SLOTS) for peer, trainer in trainers.items()}
-    shared = {peer: await trainer.share(0, slots[peer][0], realign, PEERS) for peer, trainer in trainers.items()}
+    shared = {
+        peer: await trainer.share(0, slots[peer][0], realign, PEERS, ahead=0) for peer, trainer in trainers.items()
+    }
     sizes = [max(one.sizes[shard] for one in shared.values()) for shard in range(3)]
     assert [one.sizes[PEERS.index(peer)] for peer, one in shared.items()] == [0, 0, 0]
     for mine, owner in enumerate(PEERS):
@@ -110,13 +112,13 @@ async def test_what_can_not_be_used_is_told_and_costs_nothing_else(tmp_path: Pat
         shares, received, _ = one.arena.take(3)
         with pytest.raises(TrainerError):
             await one.receive_share(0, "b", received, 0, 10)
-        size = (await one.share(0, shares, False, PEERS)).sizes[1]
+        size = (await one.share(0, shares, False, PEERS, ahead=0)).sizes[1]
         with pytest.raises(TrainerError, match="exactly"):
             await one.receive_share(0, "b", received, 0, size + 1)
         await one.drop(0)
         with pytest.raises(TrainerError):
             await one.reduce(0, {"a": 1}, received, 0)
-        await one.share(0, shares, False, PEERS)
+        await one.share(0, shares, False, PEERS, ahead=0)
         await one.drop(0)
     finally:
         for trainer in trainers.values():

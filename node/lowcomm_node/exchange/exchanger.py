@@ -20,6 +20,7 @@ from lowcomm_node.exchange.history import History, Outcome
 from lowcomm_node.exchange.pair_round import PairRound
 from lowcomm_node.exchange.round import HELLO_DEADLINE, Round
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
+from lowcomm_node.exchange.throttle import Bandwidth
 from lowcomm_node.logs import log
 from lowcomm_node.trainer.arena import Arena
 from lowcomm_node.trainer.interface import Merged, Ready, slots_each
@@ -50,8 +51,10 @@ class Exchanger:
         channels: Channels,
         deadline: float,
         tell: Callable[[dict[str, Any]], None],
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self.peer_id, self.spec, self.roster = peer_id, spec, roster
+        self.bandwidth = bandwidth or Bandwidth()
         self.trainer, self.channels = trainer, channels
         self.history = History()
         self.running: dict[int, Round] = {}

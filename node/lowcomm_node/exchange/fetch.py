@@ -23,6 +23,7 @@ from lowcomm_node.durable import disk_full_error, require_space, sha256_file
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.stream import explain
+from lowcomm_node.exchange.throttle import Throttle
 from lowcomm_node.manifest import MANIFEST, CheckpointInfo, read_manifest
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import PeerInfo
@@ -43,8 +44,15 @@ _HEADERS = 16 * 1024 * 1024
 class SnapshotServer:
     """Serves checkpoints to joiners."""
 
-    def __init__(self, store: CheckpointStore, refresh: Callable[[], Awaitable[int]], max_age: float) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        refresh: Callable[[], Awaitable[int]],
+        max_age: float,
+        up: Throttle | None = None,
+    ) -> None:
         self._store, self._refresh, self._max_age = store, refresh, max_age
+        self._up = up or Throttle()
         self._joiners: Counter[str] = Counter()
         self._refreshed: tuple[float, int] | None = None
         self._refreshing = asyncio.Lock()
@@ -57,7 +65,7 @@ class SnapshotServer:
         try:
             step = await self._fresh_step() if request.part == "manifest" else request.snapshot
             with self._pin(step) as folder:
-                async for chunk in _read(_file(folder, request.part), request.offset):
+                async for chunk in _read(_file(folder, request.part), request.offset, self._up):
                     yield chunk
         finally:
             self._joiners[peer] -= 1
@@ -90,10 +98,11 @@ def _file(folder: Path, part: str) -> Path:
     return folder / f"{part}.safetensors"
 
 
-async def _read(path: Path, offset: int) -> AsyncIterator[pb.FetchChunk]:
+async def _read(path: Path, offset: int, up: Throttle) -> AsyncIterator[pb.FetchChunk]:
     with path.open("rb") as file:
         file.seek(min(offset, path.stat().st_size))
-        while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+        while data := await asyncio.to_thread(file.read, up.piece(CHUNK_BYTES)):
+            await up.pass_(len(data))
             yield pb.FetchChunk(offset=offset, data=data)
             offset += len(data)
 
@@ -102,9 +111,15 @@ class Fetcher:
     """Downloads a donor's snapshot into a folder of ours."""
 
     def __init__(
-        self, channels: Channels, folder: Path, parameters: int, tell: Callable[[str, int, int], None]
+        self,
+        channels: Channels,
+        folder: Path,
+        parameters: int,
+        tell: Callable[[str, int, int], None],
+        down: Throttle | None = None,
     ) -> None:
         self._channels, self._folder, self._parameters = channels, folder, parameters
+        self._down = down or Throttle()
         self._tell = tell
         self.bytes_received = 0
 
@@ -188,6 +203,7 @@ class Fetcher:
                         raise CheckpointError(f"{donor.peer_id} sent bytes that are no chunk: ask another peer.")
                     if chunk.offset != have or not chunk.data or have + len(chunk.data) > limit:
                         raise CheckpointError(f"{donor.peer_id} sent bytes out of place: ask another peer.")
+                    await self._down.pass_(len(chunk.data))
                     await asyncio.to_thread(file.write, chunk.data)
                     have += len(chunk.data)
                     self.bytes_received += len(chunk.data)

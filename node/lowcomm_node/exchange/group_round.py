@@ -81,7 +81,7 @@ class GroupRound(Round):
     # what comes
 
     def _link(self, peer: str, stream: Stream) -> GroupLink:
-        return GroupLink(peer, stream)
+        return GroupLink(peer, stream, self.node.bandwidth)
 
     async def _read(self, link: GroupLink) -> None:
         peer = link.peer
@@ -169,7 +169,9 @@ class GroupRound(Round):
         self.sizes = tuple(coding.coded_size(stop - start) for start, stop in bounds)
 
     async def _code(self) -> None:
-        self._shared = await self.node.trainer.share(self.fragment, self.slots[0], self.realign, self.members)
+        self._shared = await self.node.trainer.share(
+            self.fragment, self.slots[0], self.realign, self.members, self.ahead
+        )
 
     async def _merge(self, effect: ex.Apply) -> Merged:
         owners = [owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied]

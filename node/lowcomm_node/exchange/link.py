@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.stream import Stream
+from lowcomm_node.exchange.throttle import Bandwidth
 from lowcomm_node.trainer.interface import Again
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -55,9 +56,10 @@ class Incoming:
 class Link:
     """Moves contents over one stream and counts payload bytes where they enter and leave it."""
 
-    def __init__(self, peer: str, stream: Stream) -> None:
+    def __init__(self, peer: str, stream: Stream, bandwidth: Bandwidth | None = None) -> None:
         self.peer = peer
         self.stream = stream
+        self._bandwidth = bandwidth or Bandwidth()
         self.bytes_sent = 0
         self.bytes_received = 0
         # One writer at a time, in the order of asking: a stream takes no two writes at once, and what we tell may be
@@ -74,10 +76,13 @@ class Link:
         """Send coded values. Raises LinkLost."""
         async with self._writing:
             await self.stream.send(pb.Frame(content=pb.Content(size=len(data), digest=digest, part=part)))
-            for offset in range(0, len(data), CHUNK_BYTES):
-                piece = bytes(data[offset : offset + CHUNK_BYTES])
+            offset = 0
+            while offset < len(data):
+                piece = bytes(data[offset : offset + self._bandwidth.up.piece(CHUNK_BYTES)])
+                await self._bandwidth.up.pass_(len(piece))
                 await self.stream.send(pb.Frame(chunk=pb.Chunk(offset=offset, data=piece)))
                 self.bytes_sent += len(piece)
+                offset += len(piece)
 
     async def send_abandon(self, reason: str) -> None:
         """Tell why we give up. Raises LinkLost."""
@@ -88,12 +93,13 @@ class Link:
         async with self._writing:
             await self.stream.close()
 
-    def _take(self, chunk: pb.Chunk) -> Incoming | None:
+    async def _take(self, chunk: pb.Chunk) -> Incoming | None:
         """Take in one chunk; its content if that is whole now."""
         if self._incoming is None:
             raise ProtocolViolation("sent a chunk before its contribution was announced")
         self._incoming.take(chunk)
         self.bytes_received += len(chunk.data)
+        await self._bandwidth.down.pass_(len(chunk.data))
         if not self._incoming.whole:
             return None
         self._incoming.check()
@@ -103,8 +109,8 @@ class Link:
 class PairLink(Link):
     """The stream of a pair."""
 
-    def __init__(self, peer: str, stream: Stream) -> None:
-        super().__init__(peer, stream)
+    def __init__(self, peer: str, stream: Stream, bandwidth: Bandwidth | None = None) -> None:
+        super().__init__(peer, stream, bandwidth)
         self._again: Again | None = None
         self._whole = self._resent = False
 
@@ -133,7 +139,7 @@ class PairLink(Link):
                 case "content":
                     self._begin(frame.content, into, least)
                 case "chunk":
-                    if whole := self._take(frame.chunk):
+                    if whole := await self._take(frame.chunk):
                         self._whole = True
                         await self._ask_again(await on_content(whole.size, self._again is not None))
                         if confirmed:
@@ -205,7 +211,7 @@ class GroupLink(Link):
             if kind == "abandon":
                 raise gave_up(frame.abandon)
             if kind == "chunk":
-                if whole := self._take(frame.chunk):
+                if whole := await self._take(frame.chunk):
                     await on_content(whole)
                 continue
             what = self._PARTS.get(frame.content.part, "a whole contribution") if kind == "content" else kind

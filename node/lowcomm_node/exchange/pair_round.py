@@ -39,7 +39,7 @@ class PairRound(Round):
         return [(min(base.HELLO_DEADLINE, deadline / 2), ex.GatheringClosed()), *super().timetable(deadline)]
 
     def _link(self, peer: str, stream: Stream) -> PairLink:
-        return PairLink(peer, stream)
+        return PairLink(peer, stream, self.node.bandwidth)
 
     async def _read(self, link: PairLink) -> None:
         await self._until(self._members_known)
@@ -87,7 +87,7 @@ class PairRound(Round):
             self.least = self.most = self.node.ready.realign_sizes[self.fragment]
 
     async def _code(self) -> None:
-        self.content = await self.node.trainer.capture(self.fragment, self.slots[0], self.realign)
+        self.content = await self.node.trainer.capture(self.fragment, self.slots[0], self.realign, self.ahead)
 
     async def _merge(self, effect: ex.Apply) -> Merged:
         return await self.node.trainer.merge(self.fragment, self._tokens(effect.members), effect.swarm_step)

@@ -25,7 +25,7 @@ from lowcomm_node.logs import log
 from lowcomm_node.trainer.interface import Merged
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.matching import Offer
+from lowcomm_protocol.matching import Offer, steps_ahead
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Round(ABC):
         self.members: tuple[str, ...] = ()
         """Whose contributions are captured and coded, ours included; sorted. Empty while that is not known."""
         self.realign = False
+        self.ahead = 0
+        """How many inner steps longer than we the other members claim to have trained."""
         self.worst_block: float | None = None
         """How far contributions were apart where they were most, once they are merged."""
         self.done = asyncio.Event()
@@ -295,9 +297,10 @@ class Round(ABC):
     # our contribution
 
     async def _capture(self) -> None:
-        theirs = [self.exchange.offer_of(peer) for peer in self.members if peer != self.node.peer_id]
+        others = self.exchange.offers(self.members)
         # Slow weights that should be equal and are not (somebody has applied more): everybody sees it in the offers.
-        self.realign = any(offer and offer.slow_digest != self.offer.slow_digest for offer in theirs)
+        self.realign = any(offer.slow_digest != self.offer.slow_digest for offer in others)
+        self.ahead = steps_ahead(self.offer, others, self.node.spec.sync.interval)
         try:
             self._prepare()
             self._members_known.set()

@@ -13,7 +13,7 @@ from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol import group as gr
 from lowcomm_protocol.errors import CodecError, ImplausibleError, ProtocolViolation
-from lowcomm_protocol.matching import REFUSAL_TEXT, Offer
+from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, steps_ahead
 
 if TYPE_CHECKING:
     from lowcomm_node.simulation.peer import Peer
@@ -160,9 +160,9 @@ class Round(ABC):
     def _capture(self, members: tuple[str, ...]) -> None:
         if self.exchange.over:
             return
-        theirs = [self.exchange.offer_of(other) for other in members if other != self.peer.name]
-        realign = any(offer and offer.slow_digest != self.offer.slow_digest for offer in theirs)
-        self.replica.capture(self.fragment, realign, members)
+        others = self.exchange.offers(members)
+        realign = any(offer.slow_digest != self.offer.slow_digest for offer in others)
+        self.replica.capture(self.fragment, realign, members, steps_ahead(self.offer, others, self.peer.sync.interval))
         self.peer.realigned += realign
         try:
             self._code()

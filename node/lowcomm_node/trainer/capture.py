@@ -16,7 +16,7 @@ from lowcomm_protocol.codecs import Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.errors import ImplausibleError
 from lowcomm_protocol.outer import mean_contribution, token_weights, worst_block_spread
-from lowcomm_protocol.robust import Mean, plausible_norm, robust_mean
+from lowcomm_protocol.robust import Mean, UsualNorm, robust_mean
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -33,10 +33,10 @@ class Capture(ABC):
     sent: Tensor
     """Our contribution; once it is coded, as the others decode it."""
     realign: bool
-    usual: float
-    """Norm of the progress that others have usually brought; 0 if there was none yet."""
-    norm: float = 0.0
-    """Of the progress that they bring this time."""
+    most: float
+    """The largest norm that the progress of others may have."""
+    usual: UsualNorm
+    """Learns what norms they bring."""
     worst_block: float = 0.0
     """Spread of the contributions in the block of 256 values where it is largest; in a group, of our shard."""
     steps: int
@@ -95,10 +95,10 @@ class PairCapture(Capture):
         self._check(peer)
 
     def _check(self, peer: str) -> None:
-        self.norm = float(self.seen(self.received[peer]).norm())
-        most = plausible_norm(float(self.seen(self.sent).norm()), self.usual)
-        if not self.norm <= most:
-            raise ImplausibleError(f"brings progress of norm {self.norm:.3g} where {most:.3g} is plausible")
+        norm = float(self.seen(self.received[peer]).norm())
+        self.usual.saw(peer, norm)
+        if not norm <= self.most:
+            raise ImplausibleError(f"brings progress of norm {norm:.3g} where {self.most:.3g} is plausible")
 
     def pool(self, tokens: Mapping[str, int]) -> None:
         """Take the mean over the peers in ``tokens``, in the order that all of them sum in, weighted by tokens."""
@@ -166,19 +166,14 @@ class GroupCapture(Capture):
         mean = self.mean[start:stop]
         self.coder.decode(data, mean.numpy())
         # Against all of our own progress: what a shard holds may have moved elsewhere and not here (rare tokens).
-        norm, most = (
-            float(self.seen(mean, start).norm()),
-            plausible_norm(float(self.seen(self.sent).norm()), self.usual),
-        )
-        if not norm <= most:
-            raise ImplausibleError(f"sent a mean of norm {norm:.3g} where {most:.3g} is plausible")
+        norm = float(self.seen(mean, start).norm())
+        self.usual.saw(owner, norm * (self.sent.numel() / mean.numel()) ** 0.5)
+        if not norm <= self.most:
+            raise ImplausibleError(f"sent a mean of norm {norm:.3g} where {self.most:.3g} is plausible")
 
     def pool(self, owners: Sequence[str]) -> None:
         """Only the shards of these owners are applied."""
         self.ranges = [self.bounds[self.members.index(owner)] for owner in owners]
-        squares = sum(float(self.seen(self.mean[start:stop], start).square().sum()) for start, stop in self.ranges)
-        share = sum(stop - start for start, stop in self.ranges) / self.sent.numel()
-        self.norm = (squares / share) ** 0.5 if share else 0.0
 
     def commit(self) -> None:
         """See Capture."""

@@ -243,7 +243,7 @@ class TrainerLoop:
 
     def _do_capture(self, number: int, request: dict[str, Any]) -> None:
         fragment, slot = int(request["fragment"]), int(request["slot"])
-        self.replica.capture(fragment, bool(request["realign"]))
+        self.replica.capture(fragment, bool(request["realign"]), ahead=int(request["ahead"]))
         capture = self.replica.pair(fragment)
 
         def work() -> dict[str, Any]:
@@ -279,7 +279,7 @@ class TrainerLoop:
 
     def _do_share(self, number: int, request: dict[str, Any]) -> None:
         fragment, slot = int(request["fragment"]), int(request["slot"])
-        self.replica.capture(fragment, bool(request["realign"]), request["members"])
+        self.replica.capture(fragment, bool(request["realign"]), request["members"], int(request["ahead"]))
         capture = self.replica.group(fragment)
 
         def work() -> dict[str, Any]:

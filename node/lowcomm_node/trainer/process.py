@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ STOP_DEADLINE = 30.0
 TRAINER_NICENESS = 5
 
 
-class Trainer:
+class Trainer(ABC):
     """The daemon's view of its trainer. Every request raises TrainerError if the trainer fails or does not answer."""
 
     def __init__(self) -> None:
@@ -68,9 +69,12 @@ class Trainer:
         answer = await self._ask("generate", prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
         return str(answer["text"])
 
-    async def capture(self, fragment: int, slot: int, realign: bool) -> Captured:
-        """Capture our contribution at the next step boundary and code it into a slot."""
-        answer = await self._ask("capture", fragment=fragment, slot=slot, realign=realign)
+    async def capture(self, fragment: int, slot: int, realign: bool, ahead: int) -> Captured:
+        """Capture our contribution at the next step boundary and code it into a slot.
+
+        ``ahead``: how many inner steps longer than we the partner claims to have trained.
+        """
+        answer = await self._ask("capture", fragment=fragment, slot=slot, realign=realign, ahead=ahead)
         return Captured(size=answer["size"], digest=bytes.fromhex(answer["digest"]), steps=answer["steps"])
 
     async def receive(self, fragment: int, peer: str, slot: int, size: int) -> Again | None:
@@ -87,9 +91,10 @@ class Trainer:
         """Take in the blocks that came again."""
         await self._ask("patch", fragment=fragment, peer=peer, slot=slot, size=size)
 
-    async def share(self, fragment: int, slot: int, realign: bool, members: Sequence[str]) -> Shared:
+    async def share(self, fragment: int, slot: int, realign: bool, members: Sequence[str], ahead: int) -> Shared:
         """Capture our contribution to a group at the next step boundary, and code what each other owner gets."""
-        answer = await self._ask("share", fragment=fragment, slot=slot, realign=realign, members=list(members))
+        told = {"slot": slot, "realign": realign, "members": list(members), "ahead": ahead}
+        answer = await self._ask("share", fragment=fragment, **told)
         sizes = tuple(share["size"] for share in answer["shares"])
         digests = tuple(bytes.fromhex(share["digest"]) for share in answer["shares"])
         return Shared(sizes=sizes, digests=digests, steps=answer["steps"])
@@ -145,11 +150,13 @@ class Trainer:
             os.close(self._memory)
             self._memory = -1
 
+    @abstractmethod
     async def _launch(self, theirs: socket.socket, memory: int) -> None:
-        raise NotImplementedError("a subclass starts the loop")
+        """Start the loop at its end of the socket."""
 
+    @abstractmethod
     async def _join(self) -> None:
-        raise NotImplementedError("a subclass waits for the loop to end")
+        """Wait for the loop to end."""
 
     async def _ask(self, do: str, deadline: float = STEP_DEADLINE, **arguments: Any) -> dict[str, Any]:
         if self._writer is None or self._reading is None or self._reading.done():

@@ -20,7 +20,7 @@ from lowcomm_protocol.clock import SwarmClock
 from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.fragments import gather, plan_fragments, scatter
 from lowcomm_protocol.outer import contribution, merge, outer_step
-from lowcomm_protocol.robust import usual_norm
+from lowcomm_protocol.robust import UsualNorm, grown_norm, plausible_norm
 from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
@@ -43,8 +43,8 @@ class Replica:
         self.weights = dict(self.model.named_parameters())
         self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
         self.delta = [torch.zeros_like(phi) for phi in self.phi]
-        self.usual = [0.0 for _ in self.phi]
-        """Norm of the progress that others have usually brought to each fragment."""
+        self.usual = [UsualNorm() for _ in self.phi]
+        """Norm of the progress that others usually bring to each fragment."""
         self.worst_block = [0.0 for _ in self.phi]
         """How far apart contributions to each fragment were in their worst block, at the last merge."""
         self.captures: dict[int, Capture] = {}
@@ -79,23 +79,24 @@ class Replica:
         gather(self.plan.fragments[fragment], self.weights, out)
         return out
 
-    def capture(self, fragment: int, realign: bool = False, members: Sequence[str] = ()) -> None:
+    def capture(self, fragment: int, realign: bool = False, members: Sequence[str] = (), ahead: int = 0) -> None:
         """Keep what this replica contributes to an exchange of ``fragment``, as of now.
 
         ``members`` (sorted) name the whole group where it shares the fragment out; in pairs there are none to name.
         ``realign`` brings slow weights together again that should be equal and are not: everybody sends fast weights in
-        full precision, and their mean becomes the slow weights of all.
+        full precision, and their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we the
+        others claim to have trained.
         """
         theta, phi = self.fast(fragment), self.phi[fragment]
         common = {
             "me": self.peer_id,
             "theta": theta,
             "progress": theta - phi,
-            # Slow weights that are brought together again may be far apart: there only absurd weights are implausible.
             "anchor": phi * self.spec.sync.consensus if self.spec.sync.consensus and not realign else None,
             "sent": theta.clone() if realign else self.contribution(phi, theta),
             "realign": realign,
-            "usual": 0.0 if realign else max(self.usual[fragment], self._grown(fragment, theta - phi)),
+            "most": self._plausible(fragment, theta, realign, ahead),
+            "usual": UsualNorm() if realign else self.usual[fragment],
             "steps": self.steps,
             "tokens": self.tokens,
         }
@@ -107,10 +108,13 @@ class Replica:
             coding = coder("fp32", theta.numel()) if realign else coding
             self.captures[fragment] = PairCapture(**common, coder=coding)
 
-    def _grown(self, fragment: int, progress: Tensor) -> float:
-        """The norm that our progress would have after a whole interval: others may have trained on for longer."""
-        steps = max(1, self.steps - self.schedule[fragment].merged_steps)
-        return self._outer.gain * float(progress.norm()) * max(1.0, self.spec.sync.interval / steps)
+    def _plausible(self, fragment: int, theta: Tensor, realign: bool, ahead: int) -> float:
+        """The largest norm that what others bring may have."""
+        if realign:  # slow weights may be far apart: only absurd weights are implausible
+            return plausible_norm(float(theta.norm()), 0.0)
+        own = self._outer.gain * float((theta - self.phi[fragment]).norm())
+        steps = self.steps - self.schedule[fragment].merged_steps
+        return plausible_norm(grown_norm(own, steps, ahead, self.spec.sync.interval), self.usual[fragment].value)
 
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
         """What we send of a fragment: a new vector."""
@@ -170,8 +174,6 @@ class Replica:
             scatter(self.plan.fragments[fragment], theta, self.weights)
         capture.commit()
         self.worst_block[fragment] = capture.worst_block
-        if not capture.realign:
-            self.usual[fragment] = usual_norm(self.usual[fragment], capture.norm)
         self.clock.observe(swarm_step)
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
 

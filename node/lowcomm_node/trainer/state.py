@@ -15,6 +15,7 @@ from lowcomm_node.errors import CheckpointError
 from lowcomm_node.manifest import read_manifest
 from lowcomm_node.state_file import expected_of, read_foreign_state
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.robust import UsualNorm
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 Parts = dict[str, dict[str, Tensor]]
@@ -40,7 +41,7 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
         "steps": replica.steps,
         "tokens": replica.tokens,
         "progress": [asdict(replica.schedule[p]) for p in range(len(replica.schedule))],
-        "usual": list(replica.usual),
+        "usual": [usual.value for usual in replica.usual],
         "stream": replica.stream.state(),
         "model": replica.spec.model.model_dump(),
     }
@@ -115,13 +116,15 @@ def _check(replica: Replica, meta: dict[str, Any]) -> None:
         raise CheckpointError("The state counts other fragments than the plan: it is refused.")
 
 
-def _usual(replica: Replica, meta: dict[str, Any]) -> list[float]:
+def _usual(replica: Replica, meta: dict[str, Any]) -> list[UsualNorm]:
     """Norms of usual progress; a donor that claims nonsense gives none."""
-    claimed = meta.get("usual")
-    if not isinstance(claimed, list) or len(claimed) != len(replica.usual):
-        return [0.0 for _ in replica.usual]
-    fine = all(isinstance(one, float) and 0.0 <= one < 1e6 for one in claimed)
-    return [float(one) for one in claimed] if fine else [0.0 for _ in replica.usual]
+    claimed, count = meta.get("usual"), len(replica.usual)
+    fine = (
+        isinstance(claimed, list)
+        and len(claimed) == count
+        and all(isinstance(one, float) and 0.0 <= one < 1e6 for one in claimed)
+    )
+    return [UsualNorm(one) for one in (claimed if fine else [0.0] * count)]
 
 
 def _load(replica: Replica, parts: Parts, foreign: bool = False) -> None:

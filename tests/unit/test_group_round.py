@@ -1,0 +1,329 @@
+"""What must hold for exchanges of three to eight nodes: real gRPC over TLS, shared memory, trainers that follow a script."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import pytest
+from exchanging import INTERVAL, NUMEL, Node, agreed, announced, eventually, hear, hear_end, say, swarm
+from scripted import contribution, mean_of, shard_sizes
+from wire import soon
+
+from lowcomm_node.errors import TrainerError
+from lowcomm_node.exchange import frames, offers
+from lowcomm_node.exchange.group_round import GroupRound
+from lowcomm_node.exchange.history import Outcome
+from lowcomm_protocol import exchange as ex
+from lowcomm_protocol import group as gr
+from lowcomm_protocol.codecs import codec
+from lowcomm_protocol.group_swap import HAVE_GIVEN
+from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
+from lowcomm_protocol.messages import exchange_pb2 as pb
+
+
+def whole_means(nodes: list[Node], number: int = 1) -> dict[str, bytes]:
+    """The means of all shards, if everybody has contributed to all of them."""
+    members = sorted(node.peer_id for node in nodes)
+    sizes = shard_sizes(nodes[0].spec.sync.codec, nodes[0].trainer.numel, len(members))
+    return {
+        owner: mean_of(owner, {peer: contribution(f"{peer}>{owner}", 0, number, size) for peer in members})
+        for owner, size in zip(members, sizes, strict=True)
+    }
+
+
+@pytest.mark.parametrize("group", [3, 4])
+async def test_a_group_that_begins_at_once_applies_all_shards_with_all_contributions(group: int):
+    async with swarm(group, group) as one:
+        for number in (1, 2, 3):
+            for node in one.nodes:
+                node.step(number * INTERVAL)
+            for node in one.nodes:
+                entry = await node.ended(number)
+                assert (entry["outcome"], entry["reason"], len(entry["partners"])) == ("applied", "", group - 1)
+                assert entry["bytes_sent"] == entry["bytes_received"]
+            agreed(one.nodes, number)
+            assert one.nodes[0].trainer.merges[-1].contributions == whole_means(one.nodes, number)
+            for node in one.nodes:
+                await node.at_rest()
+        assert [node.outcomes for node in one.nodes] == [{Outcome.APPLIED: 3}] * group
+        assert [node.exchanger.history.in_doubt for node in one.nodes] == [0] * group
+
+
+@pytest.mark.parametrize("group", [3, 4])
+@pytest.mark.parametrize("first", [0, -1])
+async def test_who_is_called_takes_part_with_all_of_its_group(group: int, first: int):
+    async with swarm(group, group) as one:
+        one.nodes[first].step(INTERVAL)
+        for node in one.nodes:
+            assert len((await node.ended())["partners"]) == group - 1
+        assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
+
+
+async def test_a_group_goes_on_without_a_member_that_refuses():
+    async with swarm(4, 4) as one:
+        one.nodes[1].exchanger.open = False
+        for node in one.nodes:
+            node.step(INTERVAL)
+        others = [node for node in one.nodes if node is not one.nodes[1]]
+        for node in others:
+            entry = await node.ended()
+            assert (entry["reason"], entry["left_out"]) == (
+                "",
+                {one.nodes[1].peer_id: REFUSAL_TEXT[Refusal.NOT_TRAINING]},
+            )
+            assert node.exchanger.history.refusals >= 1
+        assert agreed(others) == {node.peer_id for node in others}
+        assert one.nodes[1].trainer.asked == []
+
+
+async def test_slow_weights_that_differ_go_in_full_precision_for_all():
+    async with swarm(2, 3, codec="e3m0") as one:
+        await one.node(slow_digests=("55" * 32,))
+        one.meet()
+        for node in one.nodes:
+            node.step(INTERVAL)
+        for node in one.nodes:
+            entry = await node.ended()
+            assert (entry["outcome"], entry["reason"]) == ("applied", "realigned")
+            assert entry["bytes_sent"] > 4 * NUMEL
+        agreed(one.nodes)
+
+
+DEATHS = {
+    "before it tells its links": ("frame", "roll", "none"),
+    "before it names the members": ("frame", "members", "none of a leader"),
+    "before it is captured": ("trainer", "share", "its own"),
+    "before its shares have gone": ("frame", "content", "its own"),
+    "while it averages": ("trainer", "reduce", "its own"),
+    "before it tells what it holds": ("frame", "held", "none, its mean has come"),
+    "before it commits": ("frame", "commit", "none, its mean has come"),
+}
+"""What of it is held up meanwhile, and which shards that costs."""
+
+
+@pytest.mark.parametrize("place", [0, 3])
+@pytest.mark.parametrize("when", DEATHS)
+async def test_a_member_that_dies_costs_no_more_than_its_shard(when: str, place: int):
+    what, name, costs = DEATHS[when]
+    async with swarm(4, 4) as one:
+        dying = one.nodes[place]
+        others = [node for node in one.nodes if node is not dying]
+        (dying.trainer.holds if what == "trainer" else dying.silent)[name].clear()
+
+        def reached() -> bool:
+            return name in dying.trainer.asked if what == "trainer" else dying.waiting_to_say[name] == 3
+
+        for node in one.nodes:
+            node.step(INTERVAL)
+        await eventually(reached, f"it comes to {name}")
+        await dying.die()
+        everybody, alive = {node.peer_id for node in one.nodes}, {node.peer_id for node in others}
+        entries = [await node.ended() for node in others]
+        assert [entry["outcome"] for entry in entries] == ["applied"] * 3
+        assert agreed(others) == (everybody if "mean has come" in costs else alive)
+        # Who dies after the leader has named it, and before it is agreed, is still in the list.
+        in_list = costs == "its own" or (costs == "none of a leader" and place == 3)
+        assert [entry["reason"] for entry in entries] == ["3 of 4 shards" if in_list else ""] * 3
+        assert all(dying.peer_id in entry["left_out"] for entry in entries)
+        ended = (await dying.ended())["outcome"]
+        assert ended in ("failed", "no-partner") or (name == "commit" and agreed(one.nodes) == everybody)
+
+
+@pytest.mark.parametrize("request_", ["receive_share", "receive_mean"])
+@pytest.mark.parametrize(("at", "of"), [(0, 1), (2, 1), (1, 3)])
+async def test_a_contribution_that_the_trainer_can_not_take_costs_that_peer_only(request_: str, at: int, of: int):
+    async with swarm(4, 4) as one:
+        critic, blamed = one.nodes[at], one.nodes[of]
+        critic.trainer.errors[request_ + blamed.peer_id] = TrainerError(
+            "brings progress of norm 9 where 3 is plausible"
+        )
+        for node in one.nodes:
+            node.step(INTERVAL)
+        entries = [await node.ended() for node in one.nodes]
+        owners = agreed(one.nodes)
+        others = {node.peer_id for node in one.nodes if node not in (critic, blamed)}
+        assert others <= owners and blamed.peer_id not in owners
+        assert entries[at]["left_out"] == {blamed.peer_id: "brings progress of norm 9 where 3 is plausible"}
+        assert entries[at]["reason"] == f"{len(owners)} of 4 shards"
+
+
+@pytest.mark.parametrize("request_", ["share", "reduce", "merge"])
+async def test_a_trainer_that_fails_costs_its_own_node_the_exchange(request_: str):
+    async with swarm(3, 3) as one:
+        failing, others = one.nodes[1], [one.nodes[0], one.nodes[2]]
+        failing.trainer.errors[request_] = TrainerError("out of memory")
+        for node in one.nodes:
+            node.step(INTERVAL)
+        entry = await failing.ended()
+        assert entry["outcome"] == "failed" and "out of memory" in entry["reason"]
+        for node in others:
+            assert (await node.ended())["outcome"] == "applied"
+        assert (failing.peer_id in agreed(others)) == (request_ == "merge")
+
+
+async def test_a_share_that_comes_too_late_is_not_averaged_but_its_sender_takes_part():
+    async with swarm(3, 3) as one:
+        slow = one.nodes[2]
+        slow.trainer.holds["share"].clear()
+        for node in one.nodes:
+            node.step(INTERVAL)
+        await eventually(lambda: "share" in slow.trainer.asked, "all have agreed")
+        for node in one.nodes[:2]:
+            await eventually(lambda node=node: node.trainer.asked.count("receive_share") == 1, "one came")
+            next(iter(node.exchanger.running.values())).handle(gr.ReduceClosed())
+        slow.trainer.holds["share"].set()
+        assert [(await node.ended())["reason"] for node in one.nodes] == [""] * 3
+        assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
+        whole, applied = whole_means(one.nodes), slow.trainer.merges[0].contributions
+        assert {peer for peer in whole if applied[peer] == whole[peer]} == {slow.peer_id}
+
+
+async def test_a_node_that_leaves_ends_its_exchange_and_the_others_go_on():
+    async with swarm(3, 3) as one:
+        leaving, others = one.nodes[0], one.nodes[1:]
+        leaving.trainer.holds["share"].clear()
+        for node in one.nodes:
+            node.step(INTERVAL)
+        await eventually(lambda: "share" in leaving.trainer.asked, "all have agreed")
+        leaving.exchanger._longest = 0.1
+        closing = asyncio.create_task(leaving.exchanger.close("the node leaves"))
+        for node in others:
+            assert (await node.ended())["left_out"] == {leaving.peer_id: "gave up: the node leaves"}
+        leaving.trainer.holds["share"].set()
+        await closing
+        assert agreed(others) == {node.peer_id for node in others}
+
+
+@pytest.mark.parametrize("deadline", [1.0, 10.0, 12.5, 60.0, 3600.0])
+async def test_the_hours_of_a_group_strike_in_their_order(deadline: float):
+    async with swarm(1, 4, hello_deadline=10.0) as one:
+        node = one.nodes[0].exchanger
+        hours = GroupRound(node, node._offer(0, 1), [], (), called=False).timetable(deadline)
+        hours.sort(key=lambda hour: hour[0])
+        kinds = [type(event) for _, event in hours]
+        looks = kinds.index(gr.ReduceClosed) - 1
+        assert kinds[0] is ex.GatheringClosed and looks >= 3, "who waits for the leader can give it up before"
+        assert kinds[1 : looks + 1] == [gr.AgreeingClosed] * looks
+        rest = [kind for kind in kinds[looks + 1 :] if kind is not gr.AgreeingClosed]
+        assert rest == [gr.ReduceClosed, ex.DeadlinePassed, gr.ConfirmingClosed, ex.DeadlinePassed]
+        assert hours[0][0] <= 10.0 and hours[-1][0] == deadline + 10.0
+        assert len(hours) < 1300
+
+
+HAVE_COME: dict[str, Callable[[gr.GroupExchange], Iterable[str]]] = {
+    "rolls": lambda exchange: exchange._rolls,
+    "lists": lambda exchange: [exchange.me, *exchange._lists],
+    "shares": lambda exchange: [exchange.me, *exchange._in(*HAVE_GIVEN)],
+    "means": lambda exchange: exchange.tally.means,
+    "helds": lambda exchange: exchange.tally.helds,
+    "commits": lambda exchange: exchange.tally.commits,
+}
+LOOK, REDUCE, DUE, CONFIRM = gr.AgreeingClosed(), gr.ReduceClosed(), ex.DeadlinePassed(), gr.ConfirmingClosed()
+HOURS: dict[str, list[tuple[str, list[gr.Event]]]] = {
+    "roll": [("rolls", [LOOK])],
+    "members": [("lists", [LOOK] * 3)],
+    "content": [("shares", [REDUCE]), ("means", [DUE]), ("helds", [CONFIRM])],
+    "held": [("helds", [REDUCE, DUE, CONFIRM])],
+    "commit": [("commits", [REDUCE, DUE, CONFIRM, DUE])],
+}
+"""By the frame that a member does not send: which hours strike, each when something has come from all others."""
+HOURS_OF_A_LEADER = HOURS | {"roll": [("rolls", [LOOK] * 2)], "members": [("rolls", [LOOK] * 2)]}
+
+
+@pytest.mark.parametrize("place", [0, 3])
+@pytest.mark.parametrize("frame", HOURS)
+async def test_a_member_that_falls_silent_is_not_waited_for(frame: str, place: int):
+    async with swarm(4, 4) as one:
+        silent = one.nodes[place]
+        others = [node for node in one.nodes if node is not silent]
+        names = {node.peer_id for node in others}
+        silent.silent[frame].clear()
+        for node in one.nodes:
+            node.step(INTERVAL)
+        rounds = [node.exchanger.running[0] for node in others]
+        for what, hours in (HOURS if place else HOURS_OF_A_LEADER)[frame]:
+            come = HAVE_COME[what]
+            await eventually(
+                lambda come=come: all(names <= set(come(each.exchange)) for each in rounds), f"{what} come"
+            )
+            assert not any(each.exchange.over for each in rounds), "it was not waited for"
+            for round_ in rounds:
+                for hour in hours:
+                    round_.handle(hour)
+        entries = [await node.ended() for node in others]
+        silent.silent[frame].set()
+        owners = agreed(others)
+        assert names <= owners
+        assert (silent.peer_id in owners) == (frame in ("held", "commit"))
+        assert [entry["outcome"] for entry in entries] == ["applied"] * 3
+        if frame == "commit":
+            assert [node.exchanger.history.in_doubt for node in others] == [1] * 3, "it may have left something out"
+        await silent.ended()
+
+
+@pytest.mark.parametrize("frame", ["roll", "members", "content", "held", "commit"])
+async def test_the_clock_ends_what_nothing_else_ends(frame: str):
+    async with swarm(3, 3, hello_deadline=0.2) as one:
+        one.nodes[0].silent[frame].clear()
+        for node in one.nodes:
+            node.exchanger._longest = 0.5
+        for node in one.nodes:
+            node.step(INTERVAL)
+        for node in one.nodes[1:]:
+            await node.ended()
+        one.nodes[0].silent[frame].set()
+        await one.nodes[0].ended()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_share_of_a_list_that_we_do_not_agree_to_is_not_taken_in(leaves: bool):
+    async with swarm(0, 3) as one:
+        leader, hasty = await one.puppet(), await one.puppet()
+        node = await one.node()
+        one.meet()
+        stream, _ = await leader.hello(node)
+        _, early = await soon(hasty.calls.get())
+        await hear(early)
+        await say(early, pb.Frame(accept=offers.to_message(hasty.offer())))
+        pair = sorted([hasty.peer_id, node.peer_id])
+        await say(early, frames.roll(pair), frames.members(pair), announced(bytes(9), part=pb.SHARE))
+        (round_,) = node.exchanger.running.values()
+        reads = round_.links  # it has come to the share when the list before it was heard
+        await eventually(lambda: hasty.peer_id in reads and hasty.peer_id in round_.exchange._lists, "named")
+        if leaves:
+            node.exchanger._longest = 0.1
+            await node.exchanger.close("the node leaves")
+        else:
+            both = sorted([leader.peer_id, node.peer_id])
+            await say(stream, frames.roll(both), frames.members(both))
+            heard = await hear_end(early)
+            assert heard[-1].abandon.reason == "is not in the list of members"
+            assert list(round_.members) == both
+        stream.cancel()
+        entry = await node.ended()
+        assert entry["outcome"] == ("no-partner" if leaves else "failed")
+        early.cancel()
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("group", [2, 3, 4, 8])
+@pytest.mark.parametrize(("codec_name", "numel"), [("fp32", 60_000), ("fp32", 250_000), ("e3m0", 1_000_000)])
+async def test_a_member_sends_its_part_and_hardly_more(group: int, codec_name: str, numel: int):
+    """2 (n - 1) / n of a coded fragment; beside it what it tells each partner, however large the fragment is."""
+    async with swarm(group, max(3, group), codec=codec_name, numel=numel) as one:
+        for node in one.nodes:
+            node.step(INTERVAL)
+        entries = [await node.ended() for node in one.nodes]
+        assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
+        part = 2 * (group - 1) / group * codec(codec_name).coded_size(numel)
+        sent = [entry["bytes_sent"] for entry in entries]
+        assert sum(sent) == pytest.approx(group * part, rel=1e-4), (
+            "a shard that is larger than others makes those smaller"
+        )
+        for node, payload in zip(one.nodes, sent, strict=True):
+            assert payload <= part + (group - 2) * codec(codec_name).coded_size(256), "shards are cut at blocks"
+            told = sum(node.told_bytes.values())
+            assert told - payload <= (group - 1) * (400 + 150 * group) + 1e-4 * part
+            if numel == 250_000 or (group <= 4 and numel > 60_000):
+                assert told <= 1.01 * part

@@ -1,0 +1,99 @@
+"""What must hold for exchanges of two nodes: real gRPC over TLS, real shared memory, trainers that follow a script."""
+
+import asyncio
+
+import pytest
+from exchanging import INTERVAL, Node, announced, chunks, hear, hear_content, hear_end, say, swarm
+from scripted import SIZE, contribution
+from wire import soon
+
+from lowcomm_node.exchange import frames
+from lowcomm_node.exchange.history import Outcome
+
+
+def merged_all(nodes: list[Node], number: int = 1) -> None:
+    """Every node has merged the ``number``-th contributions of all, and nothing else."""
+    contributions = {node.peer_id: contribution(node.peer_id, 0, number, SIZE) for node in nodes}
+    for node in nodes:
+        assert len(node.trainer.merges) == number
+        assert node.trainer.merges[-1].contributions == contributions
+
+
+async def test_a_pair_merges_once_with_both_contributions():
+    async with swarm(2) as one:
+        first, second = one.nodes
+        second.step(INTERVAL)
+        for node, other in ((first, second), (second, first)):
+            entry = await node.ended()
+            assert (entry["outcome"], entry["partners"]) == ("applied", [other.peer_id])
+            assert (entry["bytes_sent"], entry["bytes_received"]) == (SIZE, SIZE)
+            assert node.news == [{"event": "exchange.applied", **entry}]
+            assert node.exchanger.history.of(other.peer_id).completed == 1
+            assert node.trainer.merges[0].tokens == {peer.peer_id: peer.trainer.tokens for peer in one.nodes}
+            assert node.trainer.merges[0].swarm_step == other.trainer.steps
+            assert node.exchanger.swarm_step == INTERVAL
+        merged_all(one.nodes)
+        for node in one.nodes:
+            await node.at_rest()
+        first.step(INTERVAL)
+        second.step(INTERVAL + 1)
+        assert not first.exchanger.running
+        assert not second.exchanger.running, "this round is done at both ends"
+
+
+async def test_peers_that_begin_at_once_make_one_exchange():
+    async with swarm(2) as one:
+        for number in (1, 2, 3):
+            for node in one.nodes:
+                node.step(number * INTERVAL)
+            for node in one.nodes:
+                await node.ended(number)
+            merged_all(one.nodes, number)
+            for node in one.nodes:
+                await node.at_rest()
+        assert [node.outcomes for node in one.nodes] == [{Outcome.APPLIED: 3}] * 2
+
+
+# Deaths and hostile frames in a pair
+
+
+@pytest.mark.parametrize("calls", [True, False])
+async def test_a_partner_that_is_gone_in_the_midst_of_it_costs_one_exchange(calls: bool):
+    async with swarm(1) as one:
+        (node,) = one.nodes
+        puppet = await one.puppet()
+        stream = await puppet.agree(node, calls)
+        await say(stream, announced(puppet.content), chunks(puppet.content)[0])
+        stream.cancel()
+        entry = await node.ended()
+        assert (entry["outcome"], node.trainer.merges) == ("failed", [])
+        assert node.exchanger.history.of(puppet.peer_id).failed == 1
+
+
+@pytest.mark.parametrize("calls", [True, False])
+async def test_a_frame_of_groups_in_a_pair_costs_one_exchange(calls: bool):
+    async with swarm(1) as one:
+        (node,) = one.nodes
+        puppet = await one.puppet()
+        stream = await puppet.agree(node, calls)
+        await say(stream, frames.roll(sorted([puppet.peer_id, node.peer_id])))
+        assert "sent 'roll' where a contribution was expected" in (await node.ended())["reason"]
+        await hear_end(stream)
+        stream.cancel()
+
+
+@pytest.mark.parametrize("calls", [True, False])
+async def test_a_puppet_that_does_all_right_is_merged_with(calls: bool):
+    async with swarm(1) as one:
+        (node,) = one.nodes
+        puppet = await one.puppet()
+        stream = await puppet.agree(node, calls)
+        assert await hear_content(stream) == contribution(node.peer_id, 0, 1, SIZE)
+        await say(stream, announced(puppet.content), *chunks(puppet.content), puppet.confirm(node))
+        assert (await hear(stream)).confirm == puppet.confirm(node).confirm
+        assert (await node.ended())["outcome"] == "applied"
+        assert node.trainer.merges[0].contributions[puppet.peer_id] == puppet.content
+        closing = asyncio.create_task(soon(stream.close()))
+        if not calls:
+            stream.cancel()
+        await closing
