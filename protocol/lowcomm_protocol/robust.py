@@ -3,8 +3,8 @@
 All vectors are progress as the receiver sees it (contribution minus ``consensus`` times its own slow weights), flat float32.
 
     mean      weighted; every contribution counts as it is
-    clip      norms above `CLIP` times the group's lower median are scaled down to it, and what points against the
-              coordinate median is left out; then weighted
+    clip      norms above `CLIP` times the group's lower median are scaled down to it, and what points against all
+              others together is left out; then weighted
     median    of each coordinate; weights don't count
     trimmed   of each coordinate the largest and the smallest are left out; weights don't count
 
@@ -30,6 +30,9 @@ LONGER = 2
 """What a peer claims to have trained for counts for at most this many times an interval, or our own steps."""
 GROWTH = 0.75
 """Progress grows with this power of the steps: measured between 0.5, that of noise, and 1, that of a clear direction."""
+TINY = 2.0**-100
+AGAINST = 3.0
+"""Noise of honest peers rarely points against the others by more than so many standard deviations."""
 REMEMBERED = 15
 """Peers whose last contribution tells what is usual."""
 
@@ -99,10 +102,16 @@ def _clipped(contributions: Sequence[torch.Tensor], weights: Sequence[float]) ->
     norms = [float((one @ one).sqrt()) for one in contributions]
     bound = CLIP * sorted(norms)[(len(norms) - 1) // 2]
     clipped = [one * (bound / norm) if norm > bound else one for one, norm in zip(contributions, norms, strict=True)]
-    ordered = torch.stack(clipped).sort(dim=0).values
-    cut = (len(clipped) - 1) // 2
-    direction = ordered[cut : len(clipped) - cut].mean(dim=0)
-    kept = [place for place, one in enumerate(clipped) if float(one @ direction) >= 0.0]
+    # All directions count alike here: of three, one liar of 1.5 times the norm would outweigh what the others share.
+    directions = torch.stack([one / max(norm, TINY) for one, norm in zip(contributions, norms, strict=True)])
+    total = directions.sum(dim=0)
+    kept = [place for place, one in enumerate(directions) if not _points_against(one, total - one)]
     if 2 * len(kept) <= len(clipped):
         kept = list(range(len(clipped)))  # no majority points anywhere: noise, not an attack
     return mean_contribution([clipped[place] for place in kept], [weights[place] for place in kept])
+
+
+def _points_against(one: torch.Tensor, others: torch.Tensor) -> bool:
+    # Not against the mean or median of all, which contain it: where noise is larger than what the peers have in
+    # common, a vector points along its own share of them, flipped or not.
+    return float(one @ others) < -AGAINST * float(one.norm() * others.norm()) / one.numel() ** 0.5

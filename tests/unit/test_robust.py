@@ -25,11 +25,11 @@ from lowcomm_protocol.robust import (
 ROBUST = ("clip", "median", "trimmed")
 
 
-def honest(count: int, seed: int = 0, numel: int = 2000) -> list[torch.Tensor]:
+def honest(count: int, seed: int = 0, numel: int = 2000, noise: float = 1.0) -> list[torch.Tensor]:
     """Progress of peers on one model: a common direction, and noise of each."""
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(numel, generator=generator)
-    return [common + torch.randn(numel, generator=generator) for _ in range(count)]
+    return [common + noise * torch.randn(numel, generator=generator) for _ in range(count)]
 
 
 LIES = {
@@ -49,6 +49,27 @@ def test_one_liar_moves_the_mean_little(kind, lie, count):
     got = robust_mean(kind, [LIES[lie](peers[0]), *peers[1:]], [1.0] * count)
     assert float((got - wanted).norm() / wanted.norm()) < 0.55
     assert float(torch.cosine_similarity(got, wanted, dim=0)) > 0.85
+
+
+@pytest.mark.parametrize("lie", ["flipped", "flipped and huge"])
+@pytest.mark.parametrize("count", [3, 4, 8])
+@pytest.mark.parametrize("noise", [1.0, 3.0, 5.0])
+def test_who_points_against_all_others_is_left_out_however_noisy_they_are(lie, count, noise):
+    for seed in range(5):
+        peers = honest(count, seed, 20_000, noise)
+        got = robust_mean("clip", [LIES[lie](peers[0]), *peers[1:]], [1.0] * count)
+        assert torch.equal(got, mean_contribution(peers[1:], [1.0] * (count - 1)))
+
+
+@pytest.mark.parametrize("numel", [1, 4, 64, 20_000])
+def test_honest_peers_without_anything_in_common_are_hardly_ever_left_out(numel):
+    generator, left_out = torch.Generator().manual_seed(0), 0
+    for _ in range(100):
+        peers = [torch.randn(numel, generator=generator) for _ in range(4)]
+        most = CLIP * sorted(float(one.norm()) for one in peers)[1]
+        clipped = [one * min(1.0, most / float(one.norm())) for one in peers]
+        left_out += not torch.allclose(robust_mean("clip", peers, [1.0] * 4), mean_contribution(clipped), atol=1e-6)
+    assert left_out < 25
 
 
 @pytest.mark.parametrize("lie", ["huge", "flipped and huge"])
