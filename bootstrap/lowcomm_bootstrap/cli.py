@@ -9,6 +9,7 @@ from typing import Annotated
 import platformdirs
 import typer
 
+from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.durable import disk_full_error
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.files import load_or_create_identity
@@ -26,19 +27,28 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything, and tracebacks.")]
 _TRACEBACK = "LOWCOMM_BOOTSTRAP_TRACEBACK"
+_RELAY = RelayLimits()
 
 
 @app.command()
 def serve(
     home: Home = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.", min=0, max=65535)] = 31337,
+    port: Annotated[int, typer.Option(help="TCP and UDP port; 0 takes any free ones.", min=0, max=65535)] = 31337,
     announce: Annotated[
         list[str] | None, typer.Option(help="Multiaddress to tell, such as /dns4/HOST/tcp/PORT.")
     ] = None,
     run: Annotated[list[Path] | None, typer.Option(help="run.toml or signed run to keep published.")] = None,
     closed: Annotated[bool, typer.Option("--closed", help="Publish only the runs given here or kept before.")] = False,
     max_runs: Annotated[int, typer.Option(help="Runs to keep, at most.", min=1)] = 64,
+    relay_peers: Annotated[
+        int, typer.Option(help="Peers behind routers that others may reach through this server; 0: none.", min=0)
+    ] = _RELAY.peers,
+    relay_circuits: Annotated[
+        int, typer.Option(help="Connections that each of them may have relayed at once.", min=1)
+    ] = _RELAY.circuits,
+    relay_bytes: Annotated[int, typer.Option(help="Bytes of one relayed connection, each way.", min=1)] = _RELAY.bytes,
+    relay_seconds: Annotated[int, typer.Option(help="Seconds of one relayed connection.", min=1)] = _RELAY.seconds,
     json_: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -57,6 +67,7 @@ def serve(
         max_runs=max_runs,
         json=json_,
         quiet=quiet,
+        relay=RelayLimits(peers=relay_peers, circuits=relay_circuits, bytes=relay_bytes, seconds=relay_seconds),
     )
     raise SystemExit(run_server(settings))
 

@@ -12,6 +12,8 @@ from typing import Any
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_node.discovery.hivemind import HivemindDiscovery
+from lowcomm_node.discovery.p2pd import listeners
+from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.files import HomeLock, load_or_create_identity
 from lowcomm_protocol.errors import SignatureError
@@ -34,6 +36,7 @@ class ServeSettings:
     max_runs: int
     json: bool
     quiet: bool
+    relay: RelayLimits
 
 
 def run_server(settings: ServeSettings) -> int:
@@ -55,8 +58,9 @@ async def _serve(settings: ServeSettings) -> int:
         discovery = HivemindDiscovery(
             identity=identity,
             key_file=settings.home / "identity.key",
-            listen=(f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{settings.port}",),
+            listen=listeners(host, settings.port),
             announce=settings.announce,
+            relay=settings.relay,
         )
         printer = Printer(settings.json, settings.quiet)
         server = BootstrapServer(discovery, registry, settings.closed, printer.tell)

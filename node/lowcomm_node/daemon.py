@@ -1,7 +1,7 @@
 """The life of a node: starting, joining, loading, syncing, training, leaving. Wires the rest; decides nothing itself.
 
 starting    lock the home, read the identity, open the control API
-joining     enter the DHT, find the run, check its signature
+joining     enter the DHT, find the run, check its signature, and whether it takes us
 loading     start the trainer: data, model, newest checkpoint
 syncing     copy the state of a peer that is ahead; wait for the peers that the run begins with
 training    until the run is over or the owner says finish
@@ -13,21 +13,26 @@ import asyncio
 import datetime
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+from lowcomm_node.admitting import Standing
+from lowcomm_node.allocator import keep_freed_memory
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.control.server import ControlServer
-from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, TrainerError
+from lowcomm_node.discovery.p2pd import runtime_folder
+from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NotAdmitted, TrainerError
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.exchanger import Exchanger
 from lowcomm_node.exchange.fetch import Fetcher, SnapshotServer
 from lowcomm_node.exchange.security import Gatekeeper, make_certificate
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
 from lowcomm_node.exchange.stream import CalleeStream
-from lowcomm_node.files import HomeLock, load_or_create_identity
+from lowcomm_node.exchange.traffic import Traffic
+from lowcomm_node.exchange.tunnel import Tunnels
+from lowcomm_node.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.finding import find_run, open_discovery
 from lowcomm_node.logs import log
 from lowcomm_node.membership import Membership, listening
@@ -36,8 +41,10 @@ from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
+from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import PeerInfo, Phase
+from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
 
@@ -61,6 +68,8 @@ class Daemon:
         self.ready: Ready | None = None
         self.exchanger: Exchanger | None = None
         self.membership: Membership | None = None
+        self.refusals = Refusals()
+        """Records, calls and connections that this node refused."""
         self.peer_id = ""
         self.progress: dict[str, Any] = {}
         self.checkpoint: dict[str, Any] | None = None
@@ -113,9 +122,14 @@ class Daemon:
     async def run(self) -> int:
         """Live; the exit code. Raises NodeError or another LowcommError that ended it."""
         self._main = asyncio.current_task()
+        keep_freed_memory()
         self.settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with HomeLock(self.settings.paths.lock):
-            self.identity = load_or_create_identity(self.settings.paths.identity)
+        with HomeLock(self.settings.paths.lock), ExitStack() as stack:
+            self._key_file = self.settings.paths.identity
+            if self.settings.ephemeral:
+                self.identity, self._key_file = stack.enter_context(ephemeral_identity())
+            else:
+                self.identity = load_or_create_identity(self._key_file)
             self.peer_id = self.identity.peer_id
             control = ControlServer(self, self.settings.paths.control)
             await control.start(self.settings.control_port, self.peer_id)
@@ -131,7 +145,7 @@ class Daemon:
         return 0
 
     async def _live(self) -> None:
-        discovery = open_discovery(self.settings, self.identity)
+        discovery = open_discovery(self.settings, self.identity, key_file=self._key_file, refusals=self.refusals)
         try:
             self._enter("joining", f"looking for the swarm at {', '.join(self.settings.peers) or 'no address'}")
             await discovery.start()
@@ -139,6 +153,9 @@ class Daemon:
             self.run_ = await self._unless_finished(find_run(discovery, self.settings))
             if self.run_ is None:
                 return
+            self.standing = Standing(self.settings, self.run_, self.peer_id, time())
+            await self.standing.look(discovery)
+            self.standing.check_ourselves(time())
             await self._take_part(discovery)
         finally:
             for task in self._tasks:
@@ -160,9 +177,18 @@ class Daemon:
             self._warn(f"checkpoint skipped: {skipped}")
         self.progress = {"steps": self.ready.steps, "swarm_step": self.ready.swarm_step, "tokens": self.ready.tokens}
 
-        gatekeeper = Gatekeeper(self.identity, self.run_.run_id, time)
-        self.channels = Channels(gatekeeper)
-        roster = Roster(self.peer_id, self.run_.run_id)
+        admission = self.standing.admission
+        gatekeeper = Gatekeeper(
+            self.identity,
+            self.run_.run_id,
+            time,
+            admission=admission,
+            claim=self.standing.claim,
+            refusals=self.refusals,
+        )
+        traffic, tunnels = Traffic(), Tunnels(discovery, self.run_.run_id)
+        self.channels = Channels(gatekeeper, tunnels, traffic, self.refusals)
+        roster = Roster(self.peer_id, self.run_.run_id, admission, self.refusals)
         self.exchanger = Exchanger(
             peer_id=self.peer_id,
             spec=spec,
@@ -175,9 +201,11 @@ class Daemon:
         )
         self._snapshots = SnapshotServer(CheckpointStore(checkpoints, self.settings.keep), self._refresh, max_age=2.0)
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
-        server = ExchangeServer(certificate, ExchangeService(gatekeeper, self))
+        server = ExchangeServer(certificate, ExchangeService(gatekeeper, self, tunnels.peer_of, traffic))
+        server.listen_locally(runtime_folder())
         host, announce = listening(self.settings)
         port = await server.start(host, self.settings.port)
+        await tunnels.serve(server.local)
         self.membership = Membership(
             identity=self.identity,
             run=self.run_,
@@ -189,12 +217,17 @@ class Daemon:
             addresses=self.settings.announce or tuple(f"{address}:{port}" for address in announce),
             progress=self._own_progress,
             warn=self._warn,
+            standing=self.standing,
+            refusals=self.refusals,
+            on_removals=self._drop_removed,
+            on_barred=self._leave_barred,
         )
         self._tasks += [asyncio.create_task(self._follow_trainer()), asyncio.create_task(self.membership.run())]
         try:
             await self._unless_finished(self._sync_and_train())
         finally:
             await self._leave(server)
+            await tunnels.close()
 
     async def _sync_and_train(self) -> None:
         assert self.exchanger and self.membership and self.run_
@@ -290,7 +323,8 @@ class Daemon:
         assert self.exchanger and self.membership
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_DEADLINE):
-                if self.phase in ("training", "syncing") and self._failure is None and not self._stopped_now():
+                sound = self._failure is None or isinstance(self._failure, NotAdmitted)
+                if self.phase in ("training", "syncing") and sound and not self._stopped_now():
                     await self._conclude()
                 await self.membership.say_goodbye()
         await server.close()
@@ -337,6 +371,23 @@ class Daemon:
                     self._over.set()
             self._tell(event)
 
+    # who may take part
+
+    def _drop_removed(self) -> None:
+        """Give up the exchanges with peers that have just been removed; new ones are refused where they begin."""
+        assert self.exchanger
+        barred, now = self.standing.admission.barred, time()
+        for round_ in list(self.exchanger.running.values()):
+            gone = [peer for peer in round_.exchange.partners if barred(peer, now)]
+            if gone:
+                round_.handle(ex.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator"))
+
+    def _leave_barred(self, error: NotAdmitted) -> None:
+        """The run does not take us any more: save, and leave."""
+        if self._failure is None:
+            self._failure = error
+            self._finish.set()
+
     # calls of other peers (exchange.service.Handlers)
 
     async def swap(self, peer: str, stream: CalleeStream) -> None:
@@ -344,14 +395,18 @@ class Daemon:
         assert self.exchanger
         await self.exchanger.serve(peer, stream)
 
-    def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
-        """Serve a joiner."""
-        return self._snapshots.chunks(peer, request)
+    async def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+        """Serve a joiner, as long as it may take part."""
+        async with aclosing(self._snapshots.chunks(peer, request)) as chunks:
+            async for chunk in chunks:
+                if self.standing.admission.barred(peer, time()):
+                    raise CheckpointError("This run does not take you any more.")
+                yield chunk
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Take in a peer's record, and tell our own."""
         assert self.membership
-        return self.membership.meet(introduction)
+        return self.membership.meet(peer, introduction)
 
     async def _refresh(self) -> int:
         saved = await self.trainer.save()

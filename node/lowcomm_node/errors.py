@@ -6,6 +6,7 @@ LowcommError                 anything that we raise on purpose; str() names the 
     ├── Unhealthy        4   the daemon answers, but something that it needs does not work
     ├── Incompatible     5   this release or machine can't take part in that run
     ├── NoPeers          6   nobody of the run can be reached
+    ├── NotAdmitted     77   the run does not take this peer
     ├── ConfigError     78   a flag, a setting or a path that its owner must correct
     ├── DataError       78   training text that is missing, malformed or too short
     ├── CheckpointError  1   a saved state that is missing, damaged, or not what was expected
@@ -48,6 +49,12 @@ class NoPeers(NodeError):
     """Nobody of the run can be reached."""
 
     exit_code = 6
+
+
+class NotAdmitted(NodeError):
+    """The run does not take this peer: it is not listed, not invited, or was removed."""
+
+    exit_code = 77
 
 
 class ConfigError(NodeError):

@@ -4,6 +4,8 @@ import fcntl
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -33,13 +35,16 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def load_or_create_identity(path: Path) -> Identity:
-    """Read the key of this node, or make one (0600); a file that is there is never replaced.
+    """Read the key of this node, or make one; a file that is there is never replaced. Others can't read it (0600).
 
     Raises ConfigError if it is not a key, or can't be read or written, DiskFull.
     """
     try:
         if not path.exists():
-            _create(path, Identity(secrets.token_bytes(KEY_BYTES)).to_libp2p())
+            _create(path, new_identity().to_libp2p())
+        elif path.stat().st_mode & 0o077:
+            with suppress(OSError):  # a file system without permissions, or a file of somebody else
+                path.chmod(0o600)
         return identity_from_libp2p(path.read_bytes())
     except SignatureError as error:
         raise ConfigError(f"{path}: {error} Restore it from a copy, or move it away to become a new peer.") from None
@@ -47,6 +52,25 @@ def load_or_create_identity(path: Path) -> Identity:
         raise ConfigError(
             f"{path}: {error.strerror}: make it readable and writable, or choose another --home."
         ) from None
+
+
+def new_identity() -> Identity:
+    """A fresh key, kept nowhere."""
+    return Identity(secrets.token_bytes(KEY_BYTES))
+
+
+@contextmanager
+def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
+    """A fresh key that ends with this process, even with SIGKILL, and a path at which its children can read it."""
+    identity = new_identity()
+    # Memory that looks like a file: p2pd takes its key from a path, and this one never reaches a disk.
+    descriptor = os.memfd_create("identity")
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.write(descriptor, identity.to_libp2p())
+        yield identity, Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 def _create(path: Path, data: bytes) -> None:

@@ -28,6 +28,18 @@ def size(count: float | None) -> str:
     return f"{value:.1f} TB"
 
 
+def rate(value: float | None) -> str:
+    """Bytes a second: ``12.4 MB/s``."""
+    return MISSING if value is None else f"{size(value)}/s"
+
+
+def milliseconds(value: float | None) -> str:
+    """A short time, from seconds: ``0.4 ms``, ``35 ms``."""
+    if value is None:
+        return MISSING
+    return f"{1000 * value:.1f} ms" if value < 0.01 else f"{1000 * value:.0f} ms"
+
+
 def quantity(count: float | None) -> str:
     """A count in short: ``950``, ``11.2k``, ``3.4M``."""
     if count is None:

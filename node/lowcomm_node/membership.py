@@ -3,28 +3,37 @@
 import asyncio
 import ipaddress
 from collections.abc import Callable
-from time import time
+from contextlib import suppress
+from time import monotonic, time
 
 import grpc
 import psutil
 
+from lowcomm_node.admitting import Standing
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
-from lowcomm_node.errors import LinkLost
+from lowcomm_node.errors import LinkLost, NotAdmitted
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.records import MAX_RECORD_BYTES, PeerInfo, Phase, read_record, write_record
+from lowcomm_protocol.refusals import Reason, Refusals, What
 from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
 
 MEET_DEADLINE = 3.0
+OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+"""In gRPC's words when a peer shows another certificate than the one that is pinned."""
 MAX_MET = 64
 """Peers that are told directly when we come, change phase or go; the DHT tells the others."""
 RUN_LIFE = 1800.0
 CHECK_EVERY = 10.0
+REMOVALS_EVERY = 10.0
+"""Seconds between two looks for peers that were removed: it must take effect within a minute."""
+MAX_TOLD_OFF = 8
+"""Warnings that a peer does not take us: the first ones say why."""
 
 
 def listening(settings: NodeSettings) -> tuple[str, tuple[str, ...]]:
@@ -66,12 +75,20 @@ class Membership:
         addresses: tuple[str, ...],
         progress: Callable[[], tuple[int, int, float]],
         warn: Callable[[str], None],
+        standing: Standing,
+        refusals: Refusals,
+        on_removals: Callable[[], None],
+        on_barred: Callable[[NotAdmitted], None],
     ) -> None:
         self.roster, self.addresses = roster, addresses
         self.dht_peers = 0
         self._identity, self._run, self._discovery, self._channels = identity, run, discovery, channels
         self._settings, self._certificate = settings, certificate
         self._progress, self._warn = progress, warn
+        self._standing, self._refusals = standing, refusals
+        self._on_removals, self._on_barred = on_removals, on_barred
+        self._removals_due, self._told_off = 0.0, 0
+        self._has_looked = False
         self._phase = Phase.JOINING
         self._changed = asyncio.Event()
         self._last_issued = 0.0
@@ -118,9 +135,9 @@ class Membership:
         """Be gone from the others' lists at once."""
         await self.announce(Phase.LEFT)
 
-    def meet(self, introduction: pb.Introduction) -> pb.Introduction:
+    def meet(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Answer a peer that introduces itself."""
-        self._hear(introduction.record.SerializeToString())
+        self._hear_introduction(peer, introduction)
         return self._introduction()
 
     # the loop
@@ -147,19 +164,57 @@ class Membership:
                 # Every peer keeps the run published, so that it outlives its bootstrap server.
                 published = time()
                 await self._discovery.publish(RUNS_KEY, self._run.run_id, self._run.to_bytes(), RUN_LIFE)
+                await self._standing.publish(self._discovery)
             await asyncio.sleep(CHECK_EVERY if self.dht_peers else 2.0)
 
     async def look(self) -> None:
         """Read the records in the DHT, and greet the peers that are new."""
-        for data in (await self._discovery.lookup(peers_key(self._run.run_id))).values():
+        await self._look_for_removals()
+        records = await self._discovery.lookup(peers_key(self._run.run_id))
+        if not self._has_looked:
+            self._has_looked = True
+            self._follow_ourselves(records.get(self._identity.peer_id, b""))
+        for data in records.values():
             info = self._hear(data, greet=True)
             if info is not None:
                 self._discovery.add_entry_points(info.entry_points)
+        try:
+            self._standing.check_ourselves(time())
+        except NotAdmitted as error:
+            self._on_barred(error)
 
-    def _hear(self, data: bytes, greet: bool = False) -> PeerInfo | None:
+    async def _look_for_removals(self) -> None:
+        if monotonic() < self._removals_due:
+            return
+        self._removals_due = monotonic() + REMOVALS_EVERY
+        try:
+            newer = await self._standing.look(self._discovery)
+        except (LowcommError, OSError) as error:
+            self._warn(f"what is known of invites and removals could not be kept: {error}")
+            newer = True
+        if newer:
+            self._changed.set()
+            self._on_removals()
+
+    def _follow_ourselves(self, data: bytes) -> None:
+        """If our clock was set back since our last life, go on after the last record of that, or none would be believed."""
+        with suppress(LowcommError):
+            info = read_record(data, time())
+            if info.peer_id == self._identity.peer_id:
+                self._last_issued = max(self._last_issued, info.issued)
+
+    def _hear_introduction(self, peer: str, introduction: pb.Introduction) -> None:
+        """What a peer tells of itself, and of uses of invites."""
+        if introduction.record.ByteSize() > MAX_RECORD_BYTES:  # before it is copied
+            self._refusals.count(What.RECORD, Reason.TOO_LARGE)
+            return
+        self._hear(introduction.record.SerializeToString(), sender=peer)
+        self._standing.admission.hear_uses(introduction.uses, time())
+
+    def _hear(self, data: bytes, greet: bool = False, sender: str | None = None) -> PeerInfo | None:
         now = time()
         before = {info.peer_id for info in self.roster.alive(now)}
-        info = self.roster.hear(data, now)
+        info = self.roster.hear(data, now, sender)
         if info is None:
             return None
         self._changed.set()
@@ -190,14 +245,25 @@ class Membership:
                 answer = await stub.Describe(
                     self._introduction(), metadata=self._channels.metadata(info.peer_id), timeout=MEET_DEADLINE
                 )
-            self._hear(answer.record.SerializeToString())
+            self._hear_introduction(info.peer_id, answer)
+        except grpc.aio.AioRpcError as error:
+            self._take_refusal(info, error.code(), error.details() or "")
         except (grpc.RpcError, LinkLost, LowcommError, TimeoutError):
             return
+
+    def _take_refusal(self, info: PeerInfo, code: grpc.StatusCode, details: str) -> None:
+        if code is grpc.StatusCode.UNAVAILABLE and OTHER_CERTIFICATE in details:
+            # Somebody else answers at its address. It may be between the two of us, so its words count for nothing.
+            self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
+        elif code is grpc.StatusCode.UNAUTHENTICATED and self._told_off < MAX_TOLD_OFF:
+            self._told_off += 1
+            self._warn(f"{info.peer_id[-6:]} does not take us: {details[:200]}")
 
     def _introduction(self) -> pb.Introduction:
         signed = pb.SignedRecord()
         signed.ParseFromString(self._record())
-        return pb.Introduction(record=signed)
+        alive = frozenset(info.peer_id for info in self.roster.alive(time()))
+        return pb.Introduction(record=signed, uses=self._standing.admission.uses_to_tell(alive))
 
     def _record(self) -> bytes:
         swarm_step, steps, speed = self._progress()
@@ -215,5 +281,6 @@ class Membership:
             steps=steps,
             tokens_per_second=speed,
             entry_points=self.entry_points[:4],
+            claim=self._standing.claim,
         )
         return write_record(info, self._identity)

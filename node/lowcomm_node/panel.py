@@ -42,6 +42,8 @@ def node_panel(status: Status, rounds: Sequence[Status] = ()) -> RenderableType:
     for index in range(ROUNDS):
         recent = list(rounds)[-ROUNDS:][::-1]
         rows.add_row("rounds" if index == 0 else "", _round(recent[index]) if index < len(recent) else Text(""))
+    if status.get("refusals"):
+        rows.add_row("refused", _refusals(status["refusals"]))
     for warning in status.get("warnings") or ():
         rows.add_row("warning", Text(clean(warning), "yellow"))
     return Panel(
@@ -174,6 +176,11 @@ def _peers(status: Status) -> Text:
         (f" ({status.get('dht_peers', 0)} in the DHT)", "dim"),
         f"   ↑ {size(status.get('bytes_sent'))}   ↓ {size(status.get('bytes_received'))}",
     )
+
+
+def _refusals(counts: Mapping[str, int]) -> Text:
+    """What strangers sent that was not taken; at other peers' homes that is the first sign of an attack, or of a clock."""
+    return Text("   ".join(f"{clean(name)} {count}" for name, count in counts.items()), "yellow")
 
 
 def _round(entry: Status) -> Text:

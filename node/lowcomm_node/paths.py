@@ -53,6 +53,18 @@ class Paths:
         """The signed specification of one run."""
         return self.run(fingerprint) / "run.json"
 
+    def claim(self, fingerprint: str) -> Path:
+        """By which invite this node came to a run; good for no other peer."""
+        return self.run(fingerprint) / "claim"
+
+    def uses(self, fingerprint: str) -> Path:
+        """Claims on invites of a run that this node has heard of, so that a use stays used."""
+        return self.run(fingerprint) / "uses"
+
+    def removals(self, fingerprint: str) -> Path:
+        """The newest list of whom the creator of a run has removed."""
+        return self.run(fingerprint) / "removals"
+
     def checkpoints(self, fingerprint: str) -> Path:
         """Checkpoints of one run."""
         return self.run(fingerprint) / "checkpoints"

@@ -61,6 +61,7 @@ def report(node: "Daemon") -> dict[str, Any]:
         "checkpoint": node.checkpoint,
         "addresses": list(membership.addresses) if membership else [],
         "entry_points": list(membership.entry_points) if membership else [],
+        "refusals": node.refusals.counts(),
         "warnings": node.warnings,
     }
 
@@ -83,6 +84,7 @@ def report_peers(node: "Daemon") -> list[dict[str, Any]]:
             "refused": history.of(info.peer_id).refused,
             "failed": history.of(info.peer_id).failed,
             "last_reason": history.of(info.peer_id).last_reason,
+            **node.exchanger.channels.describe(info.peer_id),
         }
         for info in node.membership.roster.alive(now)
     ]

@@ -11,18 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.paths import Paths
+from lowcomm_protocol.errors import AdmissionError
+
+if TYPE_CHECKING:
+    from lowcomm_protocol.invites import Token
 
 PREFIX = "LOWCOMM_"
 MAX_RECORD_LIFE = 600.0
 """As ``lowcomm_protocol.records.MAX_LIFE``: peers refuse a record that claims more."""
 _LISTS = ("peers", "announce")
+_SECRETS = ("invite",)
 _RUN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(@[0-9a-f]{12,64})?")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 
@@ -42,6 +47,10 @@ class NodeSettings(BaseModel):
     """Multiaddresses of any peers or bootstrap servers of the swarm."""
     run: str | None = None
     """``NAME`` or ``NAME@FINGERPRINT``; None: the only run that the swarm knows."""
+    invite: SecretStr | None = None
+    """What the run's creator sent, where the run takes invited peers only. Never shown."""
+    ephemeral: bool = False
+    """A fresh identity, in memory only; the one of the home is neither read nor made."""
     data: Text | None = None
     """Training text of this machine: a file or folder, or ``text:``, ``jsonl:``, ``parquet:`` and a path."""
     tokenizer: Text | None = None
@@ -80,6 +89,11 @@ class NodeSettings(BaseModel):
         """Where the files of this node lie."""
         return Paths(self.home)
 
+    @property
+    def token(self) -> "Token | None":
+        """The invite that was given."""
+        return _read_token(self.invite) if self.invite is not None else None
+
     @field_validator("home")
     @classmethod
     def _absolute(cls, home: Path) -> Path:
@@ -91,6 +105,16 @@ class NodeSettings(BaseModel):
         if run is not None and not _RUN.fullmatch(run):
             raise ValueError("expected NAME or NAME@FINGERPRINT (12 to 64 hexadecimal digits), as `create` prints it")
         return run
+
+    @field_validator("invite")
+    @classmethod
+    def _whole_invite(cls, invite: SecretStr | None) -> SecretStr | None:
+        if invite is not None:
+            try:
+                _read_token(invite)
+            except AdmissionError as error:
+                raise ValueError(str(error).rstrip(".")) from None
+        return invite
 
     @field_validator("device")
     @classmethod
@@ -215,7 +239,14 @@ def _validate(values: dict[str, Any], sources: Mapping[str, str]) -> NodeSetting
         key = str(first["loc"][0])
         if key not in sources:
             raise ConfigError(f"settings: unknown key {key!r}; {_nearest(key, list(sources))}") from None
-        raise ConfigError(f"{sources[key]}: {key} = {str(values[key])[:200]!r}: {message}.") from None
+        shown = "..." if key in _SECRETS else repr(str(values[key])[:200])
+        raise ConfigError(f"{sources[key]}: {key} = {shown}: {message}.") from None
+
+
+def _read_token(invite: SecretStr) -> "Token":
+    from lowcomm_protocol.invites import read_token  # most commands need no cryptography
+
+    return read_token(invite.get_secret_value())
 
 
 def _nearest(key: str, known: list[str]) -> str:

@@ -1,5 +1,6 @@
 """The run.toml that ``init`` writes: every setting with a word of why."""
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 import tomlkit
@@ -12,6 +13,8 @@ _COMMENTS = {
     "seed": "all randomness of the run derives from it",
     "steps": "length in swarm steps; the learning rate follows them",
     "start_peers": "how many must be there before the first step; afterwards nobody waits",
+    "admission": 'who may join: "open", "invite" (lowcomm-node invite), or "list" (members below)',
+    "members": "their peer ids, as `lowcomm-node id` shows them",
     "vocab": "256 bytes, or the size of your tokenizer",
     "feed_forward": "width of the SwiGLU layer, about 8/3 of width",
     "context": "tokens a sequence",
@@ -53,6 +56,8 @@ def write_template(
     start_peers: int = 1,
     interval: int | None = None,
     optimizer: str | None = None,
+    admission: str = "open",
+    members: Sequence[str] = (),
 ) -> str:
     """A complete, commented run.toml; the inner optimizer is the method's own unless one is named.
 
@@ -63,9 +68,10 @@ def write_template(
         raise ConfigError(f"--method {method} is not known: did you mean {near[0]}?")
     sync = {"method": method} | ({"interval": interval} if interval else {})
     train = {"optimizer": optimizer} if optimizer else {}
-    bare = tomlkit.dumps({"run": {"name": name}, "train": train, "sync": sync})
+    joining = {"admission": admission} | ({"members": list(members)} if members else {})
+    bare = tomlkit.dumps({"run": {"name": name, **joining}, "train": train, "sync": sync})
     spec = parse_toml(bare, "init")
-    run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers}
+    run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers, **joining}
     document = tomlkit.document()
     document.add(tomlkit.comment("A run specification. Publish it with: lowcomm-node create run.toml --peers ADDR"))
     sections = {

@@ -5,6 +5,7 @@
     ├── VersionError             a peer, record or run of another protocol version
     ├── SignatureError           a signature, fingerprint or peer id that does not match
     ├── RecordError              a record that is malformed, stale, or lives too long
+    ├── AdmissionError           a peer that may not take part in the run
     ├── PlanError                a fragment plan that can't be made, or that does not fit a model
     ├── CodecError               bytes or a vector that a codec can't take
     ├── ImplausibleError         a contribution that is valid but far from what honest peers send
@@ -13,9 +14,21 @@
 The node adds its own branches in ``lowcomm_node.errors``.
 """
 
+from lowcomm_protocol.refusals import Reason
+
 
 class LowcommError(Exception):
-    """Anything that lowcomm raises on purpose. The message names the thing, the value and the remedy."""
+    """Anything that lowcomm raises on purpose. The message names the thing, the value and the remedy.
+
+    ``reason`` is what a refusal for it counts as.
+    """
+
+    reason = Reason.MALFORMED
+
+    def __init__(self, *args: object, reason: Reason | None = None) -> None:
+        super().__init__(*args)
+        if reason is not None:
+            self.reason = reason
 
 
 class SpecError(LowcommError):
@@ -25,13 +38,23 @@ class SpecError(LowcommError):
 class VersionError(LowcommError):
     """A peer, record or run specification of another protocol version."""
 
+    reason = Reason.OTHER_VERSION
+
 
 class SignatureError(LowcommError):
     """A signature, fingerprint or peer id that does not match."""
 
+    reason = Reason.BAD_SIGNATURE
+
 
 class RecordError(LowcommError):
     """A record that is malformed, stale, or claims too long a life."""
+
+
+class AdmissionError(LowcommError):
+    """A peer that may not take part in the run: not listed, not invited, or removed."""
+
+    reason = Reason.NOT_INVITED
 
 
 class PlanError(LowcommError):

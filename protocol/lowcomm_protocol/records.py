@@ -15,9 +15,12 @@ from google.protobuf.message import DecodeError
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.errors import RecordError, VersionError
 from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
+from lowcomm_protocol.invites import MAX_CLAIM_BYTES
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.refusals import Reason
 
 MAX_RECORD_BYTES = 8 * 1024
+MAX_CREDENTIAL_BYTES = 1024
 MAX_LIFE = 600.0
 """Longest life of a record in seconds; a stranger could otherwise store one for centuries."""
 MAX_CLOCK_SKEW = 60.0
@@ -58,11 +61,24 @@ class PeerInfo:
     stage: int = 0
     entry_points: tuple[str, ...] = ()
     """Multiaddresses of its DHT peer."""
+    claim: bytes = b""
+    """By which invite it came, serialized; empty where the run needs none."""
 
     @property
     def certificate_fingerprint(self) -> str:
         """SHA-256 of the certificate, hexadecimal."""
         return sha256(self.certificate).hexdigest()
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, as a credential proves."""
+
+    peer_id: str
+    nonce: bytes
+    """Which the callee must not have seen before."""
+    claim: bytes
+    """By which invite it came, serialized; not checked yet."""
 
 
 def write_record(info: PeerInfo, identity: Identity) -> bytes:
@@ -71,7 +87,8 @@ def write_record(info: PeerInfo, identity: Identity) -> bytes:
         protocol=PROTOCOL_VERSION,
         run_id=bytes.fromhex(info.run_id),
         peer_id=info.peer_id,
-        issued_ms=int(info.issued * 1000),
+        # Rounded, or a record issued a millisecond after another could carry the same number.
+        issued_ms=round(info.issued * 1000),
         expires_ms=int(info.expires * 1000),
         phase=info.phase.value,
         addresses=info.addresses,
@@ -81,6 +98,7 @@ def write_record(info: PeerInfo, identity: Identity) -> bytes:
         tokens_per_second=info.tokens_per_second,
         stage=info.stage,
         entry_points=info.entry_points,
+        claim=info.claim,
     ).SerializeToString()
     return pb.SignedRecord(payload=payload, signature=identity.sign(_RECORD, payload)).SerializeToString()
 
@@ -92,7 +110,9 @@ def read_record(data: bytes, now: float) -> PeerInfo:
     SignatureError if the peer that it names has not signed it.
     """
     if len(data) > MAX_RECORD_BYTES:
-        raise RecordError(f"A peer record of {len(data)} bytes is refused: at most {MAX_RECORD_BYTES}.")
+        raise RecordError(
+            f"A peer record of {len(data)} bytes is refused: at most {MAX_RECORD_BYTES}.", reason=Reason.TOO_LARGE
+        )
     signed, record = pb.SignedRecord(), pb.PeerRecord()
     try:
         signed.ParseFromString(data)
@@ -117,49 +137,69 @@ def read_record(data: bytes, now: float) -> PeerInfo:
         tokens_per_second=record.tokens_per_second,
         stage=record.stage,
         entry_points=tuple(record.entry_points),
+        claim=record.claim,
     )
 
 
-def write_credential(identity: Identity, callee: str, run_id: str, now: float, nonce: bytes) -> bytes:
+def write_credential(
+    identity: Identity, callee: str, run_id: str, now: float, nonce: bytes, claim: bytes = b""
+) -> bytes:
     """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``; ``nonce``: 16 fresh random bytes."""
     payload = pb.Credential(
-        caller=identity.peer_id, callee=callee, run_id=bytes.fromhex(run_id), issued_ms=int(now * 1000), nonce=nonce
+        caller=identity.peer_id,
+        callee=callee,
+        run_id=bytes.fromhex(run_id),
+        issued_ms=int(now * 1000),
+        nonce=nonce,
+        claim=claim,
     ).SerializeToString()
     return pb.SignedCredential(payload=payload, signature=identity.sign(_CREDENTIAL, payload)).SerializeToString()
 
 
-def read_credential(data: bytes, callee: str, run_id: str, now: float) -> tuple[str, bytes]:
-    """Check a credential; the caller's peer id and the nonce, which the callee must not have seen before.
+def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller:
+    """Check a credential; who calls. What needs no signature is checked first.
 
     Raises RecordError if it is malformed, stale or meant for someone else, SignatureError if it is forged.
     """
+    if len(data) > MAX_CREDENTIAL_BYTES:
+        raise RecordError(
+            f"A credential of {len(data)} bytes is refused: at most {MAX_CREDENTIAL_BYTES}.", reason=Reason.TOO_LARGE
+        )
     signed, credential = pb.SignedCredential(), pb.Credential()
     try:
-        if len(data) > 1024:
-            raise DecodeError
         signed.ParseFromString(data)
         credential.ParseFromString(signed.payload)
     except DecodeError:
         raise RecordError("A credential that is not a SignedCredential message is refused.") from None
     if len(signed.signature) != SIGNATURE_BYTES or len(credential.nonce) != 16:
         raise RecordError("A credential with a signature or nonce of the wrong length is refused.")
-    verify(credential.caller, _CREDENTIAL, signed.payload, signed.signature)
     if credential.callee != callee or credential.run_id.hex() != run_id:
-        raise RecordError("A credential that was made for another peer or run is refused.")
-    if abs(credential.issued_ms / 1000 - now) > CREDENTIAL_LIFE:
-        raise RecordError(f"A credential more than {CREDENTIAL_LIFE:.0f} s off is refused: set both clocks right.")
-    return credential.caller, credential.nonce
+        raise RecordError("A credential that was made for another peer or run is refused.", reason=Reason.MISPLACED)
+    age = now - credential.issued_ms / 1000
+    if abs(age) > CREDENTIAL_LIFE:
+        raise RecordError(
+            f"A credential more than {CREDENTIAL_LIFE:.0f} s off is refused: set both clocks right.",
+            reason=Reason.EXPIRED if age > 0 else Reason.FROM_FUTURE,
+        )
+    verify(credential.caller, _CREDENTIAL, signed.payload, signed.signature)
+    return Caller(credential.caller, credential.nonce, credential.claim)
 
 
 def _check_times(record: pb.PeerRecord, now: float) -> None:
     issued, expires = record.issued_ms / 1000, record.expires_ms / 1000
     if issued > now + MAX_CLOCK_SKEW:
-        raise RecordError(f"The record of {record.peer_id} is from {issued - now:.0f} s ahead: set both clocks right.")
+        raise RecordError(
+            f"The record of {record.peer_id} is from {issued - now:.0f} s ahead: set both clocks right.",
+            reason=Reason.FROM_FUTURE,
+        )
     if expires <= now:
-        raise RecordError(f"The record of {record.peer_id} expired {now - expires:.0f} s ago.")
+        raise RecordError(f"The record of {record.peer_id} expired {now - expires:.0f} s ago.", reason=Reason.EXPIRED)
     if expires - issued > MAX_LIFE:
         life = expires - issued
-        raise RecordError(f"The record of {record.peer_id} claims a life of {life:.0f} s: at most {MAX_LIFE:.0f}.")
+        raise RecordError(
+            f"The record of {record.peer_id} claims a life of {life:.0f} s: at most {MAX_LIFE:.0f}.",
+            reason=Reason.LIVES_TOO_LONG,
+        )
 
 
 def _check_fields(record: pb.PeerRecord) -> None:
@@ -169,6 +209,8 @@ def _check_fields(record: pb.PeerRecord) -> None:
         raise RecordError(f"The record of {record.peer_id} tells of an unknown phase {record.phase[:20]!r}.")
     if len(record.certificate) > 2048:
         raise RecordError(f"The record of {record.peer_id} holds a certificate of {len(record.certificate)} bytes.")
+    if len(record.claim) > MAX_CLAIM_BYTES:
+        raise RecordError(f"The record of {record.peer_id} holds a claim of {len(record.claim)} bytes.")
     if not math.isfinite(record.tokens_per_second) or record.tokens_per_second < 0:
         raise RecordError(f"The record of {record.peer_id} claims {record.tokens_per_second} tokens a second.")
     if max(record.swarm_step, record.steps) >= 2**53:

@@ -114,4 +114,5 @@ def _clipped(contributions: Sequence[torch.Tensor], weights: Sequence[float]) ->
 def _points_against(one: torch.Tensor, others: torch.Tensor) -> bool:
     # Not against the mean or median of all, which contain it: where noise is larger than what the peers have in
     # common, a vector points along its own share of them, flipped or not.
-    return float(one @ others) < -AGAINST * float(one.norm() * others.norm()) / one.numel() ** 0.5
+    lengths = float(((one @ one) * (others @ others)).sqrt())
+    return float(one @ others) < -AGAINST * lengths / one.numel() ** 0.5

@@ -12,22 +12,34 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lowcomm_protocol.codecs import CODEC_NAMES, CODECS, MODULO_BITS
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
-from lowcomm_protocol.identity import Identity, verify
+from lowcomm_protocol.identity import Identity, public_key_of, verify
 from lowcomm_protocol.outer import OuterSettings, validate_outer
 from lowcomm_protocol.robust import Mean
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
 """A signed specification must fit into one DHT record (32 KiB) with room to spare."""
 MAX_GROUP = 8
+MAX_MEMBERS = 256
 _PURPOSE = "run specification"
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+
+def _check_peer_id(text: str) -> str:
+    try:
+        public_key_of(text)
+    except SignatureError:
+        raise ValueError("expected a peer id such as 12D3KooW..., as `lowcomm-node id` shows it") from None
+    return text
+
+
+PeerId = Annotated[str, AfterValidator(_check_peer_id)]
 
 
 class _Settings(BaseModel):
@@ -35,7 +47,7 @@ class _Settings(BaseModel):
 
 
 class RunSettings(_Settings):
-    """``[run]``: the name that people use, the seed that all randomness derives from, and the length."""
+    """``[run]``: the name that people use, the seed that all randomness derives from, the length, and who may join."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     description: Annotated[str, Field(max_length=500)] = ""
@@ -44,6 +56,35 @@ class RunSettings(_Settings):
     """Length of the run in swarm steps."""
     start_peers: Annotated[int, Field(ge=1, le=1024)] = 1
     """How many peers must be there before the first step; after it nobody waits for anybody."""
+    creator: str = ""
+    """Who signs the run, and with it invites and removals; signing fills it in, so that the run id names it as well."""
+    admission: Literal["open", "invite", "list"] = "open"
+    """Who may join: anybody, whom the creator invites, or the members; the creator always may."""
+    members: Annotated[tuple[PeerId, ...], Field(strict=False, max_length=MAX_MEMBERS)] = ()
+    """Peer ids of those who may join with ``admission = "list"``, sorted."""
+
+    @field_validator("creator")
+    @classmethod
+    def _creator_is_a_peer(cls, creator: str) -> str:
+        return _check_peer_id(creator) if creator else creator
+
+    @field_validator("members", mode="before")
+    @classmethod
+    def _members_have_one_order(cls, members: Any) -> Any:
+        given = cast("list[object]", members)
+        if isinstance(members, list | tuple) and all(isinstance(member, str) for member in given):
+            return tuple(sorted(set(cast("list[str]", given))))
+        return given
+
+    @model_validator(mode="after")
+    def _members_are_for_lists(self) -> Self:
+        if self.members and self.admission != "list":
+            raise ValueError(
+                f'members are given, but admission = "{self.admission}": set admission = "list", or remove them'
+            )
+        if self.admission == "list" and not self.members:
+            raise ValueError('admission = "list" needs members: the peer ids that `lowcomm-node id` shows')
+        return self
 
     @model_validator(mode="after")
     def _description_is_plain(self) -> Self:
@@ -346,10 +387,20 @@ def parse_canonical(text: str) -> RunSpec:
 
 
 def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
-    """Sign a specification. Raises SpecError if it is too large to publish."""
+    """Sign a specification, and name its creator in it.
+
+    Raises SpecError if it names another creator, or is too large to publish.
+    """
+    if spec.run.creator not in ("", creator.peer_id):
+        raise SpecError(
+            f"run.creator = {spec.run.creator!r}, but {creator.peer_id} signs: remove that line, or sign with its key."
+        )
+    spec = spec.model_copy(update={"run": spec.run.model_copy(update={"creator": creator.peer_id})})
     payload = spec.canonical()
     if len(payload) > MAX_SPEC_BYTES:
-        raise SpecError(f"The specification has {len(payload)} bytes, more than {MAX_SPEC_BYTES}: shorten description.")
+        raise SpecError(
+            f"The specification has {len(payload)} bytes, more than {MAX_SPEC_BYTES}: shorten description or members."
+        )
     return SignedRun(spec, creator.peer_id, creator.sign(_PURPOSE, payload))
 
 
@@ -374,6 +425,9 @@ def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun
         raise SignatureError(
             f"{source}: the specification is not in its canonical form; its creator must sign it anew."
         )
+    if spec.run.creator != creator:
+        # Or anybody could sign a copy of a run, and invite and remove in its name.
+        raise SignatureError(f"{source}: signed by {creator}, but its creator is {spec.run.creator or 'not named'}.")
     return SignedRun(spec, creator, signature)
 
 

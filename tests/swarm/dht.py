@@ -38,12 +38,14 @@ def free_port() -> int:
 class Peer(HivemindDiscovery):
     """A DHT peer with a home of its own."""
 
-    def __init__(self, home: Path, peers: Sequence[str] = (), port: int = 0, **options: Any) -> None:
+    def __init__(
+        self, home: Path, peers: Sequence[str] = (), port: int = 0, listen: Sequence[str] = (), **options: Any
+    ) -> None:
         self.identity = load_or_create_identity(home / "identity.key")
         super().__init__(
             identity=self.identity,
             key_file=home / "identity.key",
-            listen=[f"/ip4/127.0.0.1/tcp/{port}"],
+            listen=listen or [f"/ip4/127.0.0.1/tcp/{port}"],
             initial_peers=peers,
             **options,
         )

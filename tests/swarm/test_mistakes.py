@@ -73,13 +73,13 @@ def test_a_signed_run_with_a_bad_signature_or_of_another_version(tmp_path: Path)
     serve = ("lowcomm_bootstrap", "serve", "--home", str(tmp_path / "b"), "--host", "127.0.0.1", "--port", "0", "--run")
     path.write_bytes(run_.to_bytes().replace(b'\\"steps\\":400', b'\\"steps\\":401'))
     assert_one_clear_line(run(*serve, str(path)), 78, "signature")
-    content = run_.spec.canonical().replace(b'"version":1', b'"version":2')
+    content = run_.spec.canonical().replace(b'"version":2', b'"version":3')
     signer = Identity(b"y" * 32)
     from json import dumps
 
     signature = signer.sign("run specification", content).hex()
     path.write_text(dumps({"creator": signer.peer_id, "signature": signature, "spec": content.decode()}))
-    assert_one_clear_line(run(*serve, str(path)), 5, "version 2", "install the release")
+    assert_one_clear_line(run(*serve, str(path)), 5, "version 3", "install the release")
 
 
 def test_ports_in_use(swarm: Swarm) -> None:

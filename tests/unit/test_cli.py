@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +18,14 @@ import torch
 import lowcomm_protocol.errors as protocol_errors
 from lowcomm_node import errors as node_errors
 from lowcomm_node.checkpoint import CheckpointStore
-from lowcomm_node.cli import app, common
+from lowcomm_node.cli import app, common, members
 from lowcomm_node.cli import watch as watch_commands
 from lowcomm_node.errors import NotRunning
+from lowcomm_node.files import load_or_create_identity, write_atomic
 from lowcomm_node.paths import Paths
-from lowcomm_protocol.run import METHODS, parse_toml
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.invites import issue_invite, read_token, verify_token
+from lowcomm_protocol.run import METHODS, SignedRun, parse_toml, sign_run
 
 EXIT_CODES = {
     "LowcommError": 1,
@@ -33,6 +37,7 @@ EXIT_CODES = {
     "Unhealthy": 4,
     "Incompatible": 5,
     "NoPeers": 6,
+    "NotAdmitted": 77,
     "RetryLater": 75,
     "DiskFull": 75,
     "PortInUse": 75,
@@ -107,7 +112,7 @@ def test_the_module_runs_like_the_command() -> None:
 
 
 COMMANDS = ["init", "create", "join", "demo", "status", "peers", "rounds", "wait", "finish", "stop", "generate"]
-COMMANDS += ["id", "paths", "config", "checkpoint"]
+COMMANDS += ["id", "paths", "config", "invite", "remove", "checkpoint"]
 
 
 def test_the_help_names_every_command(cli: Cli) -> None:
@@ -179,6 +184,15 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
         ("join --peers 127.0.0.1:31330", 78, "flag --peers"),
         ("join --peers " + NOWHERE + " --run Upper", 78, "NAME@FINGERPRINT"),
         ("join --peers " + NOWHERE + " --port 70000", 78, "flag --port: port = '70000'"),
+        ("join --peers " + NOWHERE + " --invite inviteXYZ", 78, "flag --invite: invite = ...: This is not an invite"),
+        ("invite", 78, "has created no run"),
+        ("invite --expires 7", 78, "--expires 7: expected a time such as 12h"),
+        ("invite --expires 3661d", 78, "at most 3660d"),
+        ("invite --for nobody", 78, "'nobody' is not a peer id"),
+        ("remove nobody", 78, "'nobody' is not a peer id"),
+        ("remove 12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c", 78, "has created no run"),
+        ("init {tmp}/run.toml --admission lst", 78, "Input should be 'open', 'invite' or 'list'"),
+        ("init {tmp}/run.toml --admission list", 78, "needs members"),
         ("checkpoint ls", 78, "holds no checkpoints"),
         ("checkpoint export {tmp}/new", 78, "holds no checkpoints"),
         ("generate", 78, "holds no checkpoints"),
@@ -253,6 +267,78 @@ def test_init_writes_a_specification_that_says_what_it_means(method: str, cli: C
     assert written["sync"].keys() == spec.model_dump()["sync"].keys()
     comments = re.findall(r"^(\w+) = .*# \S", file.read_text(), re.MULTILINE)
     assert {"method", "interval", "group", "consensus", "learning_rate", "source"} <= set(comments)
+
+
+@pytest.mark.parametrize("flags", [["--admission", "invite"], ["--admission", "list", "--member", NOWHERE[-52:]]])
+def test_init_writes_who_may_join(flags: list[str], cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    assert cli("init", str(file), *flags).code == 0
+    run = parse_toml(file.read_text()).run
+    assert (run.admission, list(run.members)) == (flags[1], flags[3:])
+
+
+# who may take part
+
+
+def created(home: Path, name: str = "a", admission: str = "invite") -> SignedRun:
+    """A run that was created in a home."""
+    identity = load_or_create_identity(Paths(home).identity)
+    run = sign_run(parse_toml(f'[run]\nname = "{name}"\nadmission = "{admission}"\n'), identity)
+    write_atomic(Paths(home).signed_run(run.fingerprint), run.to_bytes())
+    return run
+
+
+def test_an_invite_says_what_it_is_good_for(cli: Cli, tmp_path: Path) -> None:
+    run = created(tmp_path / "home")
+    made = cli("invite", "--uses", "3", "--expires", "7d", "--json").json
+    token = read_token(made["invite"])
+    verify_token(token, run.creator)
+    assert (token.invite.run_id, token.invite.uses, made["uses"]) == (run.run_id, 3, 3)
+    assert made["invite_id"] == token.invite.invite_id
+    assert 6.99 < (token.invite.expires - time.time()) / 86_400 <= 7
+    shown = cli("invite", "--for", NOWHERE[-52:])
+    assert shown.out.startswith("invite") and f"for {NOWHERE[-52:]}" in shown.out
+    alone = read_token(shown.out.splitlines()[0]).invite
+    assert (alone.peer_id, alone.uses) == (NOWHERE[-52:], 1)
+    assert f"lowcomm-node remove {alone.invite_id}" in shown.out
+
+
+def test_invites_are_all_different(cli: Cli, tmp_path: Path) -> None:
+    created(tmp_path / "home")
+    assert len({cli("invite").out.splitlines()[0] for _ in range(3)}) == 3
+
+
+def test_only_runs_of_this_home_are_invited_to_and_the_one_that_is_meant_is_named(cli: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    foreign = sign_run(parse_toml('[run]\nname = "b"\nadmission = "invite"\n'), Identity(b"x" * 32))
+    load_or_create_identity(Paths(home).identity)
+    write_atomic(Paths(home).signed_run(foreign.fingerprint), foreign.to_bytes())
+    assert "has created no run" in cli("invite").err
+    created(home)
+    open_run = created(home, "c", "open")
+    assert "choose one with --run" in cli("invite").err
+    assert cli("invite", "--run", "a").code == 0
+    assert "takes no invites" in cli("invite", "--run", f"c@{open_run.fingerprint}").err
+    assert "has created no run 'b', only a@" in cli("invite", "--run", "b").err
+
+
+def test_a_bootstrap_server_invites_to_the_runs_that_it_signed(cli: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    run = created(home)
+    Paths(home).signed_run(run.fingerprint).replace(home / "runs" / f"{run.run_id}.json")
+    assert cli("invite").code == 0
+
+
+def test_an_invite_is_removed_by_its_name_or_by_itself(tmp_path: Path) -> None:
+    token = issue_invite(Identity(b"x" * 32), "ab" * 32, b"i" * 32, 2e9)
+    assert members._name_of(token.text()) == members._name_of(token.invite.invite_id) == token.invite.invite_id
+
+
+def test_a_removal_needs_an_address_of_the_swarm(cli: Cli, tmp_path: Path) -> None:
+    created(tmp_path / "home")
+    ended = cli("remove", NOWHERE[-52:])
+    assert ended.code == 78
+    assert "give one with --peers" in ended.err
 
 
 def test_init_overwrites_only_by_force(cli: Cli, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import dataclass
 
+import base58
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from lowcomm_node.discovery.keys import (
     provenance,
 )
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.discovery.multiaddress import parse_announced, parse_entry_point, reach
+from lowcomm_node.discovery.multiaddress import decode, encode, parse_announced, parse_entry_point, reach
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.errors import RecordError
 from lowcomm_protocol.identity import Identity
@@ -29,7 +30,7 @@ from lowcomm_protocol.run import parse_toml, sign_run
 NOW = 1_800_000_000.0
 RUN_ID = "ab" * 32
 KEY = peers_key(RUN_ID)
-ADA, BOB = Identity(b"a" * 32), Identity(b"b" * 32)
+ADA, BOB, CLEO = (Identity(seed * 32) for seed in (b"a", b"b", b"c"))
 
 
 @dataclass
@@ -142,8 +143,9 @@ async def test_twins_count_each_other(ada: MemoryDiscovery, bob: MemoryDiscovery
 @example(b"R" + json.dumps({"creator": ADA.peer_id, "spec": '"\ud800"', "signature": ""}).encode(), "x")
 @example(b"R" + b"[" * 100_000, "\ud800")
 @example(b"P", "")
+@example(b"L", "\ud800")
 def test_no_bytes_from_a_stranger_raise(stored: bytes, subkey: str) -> None:
-    for kind in (b"", b"R", b"P"):
+    for kind in (b"", b"R", b"P", b"L"):
         assert key_of(kind + stored, subkey, NOW) is None
 
 
@@ -177,6 +179,7 @@ def test_what_was_checked_once_is_checked_faster_and_expires_all_the_same() -> N
         "/dns4/a.example.org/tcp/65535",
         "/dns/localhost/tcp/31337",
         "/ip4/203.0.113.7/udp/31337/quic-v1",
+        f"/ip4/203.0.113.7/udp/31337/quic-v1/p2p/{BOB.peer_id}/p2p-circuit",
     ],
 )
 def test_an_address_is_split_into_peer_and_place(dial: str) -> None:
@@ -205,7 +208,13 @@ def test_an_address_is_split_into_peer_and_place(dial: str) -> None:
         f"/ip4/203.0.113.7/udp/31337/quic/p2p/{ADA.peer_id}",
         f"/ip4/203.0.113.7/tcp/31337/ws/p2p/{ADA.peer_id}",
         f"/unix/tmp/x/tcp/1/p2p/{ADA.peer_id}",
-        f"/ip4/203.0.113.7/tcp/31337/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ADA.peer_id}",
+        f"/ip4/203.0.113.7/tcp/000031337/p2p/{ADA.peer_id}",
+        f"/ip4/203.0.113.7/tcp/31337/p2p/{ADA.peer_id}/p2p-circuit/p2p/{ADA.peer_id}",
+        f"/ip4/203.0.113.7/tcp/31337/p2p/Qmabc/p2p-circuit/p2p/{ADA.peer_id}",
+        f"/ip4/203.0.113.7/tcp/31337/p2p-circuit/p2p/{ADA.peer_id}",
+        f"/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ADA.peer_id}",
+        f"/ip4/203.0.113.7/tcp/1/p2p/{BOB.peer_id}/p2p-circuit/p2p/{CLEO.peer_id}/p2p-circuit/p2p/{ADA.peer_id}",
+        f"/ip4/203.0.113.7/tcp/1/p2p/{BOB.peer_id}/p2p-circuit",
     ],
 )
 def test_a_malformed_address_is_named_with_an_example(text: str) -> None:
@@ -213,6 +222,34 @@ def test_a_malformed_address_is_named_with_an_example(text: str) -> None:
         parse_entry_point(text)
     assert text[:60] in str(caught.value)
     assert "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dial", "relay"),
+    [
+        ("/ip4/203.0.113.7/tcp/31337", None),
+        ("/ip6/2001:db8::1/udp/65535/quic-v1", None),
+        ("/dns4/a.example.org/tcp/1", None),
+        (f"/dns6/b.example.org/tcp/300/p2p/{BOB.peer_id}/p2p-circuit", BOB.peer_id),
+    ],
+)
+def test_an_address_is_the_same_after_its_way_as_bytes(dial: str, relay: str | None) -> None:
+    entry = parse_entry_point(f"{dial}/p2p/{ADA.peer_id}")
+    assert entry.relay == relay
+    assert decode(entry.to_bytes()) == dial
+
+
+def test_the_bytes_of_an_address_are_those_of_the_specification() -> None:
+    # https://github.com/multiformats/multiaddr: ip4 = 4, tcp = 6, p2p = 421, p2p-circuit = 290
+    relay = base58.b58decode(BOB.peer_id)
+    expected = bytes([4, 203, 0, 113, 7, 6, 0x7A, 0x69]) + b"\xa5\x03" + bytes([len(relay)]) + relay + b"\xa2\x02"
+    assert encode(f"/ip4/203.0.113.7/tcp/31337/p2p/{BOB.peer_id}/p2p-circuit") == expected
+
+
+@given(st.binary(max_size=64))
+def test_bytes_that_are_no_address_of_ours_are_none(data: bytes) -> None:
+    text = decode(data)
+    assert text is None or text == "" or text.startswith("/")
 
 
 def test_an_announced_address_has_no_peer_id_or_the_own_one() -> None:

@@ -80,7 +80,7 @@ class Impostor:
             case "roll":
                 return [frames.roll(self.members)]
             case "members":
-                return [frames.members(self.members)]
+                return [frames.members(self.members, self.members)]
             case "share":
                 return whole(self.share(peer), pb.SHARE)
             case "mean":
@@ -123,6 +123,11 @@ async def test_an_impostor_that_does_all_right_is_a_member_like_all():
             stream.cancel()
 
 
+def named(places: int) -> pb.Frame:
+    """A list of members by places in the roll, right or not."""
+    return pb.Frame(members=pb.Members(peers=places))
+
+
 Bad = Callable[[Impostor, str], list[pb.Frame]]
 NINE = [str(number) for number in range(9)]
 HOSTILE: dict[str, tuple[str, Bad, str]] = {
@@ -135,13 +140,13 @@ HOSTILE: dict[str, tuple[str, Bad, str]] = {
     "a roll without us": ("roll", lambda i, p: [frames.roll([i.me])], "lacks one of us"),
     "a share at once": ("roll", lambda i, p: [announced(b"x", part=pb.SHARE)], "sent 'share' after 'hello', where it is not"),
     "a chunk at once": ("roll", lambda i, p: chunks(b"x"), "before its contribution was announced"),
-    "no roll": ("roll", lambda i, p: [frames.members(i.members)], "sent 'members' after 'hello'"),
+    "no roll": ("roll", lambda i, p: [named(0b111)], "sent 'members' after 'hello'"),
     "nothing": ("roll", lambda i, p: [pb.Frame()], "sent None after 'hello'"),
     "two rolls": ("members", lambda i, p: [frames.roll(i.members)], "sent 'roll' after 'roll'"),
-    "nine members": ("members", lambda i, p: [frames.members(NINE)], "sent 9 peers"),
-    "members unsorted": ("members", lambda i, p: [frames.members(i.members[::-1])], "not sorted"),
-    "a stranger": ("members", lambda i, p: [frames.members([*i.members, "x"])], "malformed, or lacks one of us"),
-    "members without us": ("members", lambda i, p: [frames.members([i.me])], "lacks one of us"),
+    "no members": ("members", lambda i, p: [named(0)], "named members 0b0 of a roll of 3"),
+    "a member beyond the roll": ("members", lambda i, p: [named(0b1111)], "named members 0b1111 of a roll of 3"),
+    "very many members": ("members", lambda i, p: [named(2**32 - 1)], "of a roll of 3"),
+    "members without us": ("members", lambda i, p: [frames.members([i.me], i.members)], "lacks one of us"),
     "a large share": ("share", lambda i, p: whole(i.share(p) + b"x", pb.SHARE), "announced .* are due"),
     "a small share": ("share", lambda i, p: whole(i.share(p)[1:], pb.SHARE), "announced .* are due"),
     "an endless share": ("share", lambda i, p: [announced(b"", part=pb.SHARE, size=2**63)], "announced .* are due"),

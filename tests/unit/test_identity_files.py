@@ -2,13 +2,15 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from lowcomm_node.errors import ConfigError, RetryLater
-from lowcomm_node.files import HomeLock, load_or_create_identity, write_atomic
+from lowcomm_node.files import HomeLock, ephemeral_identity, load_or_create_identity, write_atomic
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
 
 
@@ -19,6 +21,26 @@ def test_an_identity_is_made_once_and_found_again(tmp_path: Path) -> None:
     assert identity_from_libp2p(path.read_bytes()) == first
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["identity.key"], "no drafts are left"
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_key_that_others_could_read_is_closed_to_them(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "identity.key"
+    first = load_or_create_identity(path)
+    path.chmod(mode)
+    assert load_or_create_identity(path) == first
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_passing_identity_is_in_no_file_and_its_children_can_read_it() -> None:
+    with ephemeral_identity() as (first, path), ephemeral_identity() as (second, _):
+        assert first.peer_id != second.peer_id
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert str(path.readlink()).startswith("/memfd:")
+        code = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
+        read = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60, check=True)
+        assert identity_from_libp2p(read.stdout) == first
+    assert not path.exists()
 
 
 def test_two_homes_have_two_identities(tmp_path: Path) -> None:

@@ -311,6 +311,23 @@ async def test_bytes_of_a_callee_that_are_no_frame_are_a_violation():
         link.stream.cancel()
 
 
+async def test_dropping_a_stream_ends_the_call_even_where_a_write_has_failed_and_a_frame_lies_unread():
+    async with misbehaving() as rogue, calling() as channels:
+        rogue.frames = [pb.Frame().SerializeToString()] * 2
+        caller = await call(channels, rogue.info())
+        await soon(caller.receive())
+        with pytest.raises(LinkLost):
+            while True:
+                await soon(caller.send(pb.Frame()))
+        caller.cancel()
+        await until_async(no_call_is_left, 30.0, "gRPC knows of no call any more")
+
+
+async def no_call_is_left() -> bool:
+    """Whether gRPC has ended all calls."""
+    return not any(task.get_coro().__qualname__.startswith("_AioCall.") for task in asyncio.all_tasks())
+
+
 @pytest.mark.parametrize("end", [0, 1])
 async def test_closing_lets_the_other_end_read_to_the_end(end, monkeypatch):
     monkeypatch.setattr(stream_module, "CLOSE_DEADLINE", 1000.0)
@@ -477,7 +494,7 @@ class Member:
 
 
 async def take_part(link: GroupLink, share: bytes, mean: bytes | None) -> None:
-    for frame in (frames.roll(["a", "b"]), frames.members(["a", "b"]), frames.members(["a", "b"])):
+    for frame in (frames.roll(["a", "b"]), frames.members(["a", "b"], ["a", "b"]), frames.members(["a"], ["a", "b"])):
         await link.send(frame)
     await link.send_content(memoryview(share), sha256(share).digest(), pb.SHARE)
     if mean is not None:
@@ -522,7 +539,7 @@ async def test_a_share_of_another_size_than_is_due_is_refused_unread(off: int):
 
 async def test_nothing_else_is_taken_in_while_a_share_is_on_its_way():
     async with linked(GroupLink) as (one, two):
-        for frame in (frames.roll(["a"]), frames.members(["a"])):
+        for frame in (frames.roll(["a"]), frames.members(["a"], ["a"])):
             await one.send(frame)
         await one.send(pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.SHARE)))
         await one.send(frames.held([b""]))
@@ -541,16 +558,18 @@ async def test_a_member_that_gives_up_tells_why(end: int):
 
 @given(
     st.sets(st.text(min_size=1, max_size=64), min_size=1, max_size=8),
+    st.sets(st.integers(0, 7), min_size=1),
     st.lists(st.just(b"") | st.binary(min_size=32, max_size=32), min_size=1, max_size=8),
     st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8),
 )
-def test_what_members_tell_arrives_as_it_was_told(peers, digests, votes):
+def test_what_members_tell_arrives_as_it_was_told(peers, places, digests, votes):
     def sent(frame: pb.Frame) -> pb.Frame:
         return pb.Frame.FromString(frame.SerializeToString())
 
     names, (shards, heard) = tuple(sorted(peers)), zip(*votes, strict=True)
-    assert frames.read_peers(sent(frames.roll(names)).roll) == names
-    assert frames.read_peers(sent(frames.members(names)).members) == names
+    assert frames.read_roll(sent(frames.roll(names)).roll) == names
+    some = tuple(names[place] for place in sorted({place % len(names) for place in places}))
+    assert frames.read_members(sent(frames.members(some, names)).members, names) == some
     assert frames.read_held(sent(frames.held(digests)).held) == tuple(digests)
     assert frames.read_commit(sent(frames.commit(shards, heard)).commit) == (shards, heard)
 

@@ -186,6 +186,12 @@ def test_warnings_are_shown() -> None:
     assert "step-0000000300 is damaged" in text(node_panel(FINISHED))
 
 
+def test_refusals_are_shown_by_their_reason_once_there_are_any() -> None:
+    assert "refused" not in text(node_panel(TRAINING | {"refusals": {}}))
+    shown = text(node_panel(TRAINING | {"refusals": {"call.replayed": 2, "record.expired": 1}}))
+    assert "call.replayed 2" in shown and "record.expired 1" in shown
+
+
 def test_a_bar_is_as_full_as_the_run_is_far() -> None:
     def filled(step: int) -> float:
         status = TRAINING | {"trainer": TRAINING["trainer"] | {"swarm_step": step}, "exchanges_running": []}

@@ -16,6 +16,7 @@ from lowcomm_protocol.records import (
     MAX_CLOCK_SKEW,
     MAX_LIFE,
     MAX_RECORD_BYTES,
+    Caller,
     PeerInfo,
     Phase,
     read_credential,
@@ -40,6 +41,7 @@ INFO = PeerInfo(
     steps=390,
     tokens_per_second=12_345.5,
     entry_points=("/ip4/203.0.113.7/tcp/4101/p2p/" + ALICE.peer_id,),
+    claim=b"claim" * 50,
 )
 RECORD = write_record(INFO, ALICE)
 CREDENTIAL = write_credential(ALICE, BOB.peer_id, RUN, NOW, NONCE)
@@ -177,6 +179,7 @@ def test_a_record_of_another_protocol_is_a_version_error():
         {"phase": "sleeping"},
         {"phase": ""},
         {"certificate": b"x" * 2049},
+        {"claim": b"x" * 513},
         {"tokens_per_second": float("nan")},
         {"tokens_per_second": float("inf")},
         {"tokens_per_second": -1.0},
@@ -233,11 +236,19 @@ def test_a_record_of_too_many_bytes_is_refused_unread():
         read_record(b"\0" * (MAX_RECORD_BYTES + 1), NOW)
 
 
+def test_of_two_records_a_millisecond_apart_one_is_later():
+    for number in range(300):
+        first = read_record(write_record(replace(INFO, issued=NOW - 5 + number / 1000), ALICE), NOW).issued
+        assert read_record(write_record(replace(INFO, issued=first + 0.001), ALICE), NOW).issued > first
+
+
 # Credentials
 
 
 def test_a_credential_tells_the_caller_and_the_nonce():
-    assert read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW) == (ALICE.peer_id, NONCE)
+    assert read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW) == Caller(ALICE.peer_id, NONCE, b"")
+    with_claim = write_credential(ALICE, BOB.peer_id, RUN, NOW, NONCE, b"claim")
+    assert read_credential(with_claim, BOB.peer_id, RUN, NOW) == Caller(ALICE.peer_id, NONCE, b"claim")
 
 
 def test_a_credential_holds_for_its_callee_run_and_time_only():
@@ -264,7 +275,7 @@ def test_a_mutated_credential_is_refused_or_says_the_same(data):
         read = read_credential(data, BOB.peer_id, RUN, NOW)
     except LowcommError:
         return
-    assert read == (ALICE.peer_id, NONCE)
+    assert read == Caller(ALICE.peer_id, NONCE, b"")
 
 
 def test_a_forged_credential_is_refused():

@@ -89,7 +89,7 @@ def test_a_file_may_be_a_specification_or_a_signed_run(tmp_path: Path) -> None:
     signed.write_bytes(make_run("a").to_bytes())
     assert read_run(signed, SERVER) == make_run("a")
     made = read_run(plain, SERVER)
-    assert (made.run_id, made.creator) == (make_run("a").run_id, SERVER.peer_id)
+    assert (made.spec.run.name, made.creator, made.spec.run.creator) == ("a", SERVER.peer_id, SERVER.peer_id)
 
 
 @pytest.mark.parametrize(

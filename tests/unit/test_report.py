@@ -10,6 +10,7 @@ import pytest
 from lowcomm_node.exchange.history import History, Outcome
 from lowcomm_node.report import report
 from lowcomm_protocol.matching import Refusal
+from lowcomm_protocol.refusals import Reason, Refusals, What
 
 
 def node(history: History, **progress: Any) -> Any:
@@ -17,7 +18,7 @@ def node(history: History, **progress: Any) -> Any:
     known: defaultdict[str, Any] = defaultdict(lambda: None)
     known |= {
         "peer_id": "me", "phase": "training", "began": 0.0, "warnings": [], "progress": progress,
-        "exchanger": SimpleNamespace(history=history, running={}),
+        "exchanger": SimpleNamespace(history=history, running={}), "refusals": Refusals(),
     }  # fmt: skip
     names = ("waiting", "run_", "membership", "ready", "checkpoint")
     return SimpleNamespace(**known, **dict.fromkeys(names))
@@ -31,6 +32,13 @@ def test_refusals_are_counted_one_by_one_whatever_became_of_their_exchanges():
     history.we_refused("b", Refusal.TOO_SOON)
     exchanges = report(node(history))["exchanges"]
     assert (exchanges["refused"], exchanges["no_partner"], exchanges["completed"]) == (3, 5, 0)
+
+
+def test_what_strangers_sent_and_was_not_taken_is_told_by_its_reason():
+    one = node(History())
+    assert report(one)["refusals"] == {}
+    one.refusals.count(What.CALL, Reason.REPLAYED)
+    assert json.loads(json.dumps(report(one)))["refusals"] == {"call.replayed": 1}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])

@@ -5,8 +5,12 @@ from random import Random
 import pytest
 
 from lowcomm_protocol import roster as roster_module
+from lowcomm_protocol.admission import Admission, Rules
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.records import MAX_LIFE, PeerInfo, Phase, write_record
+from lowcomm_protocol.invites import issue_invite
+from lowcomm_protocol.records import MAX_CLOCK_SKEW, MAX_LIFE, PeerInfo, Phase, write_record
+from lowcomm_protocol.refusals import Refusals
+from lowcomm_protocol.removals import write_removals
 from lowcomm_protocol.roster import Roster
 
 ME = Identity(b"m" * 32)
@@ -85,6 +89,59 @@ def test_what_is_not_ours_to_hear_is_refused(roster):
     assert roster.hear(record()[:-1], NOW) is None
     assert roster.hear(b"", NOW) is None
     assert roster.alive(NOW) == ()
+
+
+def test_the_newest_record_holds_also_when_our_own_clock_is_set_back(roster):
+    ahead = NOW + MAX_CLOCK_SKEW
+    assert roster.hear(record(issued=ahead, swarm_step=2), ahead) is not None
+    assert roster.hear(record(issued=NOW, swarm_step=1), NOW) is None
+    assert steps(roster) == {ALICE.peer_id: 2}
+    assert roster.hear(record(issued=ahead + 1, swarm_step=3), NOW + 1) is not None
+
+
+def test_of_a_peer_whose_clock_was_set_back_nothing_older_is_believed_for_longer_than_clocks_may_differ(roster):
+    roster.hear(record(issued=NOW + MAX_CLOCK_SKEW, swarm_step=2), NOW)
+    assert roster.hear(record(issued=NOW + 1, swarm_step=1), NOW + 1) is None
+    later = NOW + MAX_CLOCK_SKEW + 1
+    assert roster.hear(record(issued=later, swarm_step=3), later) is not None
+
+
+def test_with_a_sender_only_its_own_record_is_believed():
+    refusals = Refusals()
+    roster = Roster(ME.peer_id, RUN, refusals=refusals)
+    assert roster.hear(record(), NOW, sender=PEERS[1].peer_id) is None
+    assert refusals.counts() == {"record.misplaced": 1}
+    assert roster.hear(record(), NOW, sender=ALICE.peer_id) is not None
+
+
+def test_the_same_bytes_are_looked_at_once(roster, monkeypatch):
+    assert roster.hear(record(), NOW) is not None
+    assert roster.hear(record(issued=NOW - 1), NOW) is None
+    monkeypatch.setattr(roster_module, "read_record", lambda *_: pytest.fail("it was read again"))
+    assert roster.hear(record(), NOW) is None
+    assert roster.hear(record(issued=NOW - 1), NOW) is None
+    assert steps(roster) == {ALICE.peer_id: 0}
+
+
+def test_who_may_not_take_part_is_not_there():
+    admission = Admission(Rules(RUN, ME.peer_id, "invite"))
+    roster = Roster(ME.peer_id, RUN, admission)
+    claim = issue_invite(ME, RUN, b"i" * 32, NOW + 30).claim(ALICE.peer_id, NOW).data
+    assert roster.hear(record(), NOW) is None
+    assert roster.hear(record(PEERS[1], claim=claim), NOW) is None, "somebody else's claim"
+    assert roster.hear(record(claim=claim), NOW) is not None
+    assert roster.get(ALICE.peer_id, NOW + 29) is not None
+    assert roster.get(ALICE.peer_id, NOW + 30) is None, "the invite has expired, the record has not"
+
+
+def test_a_removal_and_its_undoing_take_effect_at_once(roster):
+    admission = roster.admission = Admission(Rules(RUN, ME.peer_id))
+    roster.hear(record(), NOW)
+    admission.hear_removals(write_removals(ME, RUN, 1, frozenset([ALICE.peer_id])).data)
+    assert roster.alive(NOW) == roster.in_phase(Phase.TRAINING, NOW) == ()
+    assert roster.get(ALICE.peer_id, NOW) is None
+    admission.hear_removals(write_removals(ME, RUN, 2, frozenset()).data)
+    assert len(roster.alive(NOW)) == 1
 
 
 def test_every_peer_lists_the_same_order(roster):

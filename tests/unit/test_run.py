@@ -24,6 +24,7 @@ from lowcomm_protocol.run import (
 
 CREATOR, STRANGER = Identity(b"c" * 32), Identity(b"s" * 32)
 MINIMAL = '[run]\nname = "demo"\n'
+SIGNED = sign_run(parse_toml(MINIMAL), CREATOR)
 
 
 def with_sync(*lines: str) -> str:
@@ -52,7 +53,9 @@ def test_every_preset_is_valid_explained_and_signs(method):
     spec = parse_toml(with_sync(f'method = "{method}"'))
     assert spec.sync.method == method
     assert METHODS[method]
-    assert read_signed_run(sign_run(spec, CREATOR).to_bytes()).spec == spec
+    signed = sign_run(spec, CREATOR)
+    assert read_signed_run(signed.to_bytes()) == signed
+    assert signed.spec.sync == spec.sync
 
 
 def test_methods_and_presets_are_the_same_names():
@@ -149,16 +152,81 @@ def test_a_coarse_codec_with_consensus_is_refused_with_the_choices(codec):
     assert parse_toml(with_sync(f'codec = "{codec}"', "consensus = 0.0", "group = 8")).sync.codec == codec
 
 
-@pytest.mark.parametrize("version", ["0", "2", "99", '"1"', "1.5", "0x" + "f" * 6000])
+@pytest.mark.parametrize("version", ["0", "1", "3", "99", '"1"', "1.5", "0x" + "f" * 6000])
 def test_another_version_is_a_version_error_that_names_ours(version):
     with pytest.raises(VersionError, match=f"is not {SPEC_VERSION}, which this release speaks"):
         parse_toml(f"version = {version}\n{MINIMAL}")
 
 
-@pytest.mark.parametrize("version", ["true", "1.0"])
+@pytest.mark.parametrize("version", ["2.0"])
 def test_a_version_that_only_equals_ours_is_refused(version):
     with pytest.raises(SpecError, match="version"):
         parse_toml(f"version = {version}\n{MINIMAL}")
+
+
+# Who may join
+
+MEMBERS = sorted([CREATOR.peer_id, STRANGER.peer_id])
+
+
+def test_anybody_may_join_unless_the_creator_says_otherwise():
+    run = parse_toml(MINIMAL).run
+    assert (run.admission, run.members) == ("open", ())
+    assert parse_toml(MINIMAL + 'admission = "invite"\n').run.admission == "invite"
+
+
+def test_members_are_a_set_of_peers_and_have_one_order():
+    specs = [
+        parse_toml(f'{MINIMAL}admission = "list"\nmembers = {members}\n')
+        for members in (MEMBERS, MEMBERS[::-1], MEMBERS + MEMBERS)
+    ]
+    assert [list(spec.run.members) for spec in specs] == [MEMBERS] * 3
+    assert len({spec.run_id for spec in specs}) == 1
+    assert parse_canonical(specs[0].canonical().decode()) == specs[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('admission = "invited"', "run.admission = 'invited': Input should be 'open', 'invite' or 'list'"),
+        ('admission = "list"', "needs members: the peer ids that `lowcomm-node id` shows"),
+        ('admission = "list"\nmembers = []', "needs members"),
+        (f"members = {MEMBERS}", "members are given, but admission = \"open\": set admission = \"list\""),
+        ('admission = "list"\nmembers = ["ada"]', "run.members.0 = 'ada': expected a peer id such as 12D3KooW"),
+        (f'admission = "list"\nmembers = ["{MEMBERS[0]} "]', "expected a peer id"),
+        (f'admission = "list"\nmembers = "{MEMBERS[0]}"', "run.members = .*valid tuple"),
+        ('admission = "list"\nmembers = [1]', "run.members.0 = 1: .*valid string"),
+        (f'admission = "list"\nmembers = {[Identity(bytes([i // 256, i % 256]) * 16).peer_id for i in range(257)]}', "256"),
+        ('creator = "ada"', "run.creator = 'ada': expected a peer id"),
+    ],
+)  # fmt: skip
+def test_a_mistake_about_who_may_join_is_named_with_its_remedy(text, told):
+    with pytest.raises(SpecError, match=told) as caught:
+        parse_toml(MINIMAL + text + "\n")
+    assert len(str(caught.value)) < 400
+
+
+def test_the_longest_list_of_members_fits_into_a_record():
+    members = [Identity(bytes([number]) * 32).peer_id for number in range(256)]
+    signed = sign_run(parse_toml(f'{MINIMAL}admission = "list"\nmembers = {members}\n'), CREATOR)
+    assert read_signed_run(signed.to_bytes()) == signed
+    assert len(signed.to_bytes()) < 30 * 1024
+
+
+def test_a_run_names_its_creator_so_that_its_id_does():
+    bare = parse_toml(MINIMAL)
+    ours, theirs = sign_run(bare, CREATOR), sign_run(bare, STRANGER)
+    assert ours.spec.run.creator == ours.creator == CREATOR.peer_id
+    assert len({bare.run_id, ours.run_id, theirs.run_id}) == 3
+    assert sign_run(ours.spec, CREATOR) == ours
+    with pytest.raises(SpecError, match=f"but {STRANGER.peer_id} signs: remove that line"):
+        sign_run(ours.spec, STRANGER)
+
+
+def test_nobody_takes_over_a_run_by_signing_a_copy_of_it():
+    for spec in (SIGNED.spec, parse_toml(MINIMAL)):
+        with pytest.raises(SignatureError, match=f"signed by {STRANGER.peer_id}, but its creator is"):
+            read_signed_run(envelope(spec.canonical().decode(), STRANGER))
 
 
 # The canonical form
@@ -172,7 +240,7 @@ def test_the_canonical_form_is_stable():
     )
     assert spec.run_id == sha256(spec.canonical()).hexdigest()
     # Changes only with SPEC_VERSION: otherwise peers of two releases are in two runs.
-    assert spec.run_id == "adc9e5f3d5880d89ad30502c16b2574c08198b5dddcb1aff8e42383c44a2ecff"
+    assert spec.run_id == "ec483ea0cfe64feebe1210b068dc2bd434c1ef0852ebdf8fe53d4ee7fa676523"
 
 
 @given(
@@ -221,7 +289,6 @@ def test_a_signed_run_round_trips_and_is_named_by_its_digest():
     assert len(signed.fingerprint) == 12
 
 
-SIGNED = sign_run(parse_toml(MINIMAL), CREATOR)
 SIGNED_BYTES = SIGNED.to_bytes()
 
 
@@ -321,7 +388,7 @@ def test_hostile_toml_is_refused_in_few_words(text):
     assert len(str(caught.value)) < 400
 
 
-CANONICAL = parse_toml(MINIMAL).canonical().decode()
+CANONICAL = SIGNED.spec.canonical().decode()
 
 
 @pytest.mark.parametrize(
@@ -355,8 +422,8 @@ def test_another_signer_or_purpose_is_refused():
 
 
 def test_a_signed_run_of_another_version_is_a_version_error():
-    with pytest.raises(VersionError, match="version 2 is not 1"):
-        read_signed_run(envelope(CANONICAL.replace('"version":1', '"version":2')))
+    with pytest.raises(VersionError, match="version 3 is not 2"):
+        read_signed_run(envelope(CANONICAL.replace('"version":2', '"version":3')))
 
 
 def test_a_huge_signed_run_is_refused_by_its_size():

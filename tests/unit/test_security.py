@@ -30,10 +30,14 @@ from lowcomm_node.exchange import security, service
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.security import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
+from lowcomm_protocol.admission import Admission, Rules
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.invites import issue_invite
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import CREDENTIAL_LIFE, write_credential
+from lowcomm_protocol.refusals import Refusals
+from lowcomm_protocol.removals import write_removals
 from waiting import until_async
 
 STRANGER = Identity(b"\3" * 32)
@@ -104,7 +108,7 @@ BAD = {
     "none": (None, "without a credential"),
     "empty": (b"", "wrong length"),
     "rubbish": (b"\xff" * 100, "not a SignedCredential"),
-    "too long, though sound": (credential() + UNKNOWN_FIELD, "not a SignedCredential"),
+    "too long, though sound": (credential() + UNKNOWN_FIELD, "at most 1024"),
     "for another callee": (credential(callee=STRANGER.peer_id), "another peer or run"),
     "for another run": (credential(run="cd" * 32), "another peer or run"),
     "expired": (credential(issued=NOW - CREDENTIAL_LIFE - 0.1), "set both clocks right"),
@@ -203,6 +207,47 @@ def test_a_flood_of_calls_takes_no_more_memory_than_set_and_passes(monkeypatch):
     assert len(keeper._seen) == 2
     clock.now += 3 * CREDENTIAL_LIFE + 1
     assert keeper.caller({CREDENTIAL_KEY: credential(issued=clock.now)}) == CALLER.peer_id
+
+
+def test_a_call_is_taken_only_of_who_may_take_part_and_its_credential_says_so():
+    token = issue_invite(CALLEE, RUN, b"i" * 32, NOW + 1000, uses=2)
+    rules, refusals = Rules(RUN, CALLEE.peer_id, "invite"), Refusals()
+    keeper = Gatekeeper(CALLEE, RUN, Clock(), admission=Admission(rules), refusals=refusals)
+    claim = token.claim(CALLER.peer_id, NOW).data
+    invited = Gatekeeper(CALLER, RUN, Clock(), claim=claim)
+    for _ in range(2):
+        assert keeper.caller(dict(invited.credential_for(CALLEE.peer_id))) == CALLER.peer_id
+    for caller in (Gatekeeper(STRANGER, RUN, Clock()), Gatekeeper(STRANGER, RUN, Clock(), claim=claim)):
+        with pytest.raises(LowcommError):
+            keeper.caller(dict(caller.credential_for(CALLEE.peer_id)))
+    assert refusals.counts() == {"call.bad-signature": 1, "call.not-invited": 1}
+
+
+def test_a_caller_through_a_tunnel_needs_a_credential_only_to_show_its_invite():
+    token = issue_invite(CALLEE, RUN, b"i" * 32, NOW + 1000)
+    admission, refusals = Admission(Rules(RUN, CALLEE.peer_id, "invite")), Refusals()
+    keeper = Gatekeeper(CALLEE, RUN, Clock(), admission=admission, refusals=refusals)
+    invited = Gatekeeper(CALLER, RUN, Clock(), claim=token.claim(CALLER.peer_id, NOW).data)
+    with pytest.raises(LowcommError, match="invited peers only"):
+        keeper.tunneled(CALLER.peer_id, {})
+    assert keeper.tunneled(CALLER.peer_id, dict(invited.credential_for(CALLEE.peer_id))) == CALLER.peer_id
+    assert keeper.tunneled(CALLER.peer_id, {}) == CALLER.peer_id, "it is known now"
+    with pytest.raises(RecordError, match="another peer than the one that calls"):
+        keeper.tunneled(STRANGER.peer_id, dict(invited.credential_for(CALLEE.peer_id)))
+    admission.hear_removals(write_removals(CALLEE, RUN, 1, frozenset([CALLER.peer_id])).data)
+    with pytest.raises(LowcommError, match="was removed"):
+        keeper.tunneled(CALLER.peer_id, {})
+    assert refusals.counts() == {"call.misplaced": 1, "call.not-invited": 1, "call.removed": 1}
+
+
+def test_those_who_may_not_take_part_fill_no_memory(monkeypatch):
+    monkeypatch.setattr(security, "_MAX_NONCES", 2)
+    keeper = Gatekeeper(CALLEE, RUN, Clock(), admission=Admission(Rules(RUN, CALLER.peer_id, "invite")))
+    stranger = Gatekeeper(STRANGER, RUN, Clock())
+    for _ in range(5):
+        with pytest.raises(LowcommError, match="invited peers only"):
+            keeper.caller(dict(stranger.credential_for(CALLEE.peer_id)))
+    assert keeper.caller({CREDENTIAL_KEY: credential()}) == CALLER.peer_id, "the creator"
 
 
 def test_every_call_gets_a_credential_of_its_own():

@@ -8,6 +8,8 @@ import pytest
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.paths import Paths
 from lowcomm_node.settings import LoadedSettings, NodeSettings, find_home, load_settings
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.invites import issue_invite
 from lowcomm_protocol.records import MAX_LIFE
 
 PEER = "/ip4/203.0.113.7/tcp/31330/p2p/12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE"
@@ -131,6 +133,23 @@ def test_what_could_not_work_is_refused_before_anything_starts(tmp_path: Path, k
 def test_what_does_work_is_taken(tmp_path: Path, key: str, value: Any) -> None:
     taken = getattr(load(tmp_path, **{key: value}).settings, key)
     assert taken == (tuple(value) if isinstance(value, list) else value)
+
+
+INVITE = issue_invite(Identity(b"c" * 32), "ab" * 32, b"i" * 32, 2e9).text()
+
+
+def test_an_invite_is_read_and_never_shown(tmp_path: Path) -> None:
+    for loaded in (load(tmp_path, invite=INVITE), load(tmp_path, "", {"LOWCOMM_INVITE": INVITE})):
+        token = loaded.settings.token
+        assert token is not None and token.text() == INVITE
+        assert INVITE not in repr(loaded) + str(loaded.settings.model_dump(mode="json"))
+    assert load(tmp_path).settings.token is None
+
+
+def test_an_invite_that_is_damaged_is_named_and_not_shown(tmp_path: Path) -> None:
+    message = refusal(tmp_path, invite=INVITE[:-1])
+    assert message.startswith("flag --invite: invite = ...: This is not an invite")
+    assert INVITE[10:50] not in message
 
 
 def test_records_must_outlive_two_looks_at_the_dht(tmp_path: Path) -> None:

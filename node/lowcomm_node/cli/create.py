@@ -30,6 +30,8 @@ def init(
     name: Annotated[str, typer.Option(help="Name of the run: a-z, 0-9, dots and dashes.")] = "my-run",
     steps: Annotated[int, typer.Option(help="Length of the run in swarm steps.", min=1)] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of all randomness of the run.", min=0)] = 0,
+    admission: Annotated[str, typer.Option(help="Who may join: open, invite or list.")] = "open",
+    member: Annotated[list[str] | None, typer.Option(help="Peer id on the list; may be repeated.")] = None,
     force: Annotated[bool, typer.Option(help="Overwrite the file.")] = False,
     home: Home = None,
     json_: Json = False,
@@ -45,7 +47,7 @@ def init(
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
-    text = write_template(name, method, steps, seed, optimizer=optimizer)
+    text = write_template(name, method, steps, seed, optimizer=optimizer, admission=admission, members=member or ())
     spec = parse_toml(text, str(file))
     file.write_text(text)
     show(
@@ -86,8 +88,19 @@ def create(
         {"name": spec.run.name, "run_id": run.run_id, "fingerprint": run.fingerprint, "creator": run.creator},
         json_,
         f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} steps)\n"
-        f"join it with\n  lowcomm-node join --peers {address}",
+        f"join it with\n  lowcomm-node join --peers {address}{_whom(spec.run.admission)}",
     )
+
+
+def _whom(admission: str) -> str:
+    """What else somebody needs who wants to join."""
+    match admission:
+        case "invite":
+            return " --invite ...\nwhich you make with\n  lowcomm-node invite"
+        case "list":
+            return "\nas one of its members"
+        case _:
+            return ""
 
 
 async def _publish(settings, identity, run) -> None:

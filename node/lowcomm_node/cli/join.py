@@ -25,6 +25,10 @@ def join(
         list[str] | None, typer.Option(help="Address of a bootstrap server or peer; may be repeated.")
     ] = None,
     run: Annotated[str | None, typer.Option(help="NAME or NAME@FINGERPRINT; default: the only run there is.")] = None,
+    invite: Annotated[str | None, typer.Option(help="What the run's creator sent you; or set LOWCOMM_INVITE.")] = None,
+    ephemeral: Annotated[
+        bool | None, typer.Option("--ephemeral", help="A fresh identity, in memory only: for containers.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Your training text, where the run asks for it.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Your tokenizer.json, where the run asks for it.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,

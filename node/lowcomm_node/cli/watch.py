@@ -8,7 +8,7 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError, RetryLater
-from lowcomm_node.formatting import clean, quantity, seconds, short_peer, size
+from lowcomm_node.formatting import MISSING, clean, milliseconds, quantity, rate, seconds, short_peer, size
 from lowcomm_node.settings import find_home
 
 POLL = 0.5
@@ -39,14 +39,20 @@ def peers(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ver
     """List the peers that are alive, and how exchanges with them went."""
     with ControlClient(find_home(home)) as client:
         found = client.peers()
-    columns = ("peer", "phase", "step", "tokens/s", "address", "seen", "done", "refused", "failed", "last reason")
+    columns = (
+        *("peer", "phase", "step", "tokens/s", "route", "round trip", "up", "down"),
+        *("seen", "done", "refused", "failed", "last reason"),
+    )
     rows = [
         (
             short_peer(peer["peer_id"]),
             peer["phase"],
             str(peer["swarm_step"]),
             quantity(peer["tokens_per_second"]),
-            str(peer["address"]),
+            clean(peer["route"] or peer["route_reason"] or MISSING),
+            milliseconds(peer["round_trip"]),
+            rate(peer["rate_up"]),
+            rate(peer["rate_down"]),
             f"{seconds(peer['age'])} ago",
             str(peer["completed"]),
             str(peer["refused"]),

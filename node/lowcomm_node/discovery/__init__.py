@@ -4,5 +4,7 @@ interface.py   what the node asks of it          keys.py     names of records, a
 hivemind.py    the real one                      guard.py    what strangers can't do to it
 client.py      hivemind's parts, with deadlines  twin.py     is our identity in use elsewhere
 p2pd.py        the libp2p process that it runs   multiaddress.py   where a peer can be dialed
-memory.py      its twin without a network
+control.py     ... what we ask it ourselves      streams.py        streams that others open to us
+relay.py       places at relays, for whom no     relaying.py       a relay that gives what its owner says
+               other peer can dial               memory.py         the twin of all this without a network
 """

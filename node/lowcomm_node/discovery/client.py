@@ -55,11 +55,10 @@ async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
     """
     from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
-    from hivemind.utils.multiaddr import Multiaddr
 
     try:
         async with asyncio.timeout(DIAL_DEADLINE):
-            await p2p._client.connect(PeerID.from_base58(peer_id), [Multiaddr(entry.dial) for entry in entries])
+            await p2p._client.connect(PeerID.from_base58(peer_id), entries)
     except (ControlFailure, TimeoutError, OSError, EOFError):
         return False
     return True

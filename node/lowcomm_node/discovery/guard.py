@@ -7,6 +7,7 @@ Hivemind trusts the peers of a DHT. Measured on 1.1.12, each of these is one cal
 - a record in the *cache* hides all that is stored -> there is no cache
 - an answer that claims to expire never ends the search for better ones -> the claim is recomputed from the records
 - any number of records, of any size               -> at most MAX_KEYS keys, and MAX_KEY_BYTES for each
+- an older record over a newer one                 -> what its signer says is newer holds
 - any place in the DHT, such as next to a key      -> the place is the hash of the peer id, else a peer is ignored
 """
 
@@ -24,10 +25,13 @@ from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
 
 from lowcomm_node.discovery.interface import MAX_VALUE
 from lowcomm_node.discovery.keys import MAX_LIFE, Provenances
+from lowcomm_protocol.refusals import Reason
 
 MAX_KEYS = 1024
 MAX_KEY_BYTES = 2 * 1024**2
 """Of all records under one key: an answer of more than 4 MiB can't be sent, and nobody would find anything."""
+MAX_SUBKEY = 256
+"""Bytes; ours are peer ids and run ids."""
 CLOCK_SLACK = 60.0
 """Seconds that a record's expiry may lie beyond what its signer or MAX_LIFE allow, for clocks that differ."""
 
@@ -50,7 +54,7 @@ def guard(protocol: DHTProtocol, provenances: Provenances) -> None:
         if known is not None and known == place_of(peer_id.to_base58()):
             await update_routing_table(known, peer_id, responded=responded)
 
-    protocol.storage, protocol.cache = BoundedStorage(), NoCache()
+    protocol.storage, protocol.cache = BoundedStorage(provenances), NoCache()
     protocol.record_validator = OwnRecords(provenances)
     protocol._validate_dictionary = _keep_valid(protocol.record_validator)
     protocol.call_find, protocol.update_routing_table = find, update
@@ -65,22 +69,36 @@ class OwnRecords(RecordValidatorBase):
     def validate(self, record: DHTRecord) -> bool:
         """Called at the storer and at the reader; never raises."""
         now = time()
+        if len(record.value) > MAX_VALUE + 64 or len(record.subkey) > MAX_SUBKEY:
+            return self._refuse(Reason.TOO_LARGE)  # before anything is unpacked
+        if not now < record.expiration_time <= now + MAX_LIFE + CLOCK_SLACK:
+            return self._refuse(Reason.EXPIRED if record.expiration_time <= now else Reason.LIVES_TOO_LONG)
         try:
-            if len(record.value) > MAX_VALUE + 64 or not now < record.expiration_time <= now + MAX_LIFE + CLOCK_SLACK:
-                return False
             subkey, value = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
         except Exception:  # msgpack of a stranger, and its extension types: anything can be raised
-            return False
+            return self._refuse(Reason.MALFORMED)
         if not isinstance(subkey, str) or not isinstance(value, bytes):
-            return False
+            return self._refuse(Reason.MALFORMED)
         found = self._provenances.check(value, subkey, now)
-        if found is None or record.expiration_time > found.expires + CLOCK_SLACK:
+        if found is None:
             return False
-        return DHTID.generate(source=found.key).to_bytes() == record.key
+        if record.expiration_time > found.expires + CLOCK_SLACK:
+            return self._refuse(Reason.LIVES_TOO_LONG)
+        if DHTID.generate(source=found.key).to_bytes() != record.key:
+            return self._refuse(Reason.MISPLACED)
+        return True
+
+    def _refuse(self, reason: Reason) -> bool:
+        self._provenances.refuse(reason)
+        return False
 
 
 class BoundedStorage(DHTLocalStorage):
     """Records that we keep for others: the newest of each subkey, within bounds; what is new is refused when full."""
+
+    def __init__(self, provenances: Provenances) -> None:
+        super().__init__()
+        self._provenances = provenances
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
         """A copy, because hivemind's search adds what others answer to the very object that it gets here."""
@@ -89,18 +107,29 @@ class BoundedStorage(DHTLocalStorage):
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         """Whether it was taken."""
+        order = self._order(subkey, value)  # also of what we publish ourselves: a run tells who may join it
         found = super().get(key)
         if found is None:
             return len(self) < MAX_KEYS and super().store_subkey(key, subkey, value, expiration_time)
         records: DictionaryDHTValue = found.value
         known = records.get(subkey)
-        if known is not None and known.expiration_time >= expiration_time:
-            return False
+        if known is not None:
+            kept = self._order(subkey, known.value)
+            if order < kept or (order == kept and expiration_time <= known.expiration_time):
+                return False
         if sum(len(entry.value) for _, entry in records.items()) + len(value) > MAX_KEY_BYTES:
             return False
+        if known is not None and known.expiration_time >= expiration_time:
+            # A newer one that expires earlier, such as a goodbye: hivemind would keep the older one.
+            del records[subkey]
         if expiration_time > records.latest_expiration_time:
             TimedStorage.store(self, key, records, expiration_time)
         return records.store(subkey, value, expiration_time)
+
+    def _order(self, subkey: Any, value: bytes) -> int:
+        """What the signer of a value that was let in says of its age."""
+        found = self._provenances.check(MSGPackSerializer.loads(value), subkey, time())
+        return found.order if found is not None else -1
 
 
 class NoCache(DHTLocalStorage):

@@ -3,7 +3,9 @@
 Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never its processes, averaging or optimizers.
 
     start              p2pd -> client -> DHTNode, guarded -> dial and ping the entry points -> look for neighbours
-    check_connection   p2pd died: all of the above again; else ping the entry points, and peers' if those are dead
+    check_connection   p2pd died: all of the above again; else ping the entry points, and peers' if those are dead;
+                       keep places at relays, so that others reach us behind a NAT
+    connect            to a peer, at its addresses and through our entry points as relays, whichever works first
 """
 
 import asyncio
@@ -23,17 +25,25 @@ from lowcomm_node.discovery.client import (
     ping,
     wait_routing,
 )
-from lowcomm_node.discovery.interface import check_size
+from lowcomm_node.discovery.control import Control
+from lowcomm_node.discovery.interface import OpenStream, TakeStream, check_size
 from lowcomm_node.discovery.keys import MAX_LIFE, Provenances, pack, unpack
-from lowcomm_node.discovery.multiaddress import EntryPoint, parse_announced, parse_entry_point, reach
+from lowcomm_node.discovery.multiaddress import EntryPoint, circuit, parse_announced, parse_entry_point, reach
 from lowcomm_node.discovery.p2pd import START_DEADLINE, P2pDaemon
+from lowcomm_node.discovery.relay import Places, RelayLimits
+from lowcomm_node.discovery.relaying import start_as_relay
+from lowcomm_node.discovery.streams import StreamListener
 from lowcomm_node.discovery.twin import refuse_twin
-from lowcomm_node.errors import ConfigError, NodeError, NoPeers, Unhealthy
+from lowcomm_node.errors import ConfigError, LinkLost, NodeError, NoPeers, Unhealthy
 from lowcomm_node.logs import log
 from lowcomm_protocol.identity import Identity
 
 MAX_ENTRY_POINTS = 32
 MAX_RECORDS = 4096
+MAX_DIALED = 8
+"""Addresses of one peer that are dialed for a stream; a record has no more."""
+MAX_DETOURS = 4
+"""Entry points of ours that are tried as relays for a peer whose own addresses name none."""
 MAX_CLOCK_OFFSET = 3.0
 """Seconds; records live for seconds to minutes, and would seem dead or not yet issued."""
 _BAN = 10.0
@@ -53,8 +63,14 @@ class HivemindDiscovery:
         announce: Sequence[str] = (),
         require_peers: bool = True,
         start_deadline: float = START_DEADLINE,
+        relay: RelayLimits | None = None,
+        wants_places: bool = False,
+        punching: bool = True,
     ) -> None:
-        """Raises ConfigError that names a malformed address."""
+        """``relay``: what we give as a relay. ``wants_places``: whether we may not be dialable, and need relays.
+
+        Raises ConfigError that names a malformed address.
+        """
         self.peer_id = identity.peer_id
         self._entry_points = [parse_entry_point(text) for text in initial_peers]
         self._given = len(self._entry_points)
@@ -66,6 +82,10 @@ class HivemindDiscovery:
         self._node: Any = None
         self._p2p: Any = None
         self._visible: tuple[str, ...] = ()
+        self._relay, self._wants_places, self._punching = relay, wants_places, punching
+        self._places = Places()
+        self._listener: StreamListener | None = None
+        self._served: str | None = None
 
     async def start(self) -> None:
         """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock is off."""
@@ -79,6 +99,7 @@ class HivemindDiscovery:
                 tried = ", ".join(str(entry) for entry in self._entry_points)
                 raise NoPeers(f"No peer answers at {tried}: check the address, and that the bootstrap server runs.")
             _check_clock(offsets)
+            await self._keep_places()
         except BaseException:
             await self.close()
             raise
@@ -105,7 +126,10 @@ class HivemindDiscovery:
 
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
-        return tuple(f"{address}/p2p/{self.peer_id}" for address in self._announce or self._visible)
+        first, *others = [*sorted(self._announce or self._visible, key=_preference), ""]
+        # A record has room for a few: a place at a relay must not be crowded out by the addresses of many interfaces.
+        dials = filter(None, [first, *self._places.dials, *others])
+        return tuple(f"{dial}/p2p/{self.peer_id}" for dial in sorted(dials, key=lambda dial: -reach(dial)))
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
         """See Discovery."""
@@ -124,19 +148,57 @@ class HivemindDiscovery:
         try:
             if self._daemon is None or not self._daemon.running:
                 log.warning("dht.lost", reason="p2pd ended; it is started again")
-                await self.close()
+                await self._shut()
                 await self._open()
             offsets = await self._enter(self._entry_points[: self._given])
             if not offsets and not self._known_peers():
                 offsets = await self._enter(self._entry_points[self._given :])
             _check_clock(offsets)
             await self._look_at_ourselves()
+            await self._keep_places()
         except (NodeError, OSError) as error:
             log.warning("dht.trouble", reason=str(error))
         return self._known_peers()
 
+    async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
+        """See Streams."""
+        await self._control().connect(peer_id, self._ways_to(peer_id, entry_points), seconds)
+
+    async def disconnect(self, peer_id: str) -> None:
+        """See Streams."""
+        with suppress(LinkLost):
+            await self._control().disconnect(peer_id)
+
+    async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
+        """See Streams."""
+        return await self._control().open_stream(peer_id, protocol, seconds)
+
+    async def serve_streams(self, protocol: str, take: TakeStream) -> None:
+        """See Streams."""
+        if self._listener is not None:
+            raise LinkLost(f"streams of {self._served} are served already")
+        self._listener, self._served = StreamListener(take), protocol
+        self._listener.start()
+        if self._daemon is not None and self._daemon.running:  # else when it is started again
+            await self._hand_over_streams(self._daemon)
+
+    async def connected_at(self, peer_id: str) -> tuple[str, ...]:
+        """See Streams."""
+        try:
+            found = await self._control().connections()
+        except LinkLost:
+            return ()
+        return tuple(connection.address for connection in found if connection.peer_id == peer_id)
+
     async def close(self) -> None:
         """See Discovery."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
+        await self._shut()
+
+    async def _shut(self) -> None:
+        """End p2pd and what talks to it."""
         node, p2p, daemon = self._node, self._p2p, self._daemon
         self._node = self._p2p = self._daemon = None
         if node is not None:
@@ -149,15 +211,59 @@ class HivemindDiscovery:
             await daemon.stop()
 
     async def _open(self) -> None:
-        self._daemon = P2pDaemon(self._key_file, self._listen, self._announce, self._start_deadline)
         try:
-            await asyncio.gather(self._daemon.start(), load_hivemind())
+            self._daemon = await self._start_daemon()
             self._p2p = await attach(self._daemon)
             self._node = await self._make_node()
             await self._look_at_ourselves()
+            if self._listener is not None:
+                await self._hand_over_streams(self._daemon)
         except BaseException:
-            await self.close()
+            await self._shut()
             raise
+
+    async def _start_daemon(self) -> P2pDaemon:
+        def make() -> P2pDaemon:
+            options = {"relay": self._relay, "punching": self._punching}
+            return P2pDaemon(self._key_file, self._listen, self._announce, self._start_deadline, **options)
+
+        if self._relay is not None and self._relay.peers > 0:
+            await load_hivemind()
+            return await start_as_relay(make, self._relay)
+        daemon = make()
+        starting = asyncio.gather(daemon.start(), load_hivemind())
+        try:
+            await starting
+        except BaseException:
+            await daemon.stop()
+            raise
+        return daemon
+
+    async def _hand_over_streams(self, daemon: P2pDaemon) -> None:
+        assert self._listener is not None and self._served is not None
+        self._listener.dialer = daemon.pid
+        await Control(daemon.control).handle_streams(self._served, self._listener.address)
+
+    async def _keep_places(self) -> None:
+        if self._wants_places:
+            await self._places.keep(self._control(), self._entry_points)
+
+    def _control(self) -> Control:
+        if self._daemon is None or not self._daemon.running:
+            raise LinkLost("p2pd is not running: it is started again")
+        return Control(self._daemon.control)
+
+    def _ways_to(self, peer_id: str, entry_points: Sequence[str]) -> list[EntryPoint]:
+        """Where to dial a peer; what its record says is a stranger's word, so only what leads to that peer is taken."""
+        ways: list[EntryPoint] = []
+        for text in entry_points[:MAX_DIALED]:
+            with suppress(ConfigError):
+                entry = parse_entry_point(text)
+                if entry.peer_id == peer_id:
+                    ways.append(entry)
+        relays = [e for e in self._entry_points if e.relay is None and e.peer_id not in (peer_id, self.peer_id)]
+        ways += [EntryPoint(peer_id, circuit(relay)) for relay in relays[:MAX_DETOURS]]
+        return list(dict.fromkeys(ways))
 
     async def _make_node(self) -> Any:
         from hivemind.dht.node import DHTNode
@@ -192,13 +298,12 @@ class HivemindDiscovery:
 
     async def _look_at_ourselves(self) -> None:
         """Learn at which addresses we can be reached; they change with networks and NATs."""
-        async with asyncio.timeout(CALL_DEADLINE):
-            _, found = await self._p2p._client.identify()
+        _, found = await self._control().identify(CALL_DEADLINE)
         dials = []
         for address in found:
-            with suppress(ConfigError, ValueError):  # relayed ones, and those that no other node can use
+            with suppress(ConfigError):  # those that no other node can use
                 dials.append(parse_entry_point(f"{address}/p2p/{self.peer_id}").dial)
-        self._visible = tuple(sorted(dials, key=lambda text: -reach(text)))
+        self._visible = tuple(dials)
 
     def _known_peers(self) -> int:
         return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
@@ -218,6 +323,11 @@ class HivemindDiscovery:
         if entry.peer_id == self.peer_id or not await dial(self._p2p, entry.peer_id, entry):
             return None
         return await ping(self._node, entry.peer_id)
+
+
+def _preference(dial: str) -> tuple[int, bool]:
+    """Addresses that reach further come first, of those TCP, which every network lets through."""
+    return -reach(dial), "/udp/" in dial
 
 
 def _check_clock(offsets: Sequence[float]) -> None:

@@ -4,23 +4,33 @@ A value tells by its first byte what it is, because a storer knows only the hash
 
     R  a signed run            subkey = run id     under RUNS_KEY
     P  a signed peer record    subkey = peer id    under peers_key(run id)
+    L  a removal list          subkey = creator    under removals_key(run id, creator)
 
-Anything else is refused, so a stranger can neither overwrite a record nor fill the DHT with records of other kinds.
+Anything else is refused, so a stranger can neither overwrite a record nor fill the DHT with records of other kinds. Who has
+seen a run, because it has looked it up or stores it, also knows who may join it, and neither stores nor believes a record of
+anybody else. Who has not stores what is otherwise valid: the peers of the run, who read it, check.
 """
 
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_node.discovery.interface import MAX_VALUE
+from lowcomm_protocol.admission import Rules
+from lowcomm_protocol.errors import LowcommError, RecordError
 from lowcomm_protocol.records import read_record
+from lowcomm_protocol.refusals import Reason, Refusals, What
+from lowcomm_protocol.removals import read_removals
 from lowcomm_protocol.run import read_signed_run
 
 RUNS_KEY = "lowcomm/v1/runs"
 MAX_LIFE = 3600.0
-_RUN, _PEER = b"R", b"P"
+_RUN, _PEER, _REMOVALS = b"R", b"P", b"L"
+_REMOVALS_PREFIX = "lowcomm/v1/removals/"
 _REMEMBERED = 8192
+_MAX_RULES = 256
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,9 @@ class Provenance:
 
     key: str
     expires: float
-    """Unix time, seconds; infinite for a run, which only the DHT lets expire."""
+    """Unix time, seconds; infinite for what only the DHT lets expire."""
+    order: int = 0
+    """Of two values of one signer the higher holds, whichever expires later: an old one can't be replayed over a new one."""
 
 
 def peers_key(run_id: str) -> str:
@@ -37,9 +49,14 @@ def peers_key(run_id: str) -> str:
     return f"lowcomm/v1/peers/{run_id}"
 
 
+def removals_key(run_id: str, creator: str) -> str:
+    """Where the creator of a run tells whom it has removed; nobody else's list belongs there."""
+    return f"{_REMOVALS_PREFIX}{run_id}/{creator}"
+
+
 def pack(key: str, value: bytes) -> bytes:
     """A value as it is stored."""
-    return (_RUN if key == RUNS_KEY else _PEER) + value
+    return (_RUN if key == RUNS_KEY else _REMOVALS if key.startswith(_REMOVALS_PREFIX) else _PEER) + value
 
 
 def unpack(stored: bytes) -> bytes:
@@ -55,32 +72,69 @@ def key_of(stored: bytes, subkey: str, now: float) -> str | None:
 
 def provenance(stored: bytes, subkey: str, now: float) -> Provenance | None:
     """Check a stored value from a stranger: None unless whom the subkey names has signed it, and it is still good."""
-    try:
-        if stored[:1] == _RUN:
-            return Provenance(RUNS_KEY, math.inf) if read_signed_run(unpack(stored)).run_id == subkey else None
-        if stored[:1] == _PEER:
-            info = read_record(unpack(stored), now)
-            return Provenance(peers_key(info.run_id), info.expires) if info.peer_id == subkey else None
-    except (LowcommError, ValueError):  # ValueError: text that no encoding can express, such as a lone surrogate
-        return None
-    return None
+    return Provenances().check(stored, subkey, now)
 
 
 class Provenances:
-    """``provenance`` that remembers: each reader gets every record from several storers, again and again."""
+    """Checks stored values, and remembers: each reader gets every record from several storers, again and again."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusals: Refusals | None = None) -> None:
+        self.refusals = refusals or Refusals()
+        """What was refused, the same bytes counted once."""
         self._known: OrderedDict[bytes, Provenance] = OrderedDict()
+        self._refused: OrderedDict[bytes, None] = OrderedDict()
+        self._rules: OrderedDict[str, Rules] = OrderedDict()
 
     def check(self, stored: bytes, subkey: str, now: float) -> Provenance | None:
         """See ``provenance``. Only what was valid is remembered: what is not may become so, as clocks go on."""
+        if len(stored) > MAX_VALUE + 1:
+            self.refuse(Reason.TOO_LARGE)
+            return None
         digest = sha256(subkey.encode(errors="replace") + b"\0" + stored).digest()
         found = self._known.get(digest)
         if found is None:
-            found = provenance(stored, subkey, now)
-            if found is None:
+            try:
+                found = self._examine(stored, subkey, now)
+            except (LowcommError, ValueError) as error:  # ValueError: text that no encoding can express
+                if digest not in self._refused:
+                    self.refuse(error.reason if isinstance(error, LowcommError) else Reason.MALFORMED)
+                    _remember(self._refused, digest, None, _REMEMBERED)
                 return None
-            self._known[digest] = found
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            _remember(self._known, digest, found, _REMEMBERED)
         return found if found.expires > now else None
+
+    def refuse(self, reason: Reason) -> None:
+        """Count a record that is refused."""
+        self.refusals.count(What.RECORD, reason)
+
+    def _examine(self, stored: bytes, subkey: str, now: float) -> Provenance:
+        kind, value = stored[:1], unpack(stored)
+        if kind == _RUN:
+            run = read_signed_run(value)
+            found, signed_for = Provenance(RUNS_KEY, math.inf), run.run_id
+            if run.spec.run.admission != "open":
+                _remember(self._rules, run.run_id, Rules.of(run), _MAX_RULES)
+        elif kind == _PEER:
+            info = read_record(value, now)
+            rules = self._rules.get(info.run_id)
+            claim = rules.check(info.peer_id, info.claim, now) if rules is not None else None
+            if claim is not None and rules is not None:
+                claim.verify(rules.creator)
+            expires = min(info.expires, claim.invite.expires if claim is not None else math.inf)
+            found, signed_for = Provenance(peers_key(info.run_id), expires, int(info.issued * 1000)), info.peer_id
+        elif kind == _REMOVALS:
+            removals, signed_for = read_removals(value, subkey), subkey
+            found = Provenance(removals_key(removals.run_id, subkey), math.inf, removals.version)
+        else:
+            raise RecordError("A value of an unknown kind is refused.")
+        if signed_for != subkey:
+            raise RecordError(f"A record of {signed_for} under another name is refused.", reason=Reason.MISPLACED)
+        return found
+
+
+def _remember(memory: OrderedDict[Any, Any], key: object, value: object, limit: int) -> None:
+    """Keep the newest ``limit`` entries."""
+    memory[key] = value
+    memory.move_to_end(key)
+    if len(memory) > limit:
+        memory.popitem(last=False)

@@ -1,10 +1,12 @@
 """The twin of the DHT without a network, for tests: same records, same checks."""
 
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lowcomm_node.discovery.interface import check_size
+from lowcomm_node.discovery.interface import OpenStream, TakeStream, check_size
 from lowcomm_node.discovery.keys import MAX_LIFE, key_of, pack, unpack
+from lowcomm_node.errors import LinkLost
 
 
 @dataclass
@@ -15,6 +17,10 @@ class MemoryNetwork:
     records: dict[tuple[str, str], tuple[bytes, float]] = field(default_factory=dict)
     """(key, subkey) -> stored value and Unix time of its expiry."""
     peers: set[str] = field(default_factory=set)
+    served: dict[tuple[str, str], TakeStream] = field(default_factory=dict)
+    """(peer id, protocol) -> who takes its streams."""
+    address: str = "/ip4/127.0.0.1/tcp/4001"
+    """Where connections seem to lead."""
 
 
 class MemoryDiscovery:
@@ -58,6 +64,35 @@ class MemoryDiscovery:
         """See Discovery."""
         return len(self._network.peers - {self.peer_id})
 
+    async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
+        """See Streams."""
+        if not any(served == peer_id for served, _ in self._network.served):
+            raise LinkLost("can't be reached")
+
+    async def disconnect(self, peer_id: str) -> None:
+        """See Streams."""
+
+    async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
+        """See Streams."""
+        take = self._network.served.get((peer_id, protocol))
+        if take is None:
+            raise LinkLost("can't be reached")
+        near, far = socket.socketpair()
+        for end in (near, far):
+            end.setblocking(False)
+        take(OpenStream(self.peer_id, self._network.address, far))
+        return OpenStream(peer_id, self._network.address, near)
+
+    async def serve_streams(self, protocol: str, take: TakeStream) -> None:
+        """See Streams."""
+        self._network.served[self.peer_id, protocol] = take
+
+    async def connected_at(self, peer_id: str) -> tuple[str, ...]:
+        """See Streams."""
+        return (self._network.address,)
+
     async def close(self) -> None:
         """See Discovery."""
         self._network.peers.discard(self.peer_id)
+        for key in [key for key in self._network.served if key[0] == self.peer_id]:
+            del self._network.served[key]

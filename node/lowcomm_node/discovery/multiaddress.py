@@ -1,14 +1,25 @@
-"""Multiaddresses of DHT peers, such as ``/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...``."""
+"""Multiaddresses of DHT peers: as text, and as the bytes that p2pd takes.
+
+    /ip4/203.0.113.7/tcp/31337/p2p/PEER                                    where a peer listens
+    /ip4/203.0.113.7/udp/31337/quic-v1/p2p/PEER                            the same over QUIC
+    /ip4/203.0.113.7/tcp/31337/p2p/RELAY/p2p-circuit/p2p/PEER              through a relay, which is named
+
+Nothing else is taken: strangers write these.
+"""
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
+
+import base58
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import public_key_of
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
+CIRCUIT = "/p2p-circuit"
 _NAMES = ("dns", "dns4", "dns6")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?")
 
@@ -19,7 +30,16 @@ class EntryPoint:
 
     peer_id: str
     dial: str
-    """The multiaddress without its peer id: hivemind would encode that in a form that libp2p can't connect to."""
+    """The multiaddress without its peer id."""
+
+    @property
+    def relay(self) -> str | None:
+        """The peer id of the relay that leads there; None if the peer itself is dialed."""
+        return relay_of(self.dial)
+
+    def to_bytes(self) -> bytes:
+        """The address to dial as p2pd takes it; hivemind's own encoding of a relay's id is one that p2pd refuses."""
+        return encode(self.dial)
 
     def __str__(self) -> str:
         return f"{self.dial}/p2p/{self.peer_id}"
@@ -30,7 +50,7 @@ def parse_entry_point(text: str) -> EntryPoint:
     dial, marker, peer_id = text.strip().rpartition("/p2p/")
     try:
         public_key_of(peer_id)
-        good = bool(marker) and len(text) <= 256 and is_dialable(dial)
+        good = bool(marker) and len(text) <= 256 and (is_dialable(dial) or _is_circuit(dial, peer_id))
     except SignatureError:
         good = False
     if not good:
@@ -57,13 +77,56 @@ def is_dialable(dial: str) -> bool:
         and _is_host(kind, host)
         and port.isascii()
         and port.isdecimal()
-        and 0 < int(port[:6]) < 65536
+        and len(port) <= 5
+        and 0 < int(port) < 65536
         and (transport, rest) in (("tcp", []), ("udp", ["quic-v1"]))
     )
 
 
+def relay_of(dial: str) -> str | None:
+    """The peer id of the relay in an address; None if there is none."""
+    return dial.removesuffix(CIRCUIT).rpartition("/p2p/")[2] if dial.endswith(CIRCUIT) else None
+
+
+def circuit(relay: EntryPoint) -> str:
+    """Where a peer is dialed through a relay that is dialed itself."""
+    return f"{relay}{CIRCUIT}"
+
+
+def encode(dial: str) -> bytes:
+    """The bytes of an address that ``parse_entry_point`` has taken."""
+    parts, encoded = iter(dial.split("/")[1:]), b""
+    for name in parts:
+        protocol = _BY_NAME[name]
+        encoded += _varint(protocol.code)
+        if protocol.size != 0:
+            value = _value(name, next(parts))
+            encoded += value if protocol.size is not None else _varint(len(value)) + value
+    return encoded
+
+
+def decode(data: bytes) -> str | None:
+    """The text of an address from p2pd; None if it is of a kind that we don't use, such as a websocket's."""
+    text = ""
+    try:
+        while data:
+            code, data = _take_varint(data)
+            protocol = _BY_CODE[code]
+            text += f"/{protocol.name}"
+            if protocol.size == 0:
+                continue
+            size, data = (protocol.size, data) if protocol.size is not None else _take_varint(data)
+            if len(data) < size:
+                return None
+            text += f"/{_text(protocol.name, data[:size])}"
+            data = data[size:]
+    except (KeyError, IndexError, UnicodeDecodeError):
+        return None
+    return text
+
+
 def reach(dial: str) -> int:
-    """How far an address reaches: 2 the internet, 1 this network, 0 this machine."""
+    """How far an address reaches: 2 the internet, 1 this network, 0 this machine; through a relay as far as that."""
     _, kind, host, *_ = [*dial.split("/"), "", ""]
     if kind in _NAMES:
         return 2
@@ -78,3 +141,69 @@ def _is_host(kind: str, host: str) -> bool:
         return ipaddress.ip_address(host).version == {"ip4": 4, "ip6": 6}.get(kind) and "%" not in host
     except ValueError:
         return False
+
+
+def _is_circuit(dial: str, peer_id: str) -> bool:
+    """Whether this leads through one relay, which is named, is somebody else, and is dialed directly."""
+    if not dial.endswith(CIRCUIT):
+        return False
+    place, marker, relay = dial.removesuffix(CIRCUIT).rpartition("/p2p/")
+    public_key_of(relay)
+    return bool(marker) and relay != peer_id and is_dialable(place)
+
+
+@dataclass(frozen=True)
+class _Protocol:
+    """A part of an address (https://github.com/multiformats/multiaddr, protocols.csv)."""
+
+    name: str
+    code: int
+    size: int | None
+    """Bytes of its value; None if they are told in front of it."""
+
+
+_PROTOCOLS = (
+    _Protocol("ip4", 4, 4),
+    _Protocol("tcp", 6, 2),
+    _Protocol("ip6", 41, 16),
+    _Protocol("dns", 53, None),
+    _Protocol("dns4", 54, None),
+    _Protocol("dns6", 55, None),
+    _Protocol("udp", 273, 2),
+    _Protocol("p2p-circuit", 290, 0),
+    _Protocol("p2p", 421, None),
+    _Protocol("quic-v1", 461, 0),
+)
+_BY_NAME = {protocol.name: protocol for protocol in _PROTOCOLS}
+_BY_CODE = {protocol.code: protocol for protocol in _PROTOCOLS}
+_FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
+
+
+def _value(name: str, text: str) -> bytes:
+    if name in _FAMILIES:
+        return socket.inet_pton(_FAMILIES[name], text)
+    if name in ("tcp", "udp"):
+        return int(text).to_bytes(2)
+    return base58.b58decode(text) if name == "p2p" else text.encode()
+
+
+def _text(name: str, value: bytes) -> str:
+    if name in _FAMILIES:
+        return socket.inet_ntop(_FAMILIES[name], value)
+    if name in ("tcp", "udp"):
+        return str(int.from_bytes(value))
+    return base58.b58encode(value).decode() if name == "p2p" else value.decode()
+
+
+def _varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
+
+
+def _take_varint(data: bytes) -> tuple[int, bytes]:
+    number = 0
+    for index in range(5):
+        number |= (data[index] & 0x7F) << 7 * index
+        if not data[index] & 0x80:
+            return number, data[index + 1 :]
+    raise IndexError

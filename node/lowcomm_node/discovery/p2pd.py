@@ -18,11 +18,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.errors import ConfigError, NodeError, PortInUse
 from lowcomm_node.logs import log
 
 START_DEADLINE = 60.0
 STOP_DEADLINE = 5.0
+RELAY_BUFFER = 256 * 1024
+"""Bytes that a relay holds for a circuit, each way; p2pd's own 16 MiB make it no faster."""
 _SOCKET_LIMIT = 100
 """Bytes of a unix socket's path that every platform takes."""
 
@@ -52,7 +55,13 @@ class P2pDaemon:
         listen: Sequence[str],
         announce: Sequence[str] = (),
         start_deadline: float = START_DEADLINE,
+        relay: RelayLimits | None = None,
+        punching: bool = True,
     ) -> None:
+        """``relay``: what it gives as a relay; None: what p2pd likes, once it knows itself to be public.
+
+        ``punching``: whether connections through a relay are replaced by direct ones where possible.
+        """
         self.control = runtime_folder() / f"{secrets.token_hex(8)}.sock"
         # No -bootstrapPeers: p2pd ends at once if none of them answers, and can't be told of others later. We dial.
         self._arguments = [
@@ -61,12 +70,15 @@ class P2pDaemon:
             f"-hostAddrs={','.join(listen)}",
             *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             "-dhtServer=1",
-            "-autonat=1",
+            f"-autonat={int(punching)}",
             "-natPortMap=0",
             "-relay=1",
             "-relayDiscovery=0",
+            f"-relayBufferSize={RELAY_BUFFER}",
             "-tls=1",
+            *(relay.arguments if relay else ()),
         ]
+        self._environment = relay.environment if relay else {}
         self._listen, self._start_deadline = listen, start_deadline
         self._process: asyncio.subprocess.Process | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -95,7 +107,7 @@ class P2pDaemon:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**os.environ, "GOLOG_LOG_FMT": "json", "GOLOG_LOG_LEVEL": "error"},
+                env={**os.environ, "GOLOG_LOG_FMT": "json", "GOLOG_LOG_LEVEL": "error", **self._environment},
                 preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
             )
         except OSError as error:
@@ -156,6 +168,22 @@ async def _drain(process: asyncio.subprocess.Process) -> None:
         log.debug("p2pd", line=line[:500])
 
 
+def listeners(host: str, port: int) -> tuple[str, ...]:
+    """What to listen on at a host, over TCP and QUIC; "0.0.0.0" stands for IPv6 too, where this machine has it."""
+    hosts = ("0.0.0.0", "::") if host == "0.0.0.0" and _has_ipv6() else (host,)
+    places = [f"/{'ip6' if ':' in one else 'ip4'}/{one}" for one in hosts]
+    return tuple(f"{place}/{rest}" for place in places for rest in (f"tcp/{port}", f"udp/{port}/quic-v1"))
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
+
+
 def _check_free(listen: str) -> None:
     """Raise PortInUse if a port is taken: p2pd would share it, and each connection reach one of the two by chance."""
     _, family, host, transport, port, *_ = [*listen.split("/"), "", "", "", "", ""]
@@ -163,6 +191,8 @@ def _check_free(listen: str) -> None:
         raise ConfigError(f"{listen!r} can't be listened on: expected an address such as /ip4/0.0.0.0/tcp/31337.")
     kind = socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM
     with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, kind) as probe:
+        if family == "ip6":
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if transport == "tcp":
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

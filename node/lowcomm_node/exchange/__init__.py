@@ -8,6 +8,9 @@ frames.py       what members of a group tell, checked           offers.py       
 history.py      what became of exchanges
 stream.py       the two ends of a gRPC stream behind one face
 service.py      the gRPC server: Swap, Fetch, Describe          channels.py     the calling side
+routes.py       which route to take: direct, or a tunnel        line.py         ... carried out, one a peer
+tunnel.py       the service over streams of libp2p              pipe.py         carries their bytes
+tunnel_frames.py   what the ends of a tunnel tell each other    traffic.py      bytes and rates of each peer
 security.py     certificate, call credentials                   fetch.py        state for joiners, both sides
 """
 

@@ -1,4 +1,4 @@
-"""The calling side: one TLS channel a peer, pinned to the certificate in its signed record."""
+"""The calling side: channels to peers, over TLS pinned to the certificate in the signed record, or through a tunnel."""
 
 from collections import OrderedDict
 from typing import Any
@@ -6,11 +6,17 @@ from typing import Any
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange.line import MEASURE_DEADLINE, Dialers, Line, name_tunnel
+from lowcomm_node.exchange.routes import Learned
 from lowcomm_node.exchange.security import SERVER_NAME, Gatekeeper, pinned
 from lowcomm_node.exchange.service import MAX_MESSAGE
+from lowcomm_node.exchange.traffic import MeteredStub, Traffic
+from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_protocol.errors import RecordError
+from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.records import PeerInfo
+from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_CHANNELS = 64
 OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -25,42 +31,97 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
+_LOCAL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    *OPTIONS,
+    ("grpc.use_local_subchannel_pool", 1),  # or a channel could be given the connection of one that was there before
+    ("grpc.client_idle_timeout_ms", 120_000),
+)
+
+
 class Channels:
-    """Channels to the peers that we call, the least recently used closed beyond ``MAX_CHANNELS``."""
+    """Channels to the peers that we call, those of the least recently called closed beyond ``MAX_CHANNELS``."""
 
-    def __init__(self, gatekeeper: Gatekeeper) -> None:
-        self._gatekeeper = gatekeeper
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        tunnels: Tunnels | None = None,
+        traffic: Traffic | None = None,
+        refusals: Refusals | None = None,
+    ) -> None:
+        """Without ``tunnels`` there is no choice: channels lead straight to what a record tells."""
+        self._refusals = refusals or Refusals()
+        self._gatekeeper, self._tunnels, self._traffic = gatekeeper, tunnels, traffic or Traffic()
         self._open: OrderedDict[tuple[str, bytes], aio.Channel] = OrderedDict()
+        self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._learned = Learned()
 
-    async def stub(self, peer: PeerInfo) -> ExchangeStub:
-        """The service of a peer. Raises LinkLost if it tells no address, or no certificate that can be read."""
-        if not peer.addresses:
-            raise LinkLost("tells no address that can be called")
-        key = (",".join(peer.addresses), peer.certificate)
-        if key not in self._open:
-            try:
-                self._open[key] = self._dial(peer)
-            except RecordError as error:
-                raise LinkLost(str(error)) from None
-        self._open.move_to_end(key)
-        while len(self._open) > MAX_CHANNELS:
-            _, oldest = self._open.popitem(last=False)
-            await oldest.close()
-        return ExchangeStub(self._open[key])
+    async def stub(self, peer: PeerInfo) -> MeteredStub:
+        """The service of a peer, over the best route. Raises LinkLost that says why there is none."""
+        channel = await (self._straight(peer) if self._tunnels is None else self._line(peer, self._tunnels))
+        return MeteredStub(ExchangeStub(channel), self._traffic.of(peer.peer_id))
 
     def metadata(self, peer_id: str) -> tuple[tuple[str, bytes], ...]:
         """What every call to ``peer_id`` carries."""
         return self._gatekeeper.credential_for(peer_id)
+
+    def describe(self, peer_id: str) -> dict[str, Any]:
+        """What ``peers`` shows of how a peer is reached: route, why not the better one, seconds, bytes a second."""
+        line, meter = self._lines.get(peer_id), self._traffic.of(peer_id)
+        route = line.describe() if line is not None else {"route": None, "route_reason": None, "round_trip": None}
+        if route["route"] is None and self._tunnels is not None and (address := self._tunnels.caller_at(peer_id)):
+            route["route"] = name_tunnel(address)  # it calls us
+        return {**route, "rate_up": meter.up.last, "rate_down": meter.down.last}
 
     async def close(self) -> None:
         """Close all channels."""
         while self._open:
             _, channel = self._open.popitem()
             await channel.close()
+        while self._lines:
+            _, line = self._lines.popitem()
+            await line.close()
 
-    def _dial(self, peer: PeerInfo) -> aio.Channel:
-        options = (*OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME))
-        return aio.secure_channel(_target(peer.addresses), pinned(peer.certificate), options=options)
+    async def _straight(self, peer: PeerInfo) -> aio.Channel:
+        if not peer.addresses:
+            raise LinkLost("tells no address that can be called")
+        key = (",".join(peer.addresses), peer.certificate)
+        if key not in self._open:
+            try:
+                self._open[key] = _dial(peer)
+            except RecordError as error:
+                raise LinkLost(str(error)) from None
+        self._open.move_to_end(key)
+        while len(self._open) > MAX_CHANNELS:
+            _, oldest = self._open.popitem(last=False)
+            await oldest.close()
+        return self._open[key]
+
+    async def _line(self, peer: PeerInfo, tunnels: Tunnels) -> aio.Channel:
+        line = self._lines.get(peer.peer_id)
+        if line is None:
+            dialers = Dialers(_dial, _dial_local, self._ping, self._doubt)
+            line = self._lines[peer.peer_id] = Line(peer, dialers, tunnels, self._learned)
+        self._lines.move_to_end(peer.peer_id)
+        while len(self._lines) > MAX_CHANNELS:
+            _, oldest = self._lines.popitem(last=False)
+            await oldest.close()
+        return await line.channel(peer)
+
+    def _doubt(self) -> None:
+        self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
+
+    async def _ping(self, channel: aio.Channel, peer_id: str) -> None:
+        stub = ExchangeStub(channel)
+        await stub.Describe(pb.Introduction(), metadata=self.metadata(peer_id), timeout=MEASURE_DEADLINE)
+
+
+def _dial(peer: PeerInfo) -> aio.Channel:
+    options = (*OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME))
+    return aio.secure_channel(_target(peer.addresses), pinned(peer.certificate), options=options)
+
+
+def _dial_local(target: str) -> aio.Channel:
+    return aio.insecure_channel(target, options=_LOCAL_OPTIONS)
 
 
 def _target(addresses: tuple[str, ...]) -> str:

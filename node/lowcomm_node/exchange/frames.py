@@ -14,9 +14,9 @@ def roll(peers: Sequence[str]) -> pb.Frame:
     return pb.Frame(roll=pb.Roll(peers=peers))
 
 
-def members(peers: Sequence[str]) -> pb.Frame:
-    """The frame that names a list of members."""
-    return pb.Frame(members=pb.Members(peers=peers))
+def members(peers: Sequence[str], roll: Sequence[str]) -> pb.Frame:
+    """The frame that names a list of members, all of them in our ``roll``."""
+    return pb.Frame(members=pb.Members(peers=sum(1 << roll.index(peer) for peer in peers)))
 
 
 def held(digests: Sequence[bytes]) -> pb.Frame:
@@ -29,8 +29,8 @@ def commit(shards: Sequence[bool], heard: Sequence[bool]) -> pb.Frame:
     return pb.Frame(commit=pb.Commit(shards=shards, heard=heard))
 
 
-def read_peers(message: pb.Roll | pb.Members) -> tuple[str, ...]:
-    """The peers of a roll or of a list of members. Raises ProtocolViolation if it is not in form."""
+def read_roll(message: pb.Roll) -> tuple[str, ...]:
+    """The peers of a roll. Raises ProtocolViolation if it is not in form."""
     _count("peers", len(message.peers))
     peers = tuple(message.peers)
     if not all(0 < len(peer) <= MAX_PEER_ID for peer in peers):
@@ -38,6 +38,13 @@ def read_peers(message: pb.Roll | pb.Members) -> tuple[str, ...]:
     if list(peers) != sorted(set(peers)):
         raise ProtocolViolation("sent peers that are not sorted, or one of them twice")
     return peers
+
+
+def read_members(message: pb.Members, roll: Sequence[str]) -> tuple[str, ...]:
+    """The peers of a list of members, by the sender's ``roll``. Raises ProtocolViolation if it is not in form."""
+    if not 0 < message.peers < 1 << len(roll):
+        raise ProtocolViolation(f"named members {message.peers:#b} of a roll of {len(roll)}")
+    return tuple(peer for place, peer in enumerate(roll) if message.peers >> place & 1)
 
 
 def read_held(message: pb.Held) -> tuple[bytes, ...]:

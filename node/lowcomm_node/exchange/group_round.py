@@ -51,6 +51,8 @@ class GroupRound(Round):
         self._shared: Shared | None = None
         self._mean: tuple[int, bytes] | None = None
         """Size and digest of the mean of our shard."""
+        self._rolls: dict[str, tuple[str, ...]] = {}
+        """As they travelled, by who told them: lists of members are told by places in them."""
 
     @property
     def mine(self) -> int:
@@ -93,9 +95,10 @@ class GroupRound(Round):
     def _event(self, peer: str, frame: pb.Frame) -> Any:
         match frame.WhichOneof("kind"):
             case "roll":
-                return gr.RollCame(peer=peer, roll=frames.read_peers(frame.roll))
+                self._rolls[peer] = frames.read_roll(frame.roll)
+                return gr.RollCame(peer=peer, roll=self._rolls[peer])
             case "members":
-                return gr.MembersCame(peer=peer, members=frames.read_peers(frame.members))
+                return gr.MembersCame(peer=peer, members=frames.read_members(frame.members, self._rolls[peer]))
             case "held":
                 return gr.HeldCame(peer=peer, held=frames.read_held(frame.held))
             case _:
@@ -131,9 +134,10 @@ class GroupRound(Round):
         link = self.links[effect.peer]
         match effect:
             case gr.SendRoll(roll=roll):
+                self._rolls[self.node.peer_id] = roll
                 await link.send(frames.roll(roll))
             case gr.SendMembers(members=members):
-                await link.send(frames.members(members))
+                await link.send(frames.members(members, self._rolls[self.node.peer_id]))
             case gr.SendShard(peer=peer):
                 await self._send_share(link, self.members.index(peer))
             case gr.SendMean():

@@ -17,9 +17,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from lowcomm_protocol.errors import RecordError
+from lowcomm_protocol.admission import Admission, Rules
+from lowcomm_protocol.errors import LowcommError, RecordError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.records import CREDENTIAL_LIFE, read_credential, write_credential
+from lowcomm_protocol.refusals import Reason, Refusals, What
 
 SERVER_NAME = "lowcomm"
 """The name in every certificate; what is checked is the certificate itself."""
@@ -74,32 +76,77 @@ def pinned(der: bytes) -> grpc.ChannelCredentials:
 
 
 class Gatekeeper:
-    """Makes our credentials and checks those of callers; each nonce is good once."""
+    """Makes our credentials and checks those of callers: each nonce is good once, and only for who may take part."""
 
-    def __init__(self, identity: Identity, run_id: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: str,
+        clock: Callable[[], float],
+        *,
+        admission: Admission | None = None,
+        claim: bytes = b"",
+        refusals: Refusals | None = None,
+    ) -> None:
+        """``claim``: by which invite we came. Without an ``admission`` anybody may call."""
         self._identity, self._run_id, self._clock = identity, run_id, clock
+        self._admission, self._claim = admission or Admission(Rules(run_id, creator="")), claim
+        self._refusals = refusals or Refusals()
         self._own_peer_id = identity.peer_id
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
     def credential_for(self, callee: str) -> tuple[tuple[str, bytes], ...]:
         """Metadata that proves who we are to ``callee``."""
         nonce = secrets.token_bytes(16)
-        return ((CREDENTIAL_KEY, write_credential(self._identity, callee, self._run_id, self._clock(), nonce)),)
+        credential = write_credential(self._identity, callee, self._run_id, self._clock(), nonce, self._claim)
+        return ((CREDENTIAL_KEY, credential),)
 
     def caller(self, metadata: dict[str, bytes]) -> str:
-        """The peer id of an authenticated caller. Raises RecordError or SignatureError."""
+        """The peer id of an authenticated caller that may take part in the run.
+
+        Raises RecordError, SignatureError or AdmissionError; each is counted.
+        """
+        try:
+            return self._caller(metadata.get(CREDENTIAL_KEY), self._clock())
+        except LowcommError as error:
+            self._refusals.count(What.CALL, error.reason)
+            raise
+
+    def tunneled(self, peer_id: str, metadata: dict[str, bytes]) -> str:
+        """The same for a caller that libp2p vouches for: it needs a credential only to show an invite.
+
+        Raises RecordError, SignatureError or AdmissionError; each is counted.
+        """
+        if CREDENTIAL_KEY in metadata:
+            caller = self.caller(metadata)
+            if caller != peer_id:
+                self._refusals.count(What.CALL, Reason.MISPLACED)
+                raise RecordError("A credential of another peer than the one that calls is refused.")
+            return caller
         now = self._clock()
-        data = metadata.get(CREDENTIAL_KEY)
+        try:
+            self._admission.check_again(peer_id, now)
+        except LowcommError as error:
+            self._refusals.count(What.CALL, error.reason)
+            raise
+        return peer_id
+
+    def _caller(self, data: object, now: float) -> str:
         if not isinstance(data, bytes):
-            raise RecordError("A call without a credential is refused.")
-        peer, nonce = read_credential(data, self._own_peer_id, self._run_id, now)
+            raise RecordError("A call without a credential is refused.", reason=Reason.MISSING)
+        caller = read_credential(data, self._own_peer_id, self._run_id, now)
         self._forget(now)
-        if nonce in self._seen:
-            raise RecordError("A credential that was used before is refused.")
+        if caller.nonce in self._seen:
+            raise RecordError("A credential that was used before is refused.", reason=Reason.REPLAYED)
+        # Before the nonce is kept: those who may not take part can't fill the memory of those who may.
+        self._admission.check(caller.peer_id, caller.claim, now)
         if len(self._seen) >= _MAX_NONCES:
-            raise RecordError(f"{_MAX_NONCES} calls came within minutes: no more are taken, call again later.")
-        self._seen[nonce] = now
-        return peer
+            raise RecordError(
+                f"{_MAX_NONCES} calls came within minutes: no more are taken, call again later.",
+                reason=Reason.TOO_MANY,
+            )
+        self._seen[caller.nonce] = now
+        return caller.peer_id
 
     def _forget(self, now: float) -> None:
         while self._seen and next(iter(self._seen.values())) < now - 3 * CREDENTIAL_LIFE:

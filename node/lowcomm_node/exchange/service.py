@@ -1,10 +1,18 @@
-"""The gRPC server: every call is authenticated first, then handed on."""
+"""The gRPC server: every call is authenticated first, then handed on.
+
+over TLS          the caller proves who it is by a credential in each call
+through a tunnel  libp2p has proven it already; our own end of the tunnel tells it by the name of its unix socket
+"""
 
 import asyncio
+import os
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import grpc
 from grpc import aio
@@ -12,7 +20,8 @@ from grpc import aio
 from lowcomm_node.errors import LinkLost, PortInUse, RetryLater
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
 from lowcomm_node.exchange.stream import CalleeStream
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_node.exchange.traffic import Traffic
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 
@@ -21,6 +30,7 @@ MAX_CALLS = 256
 MAX_MESSAGE = 2 * 1024 * 1024
 """Bytes of one incoming message: a chunk has at most 1 MiB."""
 SHUTDOWN_GRACE = 3.0
+_INTERNET = ("ipv4", "ipv6")
 
 
 class Handlers(Protocol):
@@ -42,22 +52,34 @@ class Handlers(Protocol):
 class ExchangeService(ExchangeServicer):
     """The Exchange service of one node."""
 
-    def __init__(self, gatekeeper: Gatekeeper, handlers: Handlers) -> None:
-        self._gatekeeper, self._handlers = gatekeeper, handlers
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        handlers: Handlers,
+        tunnel_of: Callable[[str], str | None] = lambda name: None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        """``tunnel_of``: the peer at the other end of the tunnel that has a name (``Tunnels.peer_of``)."""
+        self._gatekeeper, self._handlers, self._tunnel_of = gatekeeper, handlers, tunnel_of
+        self._traffic = traffic or Traffic()
         self._calls: Counter[str] = Counter()
 
     async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name in the .proto
         """One exchange of one fragment with the caller."""
         peer = await self._authenticate(context)
-        await self._guard(context, peer, lambda: self._handlers.swap(peer, CalleeStream(context)))
+        await self._guard(
+            context, peer, lambda: self._handlers.swap(peer, CalleeStream(context, self._traffic.of(peer)))
+        )
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
         """A part of our newest snapshot."""
         peer = await self._authenticate(context)
+        meter = self._traffic.of(peer)
         with self._count(peer):
             try:
                 async for chunk in self._handlers.fetch(peer, request):
                     yield chunk
+                    meter.sent(chunk.ByteSize())
             except RetryLater as error:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             except LowcommError as error:
@@ -70,13 +92,23 @@ class ExchangeService(ExchangeServicer):
 
     async def _authenticate(self, context: Any) -> str:
         try:
-            peer = self._gatekeeper.caller(dict(context.invocation_metadata() or ()))
+            peer = self._caller(context)
         except LowcommError as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise
         if self._calls[peer] >= MAX_CALLS_PER_PEER:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_CALLS_PER_PEER} calls at once")
         return peer
+
+    def _caller(self, context: Any) -> str:
+        metadata = dict(context.invocation_metadata() or ())
+        kind, _, name = context.peer().partition(":")
+        if kind in _INTERNET:  # as the kernel tells: nobody can choose to come from elsewhere
+            return self._gatekeeper.caller(metadata)
+        peer = self._tunnel_of(unquote(name)) if kind == "unix-abstract" else None
+        if peer is None:
+            raise RecordError("A call from this machine that comes through none of our tunnels is refused.")
+        return self._gatekeeper.tunneled(peer, metadata)
 
     @contextmanager
     def _count(self, peer: str):  # noqa: ANN202
@@ -115,6 +147,22 @@ class ExchangeServer:
         )
         add_ExchangeServicer_to_server(service, self._server)
         self._certificate = certificate
+        self._local: int | None = None
+
+    @property
+    def local(self) -> str:
+        """The path by which this process, and no other, can dial the server without TLS."""
+        return f"/proc/self/fd/{self._local}"
+
+    def listen_locally(self, folder: Path) -> None:
+        """Listen on a unix socket for tunnels too; to be called before ``start``. ``folder``: nobody else's.
+
+        The socket loses its name at once: no other process finds it, and a killed one leaves nothing behind.
+        """
+        path = folder / f"{secrets.token_hex(8)}.grpc"
+        self._server.add_insecure_port(f"unix:{path}")
+        self._local = os.open(path, os.O_PATH)
+        path.unlink()
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port. Raises PortInUse."""
@@ -134,3 +182,7 @@ class ExchangeServer:
                 await self._server.stop(SHUTDOWN_GRACE)
         except TimeoutError:
             return
+        finally:
+            if self._local is not None:
+                os.close(self._local)
+                self._local = None

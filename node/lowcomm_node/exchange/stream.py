@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange.traffic import Meter
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
@@ -79,7 +80,7 @@ class CallerStream:
                 while await self._call.read() is not aio.EOF:
                     pass
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
-            self._call.cancel()
+            self.cancel()
         except asyncio.CancelledError:
             if _we_are_cancelled():
                 raise
@@ -87,6 +88,9 @@ class CallerStream:
     def cancel(self) -> None:
         """See Stream."""
         self._call.cancel()
+        # Where a write has failed while a frame of the other end lies unread, gRPC takes the call for done and leaves it
+        # open until its deadline; there is no public way to end it.
+        self._call._cython_call.cancel("the stream was dropped")
 
     async def _why(self, error: Exception | None) -> str:
         if isinstance(error, aio.AioRpcError):
@@ -101,14 +105,15 @@ class CallerStream:
 class CalleeStream:
     """The end that was called."""
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
+    def __init__(self, context: Any, meter: Meter | None = None) -> None:
+        self._context, self._meter = context, meter or Meter()
         self._dropped = asyncio.Event()
 
     async def send(self, frame: pb.Frame) -> None:
         """See Stream."""
         try:
             await self._context.write(frame)
+            self._meter.sent(frame.ByteSize())
         except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
             raise LinkLost("the caller has gone") from None
 
@@ -120,7 +125,10 @@ class CalleeStream:
             raise LinkLost("the caller has gone") from None
         except DecodeError:
             raise ProtocolViolation(_NO_FRAME) from None
-        return None if frame is aio.EOF else frame
+        if frame is aio.EOF:
+            return None
+        self._meter.received(frame.ByteSize())
+        return frame
 
     async def close(self) -> None:
         """See Stream. The handler returns after this, which ends our side."""

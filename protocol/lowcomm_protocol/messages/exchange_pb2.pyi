@@ -119,8 +119,8 @@ class Roll(_message.Message):
 class Members(_message.Message):
     __slots__ = ("peers",)
     PEERS_FIELD_NUMBER: _ClassVar[int]
-    peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    peers: int
+    def __init__(self, peers: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("digests",)
@@ -161,12 +161,14 @@ class FetchChunk(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("record", "release")
+    __slots__ = ("record", "release", "uses")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
     record: SignedRecord
     release: str
-    def __init__(self, record: _Optional[_Union[SignedRecord, _Mapping]] = ..., release: _Optional[str] = ...) -> None: ...
+    uses: _containers.RepeatedCompositeFieldContainer[Use]
+    def __init__(self, record: _Optional[_Union[SignedRecord, _Mapping]] = ..., release: _Optional[str] = ..., uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ...) -> None: ...
 
 class SignedRecord(_message.Message):
     __slots__ = ("payload", "signature")
@@ -177,7 +179,7 @@ class SignedRecord(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PeerRecord(_message.Message):
-    __slots__ = ("protocol", "run_id", "peer_id", "issued_ms", "expires_ms", "phase", "addresses", "certificate", "swarm_step", "steps", "tokens_per_second", "stage", "entry_points")
+    __slots__ = ("protocol", "run_id", "peer_id", "issued_ms", "expires_ms", "phase", "addresses", "certificate", "swarm_step", "steps", "tokens_per_second", "stage", "entry_points", "claim")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +193,7 @@ class PeerRecord(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ENTRY_POINTS_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     peer_id: str
@@ -204,23 +207,98 @@ class PeerRecord(_message.Message):
     tokens_per_second: float
     stage: int
     entry_points: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., phase: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., stage: _Optional[int] = ..., entry_points: _Optional[_Iterable[str]] = ...) -> None: ...
+    claim: bytes
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., phase: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., stage: _Optional[int] = ..., entry_points: _Optional[_Iterable[str]] = ..., claim: _Optional[bytes] = ...) -> None: ...
 
 class Credential(_message.Message):
-    __slots__ = ("caller", "callee", "run_id", "issued_ms", "nonce")
+    __slots__ = ("caller", "callee", "run_id", "issued_ms", "nonce", "claim")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     CALLEE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ISSUED_MS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     caller: str
     callee: str
     run_id: bytes
     issued_ms: int
     nonce: bytes
-    def __init__(self, caller: _Optional[str] = ..., callee: _Optional[str] = ..., run_id: _Optional[bytes] = ..., issued_ms: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    claim: bytes
+    def __init__(self, caller: _Optional[str] = ..., callee: _Optional[str] = ..., run_id: _Optional[bytes] = ..., issued_ms: _Optional[int] = ..., nonce: _Optional[bytes] = ..., claim: _Optional[bytes] = ...) -> None: ...
 
 class SignedCredential(_message.Message):
+    __slots__ = ("payload", "signature")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    signature: bytes
+    def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Invite(_message.Message):
+    __slots__ = ("run_id", "key", "expires_ms", "uses", "peer_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    key: bytes
+    expires_ms: int
+    uses: int
+    peer_id: str
+    def __init__(self, run_id: _Optional[bytes] = ..., key: _Optional[bytes] = ..., expires_ms: _Optional[int] = ..., uses: _Optional[int] = ..., peer_id: _Optional[str] = ...) -> None: ...
+
+class SignedInvite(_message.Message):
+    __slots__ = ("payload", "signature")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    signature: bytes
+    def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("invite", "claimed_ms", "signature")
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_MS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    invite: SignedInvite
+    claimed_ms: int
+    signature: bytes
+    def __init__(self, invite: _Optional[_Union[SignedInvite, _Mapping]] = ..., claimed_ms: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Use(_message.Message):
+    __slots__ = ("peer_id", "claim")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    claim: bytes
+    def __init__(self, peer_id: _Optional[str] = ..., claim: _Optional[bytes] = ...) -> None: ...
+
+class Uses(_message.Message):
+    __slots__ = ("uses",)
+    USES_FIELD_NUMBER: _ClassVar[int]
+    uses: _containers.RepeatedCompositeFieldContainer[Use]
+    def __init__(self, uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ...) -> None: ...
+
+class InviteToken(_message.Message):
+    __slots__ = ("invite", "secret")
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    invite: SignedInvite
+    secret: bytes
+    def __init__(self, invite: _Optional[_Union[SignedInvite, _Mapping]] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
+class RemovalList(_message.Message):
+    __slots__ = ("run_id", "version", "keys")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    version: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, run_id: _Optional[bytes] = ..., version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SignedRemovalList(_message.Message):
     __slots__ = ("payload", "signature")
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]

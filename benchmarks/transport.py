@@ -1,0 +1,443 @@
+"""Bytes a second, and seconds of CPU a GB, of every way in which contents could go from peer to peer, on loopback.
+
+    python benchmarks/transport.py [--quick] [--only tunnel-tcp ...]
+
+One call of the Exchange service carries 512 MB one way (128 MB with --quick), in chunks of 1 MiB, and ends with a word of the
+callee that it has got all. Each end is a process of its own, with p2pd where there is one; CPU is that of all of them.
+Medians of several runs; everything into out/transport.json, a table to the terminal.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter, time
+from typing import Any
+
+import psutil
+import uvloop
+
+CHUNK = 2**20
+RUN = "ab" * 32
+TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
+DEAD = "/ip4/127.0.0.1/tcp/1"
+"""What ends announce that shall find each other only through the relay."""
+DEADLINE = 600.0
+WAYS = ("raw-tcp", "grpc", "direct-tls", "tunnel-tcp", "tunnel-quic", "tunnel-relay", "hivemind")
+GOALS = {"direct-tls": "0.2 of raw TCP, 1.5 s/GB", "tunnel-tcp": "200 MB/s"}
+
+
+def main() -> None:
+    """Measure and print; with --role, be one end of a measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="128 MB and 3 runs instead of 512 MB and 5")
+    parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--role", choices=("callee", "caller", "relay"), help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--told", type=json.loads, default={}, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.role:
+        uvloop.run(play(arguments.role, arguments.way, arguments.told))
+        return
+    megabytes, runs = (128, 3) if arguments.quick else (512, 5)
+    figures = {way: measure(way, megabytes * 2**20, runs) for way in arguments.only}
+    out = Path("out") / "transport.json"
+    out.parent.mkdir(exist_ok=True)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    load = os.getloadavg()[0]
+    out.write_text(
+        json.dumps({"machine": machine, "load": load, "bytes": megabytes * 2**20, "ways": figures}, indent=1)
+    )
+    show(figures, f"{machine}; {megabytes} MB, {runs} runs; load {load:.1f}")
+
+
+def show(figures: dict[str, dict[str, Any]], title: str) -> None:
+    """The table."""
+    raw = figures.get("raw-tcp", {}).get("rate")
+    print(f"{title}\n{'way':14} {'MB/s':>8} {'of raw':>7} {'CPU s/GB':>9}   goal")
+    for way, figure in figures.items():
+        share = f"{figure['rate'] / raw:7.2f}" if raw else f"{'-':>7}"
+        print(f"{way:14} {figure['rate'] / 1e6:8.0f} {share} {figure['cpu']:9.2f}   {GOALS.get(way, '')}")
+
+
+# Measuring: the processes of both ends
+
+
+def measure(way: str, size: int, runs: int) -> dict[str, Any]:
+    """Median rate (bytes a second) and CPU (seconds a GB) of one way, and all runs."""
+    children: list[subprocess.Popen[str]] = []
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
+        environment = {**os.environ, "XDG_RUNTIME_DIR": folder}
+
+        def start(role: str, told: dict[str, Any]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+            command = [sys.executable, __file__, "--role", role, "--way", way, "--told", json.dumps(told)]
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            children.append(child)
+            return child, answer(child)
+
+        try:
+            told: dict[str, Any] = {"folder": folder}
+            if way == "tunnel-relay":
+                told |= start("relay", told)[1]
+            told |= start("callee", told)[1]
+            caller, _ = start("caller", told)
+            ask(caller, {"bytes": min(size, 32 * CHUNK)})  # warm
+            done = [one_run(caller, children, size) for _ in range(runs)]
+        finally:
+            for child in reversed(children):
+                child.terminate()
+                child.wait(30)
+    return {
+        "rate": median(size / seconds for seconds, _ in done),
+        "cpu": median(cpu / (size / 1e9) for _, cpu in done),
+        "runs": [{"seconds": seconds, "cpu_seconds": cpu} for seconds, cpu in done],
+    }
+
+
+def one_run(caller: subprocess.Popen[str], children: list[subprocess.Popen[str]], size: int) -> tuple[float, float]:
+    """Seconds, and seconds of CPU of all processes."""
+    before = cpu_of(children)
+    seconds = ask(caller, {"bytes": size})["seconds"]
+    return seconds, cpu_of(children) - before
+
+
+def cpu_of(children: list[subprocess.Popen[str]]) -> float:
+    """Seconds of CPU of processes and their children."""
+    roots = [psutil.Process(child.pid) for child in children]
+    every = roots + [below for root in roots for below in root.children(recursive=True)]
+    return sum(times.user + times.system for times in (one.cpu_times() for one in every))
+
+
+def ask(child: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
+    """Have an end do something."""
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(request) + "\n")
+    child.stdin.flush()
+    return answer(child)
+
+
+def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
+    """What an end says."""
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{child.args} ended with {child.wait()}")
+    return json.loads(line)
+
+
+# Playing: one end
+
+Send = Callable[[int], Awaitable[None]]
+"""Sends so many bytes, and waits for the word of the other end."""
+
+
+async def play(role: str, way: str, told: dict[str, Any]) -> None:
+    """Be one end: tell the other where we are, then do what is asked, line by line."""
+    from lowcomm_node.allocator import keep_freed_memory
+    from lowcomm_node.logs import configure_logs
+
+    configure_logs(-1)
+    keep_freed_memory()
+    async with AsyncExitStack() as stack:
+        if role == "relay":
+            say({"relay": await stack.enter_async_context(relaying(told))})
+            await asyncio.Event().wait()
+        if role == "callee":
+            say(await stack.enter_async_context(CALLEES[way](told, way)))
+            await asyncio.Event().wait()
+        send: Send = await stack.enter_async_context(CALLERS[way](told, way))
+        say({"ready": True})
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            began = perf_counter()
+            async with asyncio.timeout(DEADLINE):
+                await send(json.loads(line)["bytes"])
+            say({"seconds": perf_counter() - began})
+
+
+def say(message: dict[str, Any]) -> None:
+    """A line to whoever measures."""
+    print(json.dumps(message), flush=True)
+
+
+# Raw TCP: blocking sockets on threads, the most that this machine can do
+
+
+@asynccontextmanager
+async def raw_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, Any]]:
+    """Reads what comes, 8 bytes of length first, and answers with one byte."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        buffer = memoryview(bytearray(CHUNK))
+        while head := connection.recv(8, socket.MSG_WAITALL):
+            missing = int.from_bytes(head)
+            while missing:
+                missing -= connection.recv_into(buffer, min(CHUNK, missing))
+            connection.sendall(b"!")
+
+    serving = asyncio.create_task(asyncio.to_thread(serve))
+    yield {"port": listener.getsockname()[1]}
+    serving.cancel()
+
+
+@asynccontextmanager
+async def raw_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
+    """Sends chunks."""
+    connection, chunk = socket.create_connection(("127.0.0.1", told["port"])), os.urandom(CHUNK)
+
+    def send(size: int) -> None:
+        connection.sendall(size.to_bytes(8))
+        for _ in range(size // CHUNK):
+            connection.sendall(chunk)
+        assert connection.recv(1) == b"!"
+
+    yield lambda size: asyncio.to_thread(send, size)
+
+
+# gRPC, plain and as our service
+
+
+async def swallow(stream: Any) -> None:
+    """The callee's side of a call: take everything, then say so."""
+    from lowcomm_protocol.messages import exchange_pb2 as pb
+
+    frame = await stream.receive()
+    missing = frame.content.size
+    while missing:
+        missing -= len((await stream.receive()).chunk.data)
+    await stream.send(pb.Frame(confirm=pb.Confirm()))
+    while await stream.receive() is not None:
+        pass
+
+
+async def pour(stream: Any, size: int) -> None:
+    """The caller's side."""
+    from lowcomm_protocol.messages import exchange_pb2 as pb
+
+    data = os.urandom(CHUNK)
+    await stream.send(pb.Frame(content=pb.Content(size=size)))
+    for offset in range(0, size, CHUNK):
+        await stream.send(pb.Frame(chunk=pb.Chunk(offset=offset, data=data)))
+    assert (await stream.receive()).WhichOneof("kind") == "confirm"
+    await stream.close()
+
+
+@asynccontextmanager
+async def grpc_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, Any]]:
+    """The same messages, without TLS and without our service."""
+    from grpc import aio
+
+    from lowcomm_node.exchange.stream import CalleeStream
+    from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
+
+    class Plain(ExchangeServicer):
+        async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+            await swallow(CalleeStream(context))
+
+    server = aio.server(options=(("grpc.max_receive_message_length", -1),))
+    add_ExchangeServicer_to_server(Plain(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield {"port": port}
+    await server.stop(0)
+
+
+@asynccontextmanager
+async def grpc_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
+    """See grpc_callee."""
+    from grpc import aio
+
+    from lowcomm_node.exchange.stream import CallerStream
+    from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
+
+    async with aio.insecure_channel(f"127.0.0.1:{told['port']}") as channel:
+        yield lambda size: pour(CallerStream(ExchangeStub(channel).Swap()), size)
+
+
+class Node:
+    """What a node has of this: p2pd where it is needed, server, channels."""
+
+    def __init__(self, role: str, told: dict[str, Any], way: str) -> None:
+        from lowcomm_node.discovery.hivemind import HivemindDiscovery
+        from lowcomm_node.exchange.channels import Channels
+        from lowcomm_node.exchange.security import Gatekeeper, make_certificate
+        from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
+        from lowcomm_node.exchange.tunnel import Tunnels
+        from lowcomm_node.files import load_or_create_identity
+
+        key = Path(told["folder"]) / f"{role}.key"
+        self.identity = load_or_create_identity(key)
+        self.discovery = HivemindDiscovery(
+            identity=self.identity,
+            key_file=key,
+            listen=[QUIC if way == "tunnel-quic" else TCP],
+            initial_peers=told.get("relay", ()),
+            announce=[DEAD] if way == "tunnel-relay" else (),
+            wants_places=way == "tunnel-relay",
+            punching=False,
+        )
+        self.tunnels = Tunnels(self.discovery, RUN)
+        gatekeeper = Gatekeeper(self.identity, RUN, time)
+        self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+        self.server = ExchangeServer(self.certificate, ExchangeService(gatekeeper, self, self.tunnels.peer_of))
+        self.channels = Channels(gatekeeper, None if way == "direct-tls" else self.tunnels)
+        self._has_p2pd = way != "direct-tls"
+        self._folder = Path(told["folder"])
+
+    async def start(self) -> int:
+        """Listen; the port for TLS."""
+        self.server.listen_locally(self._folder)
+        port = await self.server.start("127.0.0.1", 0)
+        if self._has_p2pd:
+            await self.discovery.start()
+            await self.discovery.check_connection()
+            await self.tunnels.serve(self.server.local)
+        return port
+
+    async def close(self) -> None:
+        """End everything."""
+        await self.channels.close()
+        await self.server.close()
+        await self.tunnels.close()
+        await self.discovery.close()
+
+    async def swap(self, peer: str, stream: Any) -> None:
+        """What the service asks for a Swap."""
+        await swallow(stream)
+
+    def fetch(self, peer: str, request: Any) -> AsyncIterator[Any]:
+        """Nobody fetches here."""
+        raise NotImplementedError
+
+    def describe(self, peer: str, introduction: Any) -> Any:
+        """Round trips are measured by this."""
+        return introduction
+
+
+@asynccontextmanager
+async def our_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, Any]]:
+    """A node that is called."""
+    node = Node("callee", told, way)
+    try:
+        port = await node.start()
+        entries = list(node.discovery.addresses()) if way != "direct-tls" else []
+        yield {
+            "peer": node.identity.peer_id,
+            "port": port,
+            "certificate": node.certificate.der.hex(),
+            "entries": entries,
+        }
+    finally:
+        await node.close()
+
+
+@asynccontextmanager
+async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
+    """A node that calls, by the route that is measured and no other."""
+    from lowcomm_node.exchange.stream import CallerStream
+    from lowcomm_protocol.records import PeerInfo, Phase
+
+    node = Node("caller", told, way)
+    address = f"127.0.0.1:{told['port'] if way == 'direct-tls' else 1}"
+    info = PeerInfo(
+        peer_id=told["peer"], run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 600,
+        addresses=(address,), certificate=bytes.fromhex(told["certificate"]),
+        entry_points=tuple(entry for entry in told["entries"] if way != "tunnel-relay" or "circuit" in entry),
+    )  # fmt: skip
+
+    async def send(size: int) -> None:
+        stub = await node.channels.stub(info)
+        await pour(CallerStream(stub.Swap(metadata=node.channels.metadata(info.peer_id))), size)
+        route = node.channels.describe(info.peer_id)["route"]
+        assert {"direct-tls": None, "tunnel-relay": "relay"}.get(way, "punched") == (route and route.split()[0]), route
+
+    try:
+        await node.start()
+        yield send
+    finally:
+        await node.close()
+
+
+@asynccontextmanager
+async def relaying(told: dict[str, Any]) -> AsyncIterator[list[str]]:
+    """A relay; where it can be dialed."""
+    from lowcomm_node.discovery.hivemind import HivemindDiscovery
+    from lowcomm_node.discovery.relay import RelayLimits
+    from lowcomm_node.files import load_or_create_identity
+
+    key = Path(told["folder"]) / "relay.key"
+    limits = RelayLimits(bytes=64 * 2**30)
+    discovery = HivemindDiscovery(identity=load_or_create_identity(key), key_file=key, listen=[TCP], relay=limits)
+    try:
+        await discovery.start()
+        yield list(discovery.addresses())
+    finally:
+        await discovery.close()
+
+
+# hivemind's own streams of protobuf messages, over TCP
+
+
+@asynccontextmanager
+async def hivemind_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, Any]]:
+    """Swallows a stream of messages."""
+    from hivemind.p2p import P2P
+    from hivemind.proto import runtime_pb2
+
+    async def swallow_messages(messages: AsyncIterator[Any], context: Any) -> Any:
+        async for _ in messages:
+            pass
+        return runtime_pb2.ExpertResponse()
+
+    p2p = await P2P.create(startup_timeout=60)
+    await p2p.add_protobuf_handler("pour", swallow_messages, runtime_pb2.ExpertRequest, stream_input=True)
+    yield {"maddrs": [str(address) for address in await p2p.get_visible_maddrs()], "peer": p2p.peer_id.to_base58()}
+    await p2p.shutdown()
+
+
+@asynccontextmanager
+async def hivemind_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
+    """See hivemind_callee."""
+    from hivemind.p2p import P2P, PeerID
+    from hivemind.proto import runtime_pb2
+
+    from lowcomm_node.discovery.multiaddress import EntryPoint
+
+    p2p = await P2P.create(startup_timeout=60)
+    peer, data = PeerID.from_base58(told["peer"]), os.urandom(CHUNK)
+    entries = [EntryPoint(told["peer"], address.rpartition("/p2p/")[0]) for address in told["maddrs"]]
+    await p2p._client.connect(peer, entries)
+
+    async def send(size: int) -> None:
+        async def messages() -> AsyncIterator[Any]:
+            for _ in range(size // CHUNK):
+                yield runtime_pb2.ExpertRequest(metadata=data)
+
+        await p2p.call_protobuf_handler(peer, "pour", messages(), runtime_pb2.ExpertResponse)
+
+    yield send
+    await p2p.shutdown()
+
+
+_TUNNELS = ("direct-tls", "tunnel-tcp", "tunnel-quic", "tunnel-relay")
+CALLEES = {"raw-tcp": raw_callee, "grpc": grpc_callee, "hivemind": hivemind_callee} | dict.fromkeys(
+    _TUNNELS, our_callee
+)
+CALLERS = {"raw-tcp": raw_caller, "grpc": grpc_caller, "hivemind": hivemind_caller} | dict.fromkeys(
+    _TUNNELS, our_caller
+)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""By what this node takes part in a run, and what it knows and keeps of who may.
+
+    claim      by which invite we came: made from the token at the first join, then kept, because the earliest hold
+    uses       claims of others, so that an invite that was used up stays so when we start again
+    removals   the newest list of whom the creator has removed: from the DHT, or written here by `lowcomm-node remove`
+
+All three lie in the folder of the run. What is damaged there counts as not there: the swarm tells it again.
+"""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+from lowcomm_node.discovery.interface import Discovery
+from lowcomm_node.discovery.keys import removals_key
+from lowcomm_node.errors import NotAdmitted
+from lowcomm_node.files import write_atomic
+from lowcomm_node.settings import NodeSettings
+from lowcomm_protocol.admission import Admission, Rules
+from lowcomm_protocol.errors import AdmissionError, LowcommError, SignatureError
+from lowcomm_protocol.invites import MAX_CLAIM_BYTES, Token, read_claim, verify_token
+from lowcomm_protocol.removals import MAX_REMOVALS_BYTES, Removals
+from lowcomm_protocol.run import SignedRun
+
+REMOVALS_LIFE = 1800.0
+_MAX_USES_BYTES = 4 * 1024**2
+
+
+class Standing:
+    """Who may take part in one run, as this node knows it; its own claim included."""
+
+    def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
+        """Reads what the home keeps. Raises NotAdmitted if the invite that was given is none for us."""
+        self.rules = Rules.of(run)
+        self.admission = Admission(self.rules)
+        self._peer_id = peer_id
+        self._removals = settings.paths.removals(run.fingerprint)
+        self._uses = settings.paths.uses(run.fingerprint)
+        self.admission.load(_read(self._uses, _MAX_USES_BYTES), now)
+        self._kept = self.admission.to_bytes()
+        self._read_removals()
+        self.claim = _own_claim(settings, run, self.rules, peer_id, now)
+
+    def check_ourselves(self, now: float) -> None:
+        """Raise NotAdmitted if the run does not take us, or not any more."""
+        try:
+            self.admission.check(self._peer_id, self.claim, now)
+        except AdmissionError as error:
+            raise NotAdmitted(str(error), reason=error.reason) from None
+
+    async def look(self, discovery: Discovery) -> bool:
+        """Compare removal lists with the DHT, and put ours there if that is newer; whether we have heard of a newer one.
+
+        Raises DiskFull, OSError if what is new can't be kept.
+        """
+        newer = self._read_removals()
+        told = (await discovery.lookup(self._key)).get(self.rules.creator, b"")
+        with suppress(LowcommError):
+            newer |= bool(told) and self.admission.hear_removals(told)
+        if self.admission.removals.data != told:
+            await self.publish(discovery)
+        await asyncio.to_thread(self._keep)
+        return newer
+
+    async def publish(self, discovery: Discovery) -> None:
+        """Keep the removal list alive in the DHT: its creator need not be there."""
+        if self.admission.removals.data:
+            await discovery.publish(self._key, self.rules.creator, self.admission.removals.data, REMOVALS_LIFE)
+
+    @property
+    def _key(self) -> str:
+        return removals_key(self.rules.run_id, self.rules.creator)
+
+    def _read_removals(self) -> bool:
+        data = _read(self._removals, MAX_REMOVALS_BYTES)
+        with suppress(LowcommError):
+            return bool(data) and self.admission.hear_removals(data)
+        return False
+
+    def _keep(self) -> None:
+        data, uses = self.admission.removals.data, self.admission.to_bytes()
+        if data and data != _read(self._removals, MAX_REMOVALS_BYTES):
+            write_atomic(self._removals, data)
+        if uses != self._kept:
+            write_atomic(self._uses, uses, 0o600)
+            self._kept = uses
+
+
+def newest_removals(run: SignedRun, path: Path, told: bytes) -> Removals:
+    """The newer of the list that a home keeps and the one that the DHT tells; an empty one if there is none."""
+    admission = Admission(Rules.of(run))
+    for data in (_read(path, MAX_REMOVALS_BYTES), told):
+        with suppress(LowcommError):
+            if data:
+                admission.hear_removals(data)
+    return admission.removals
+
+
+def _own_claim(settings: NodeSettings, run: SignedRun, rules: Rules, peer_id: str, now: float) -> bytes:
+    """The claim by which this node takes part; empty where it needs none. Raises NotAdmitted."""
+    if rules.admission != "invite":
+        return b""
+    path, token = settings.paths.claim(run.fingerprint), settings.token
+    claim = b"" if settings.ephemeral else _sound_claim(_read(path, MAX_CLAIM_BYTES), rules, peer_id)
+    # From the same invite the claim that was made before is the earlier one.
+    if token is not None and not (claim and read_claim(claim, peer_id).invite.key == token.invite.key):
+        _check_token(token, rules, peer_id, now)
+        claim = token.claim(peer_id, now).data
+        if not settings.ephemeral:
+            write_atomic(path, claim, 0o600)
+    return claim
+
+
+def _check_token(token: Token, rules: Rules, peer_id: str, now: float) -> None:
+    try:
+        verify_token(token, rules.creator)
+        token.invite.check_for(rules.run_id, peer_id, now)
+    except SignatureError:
+        raise NotAdmitted(
+            f"The invite was not signed by the creator of this run ({rules.creator}): ask that one for an invite."
+        ) from None
+    except AdmissionError as error:
+        raise NotAdmitted(str(error), reason=error.reason) from None
+
+
+def _sound_claim(data: bytes, rules: Rules, peer_id: str) -> bytes:
+    """A claim that was kept, if it is one of this peer; else nothing."""
+    try:
+        read_claim(data, peer_id).verify(rules.creator)
+    except LowcommError:
+        return b""
+    return data
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """A small file of ours; empty if it is not there, or not what we wrote."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError:
+        return b""
+    return data if len(data) <= limit else b""

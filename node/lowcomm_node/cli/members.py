@@ -1,0 +1,194 @@
+"""``invite`` and ``remove``: who may take part in a run that was created in this home."""
+
+import asyncio
+import re
+import secrets
+import shlex
+import time
+from typing import Annotated
+
+import typer
+
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
+from lowcomm_node.errors import ConfigError, NodeError, NoPeers
+from lowcomm_node.logs import configure_logs
+
+PUBLISH_DEADLINE = 30.0
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_DURATION = re.compile(r"([1-9]\d{0,8})([smhdw])")
+_MAX_DAYS = 3660
+
+Run = Annotated[str | None, typer.Option("--run", help="NAME or NAME@FINGERPRINT; default: the only run created here.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(invite)
+    app.command()(remove)
+
+
+def invite(
+    uses: Annotated[int, typer.Option(help="How many peers may come by it.", min=1, max=1024)] = 1,
+    expires: Annotated[str, typer.Option(help="How long it and those who came by it are good: 12h, 7d, 8w.")] = "30d",
+    for_: Annotated[str | None, typer.Option("--for", help="Peer id; nobody else can use it then.")] = None,
+    run: Run = None,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Make an invite to a run of ours with admission = "invite". Needs no network.
+
+    Example: lowcomm-node invite --uses 5 --expires 8w
+    """
+    from lowcomm_node.created import created_run
+    from lowcomm_node.paths import Paths
+    from lowcomm_node.settings import find_home
+    from lowcomm_protocol.identity import KEY_BYTES
+    from lowcomm_protocol.invites import issue_invite
+
+    seconds = parse_duration(expires)
+    peer_id = _check_peer_id(for_) if for_ is not None else ""
+    identity, signed = created_run(Paths(find_home(home)), run)
+    name = f"{signed.spec.run.name}@{signed.fingerprint}"
+    if signed.spec.run.admission != "invite":
+        raise ConfigError(
+            f'{name} has admission = "{signed.spec.run.admission}" and takes no invites: '
+            'create a run with [run] admission = "invite".'
+        )
+    secret = secrets.token_bytes(KEY_BYTES)
+    token = issue_invite(identity, signed.run_id, secret, time.time() + seconds, 1 if peer_id else uses, peer_id)
+    made = token.invite
+    content = {
+        "invite": token.text(),
+        "invite_id": made.invite_id,
+        "run": name,
+        "uses": made.uses,
+        "expires": made.expires,
+        "peer_id": peer_id or None,
+    }
+    whom = (
+        f"for {peer_id}" if peer_id else f"for {made.uses} peers, whoever they are" if made.uses > 1 else "for one peer"
+    )
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
+    lines = [
+        token.text(),
+        "",
+        f"an invite to {name} {whom}; those who come by it are out on {until}. Send it over a private channel:",
+        "whoever has it can use it. They join with",
+        "  LOWCOMM_INVITE=invite... lowcomm-node join --peers ADDR",
+        "take it back, and all who came by it, with",
+        f"  lowcomm-node remove {made.invite_id}",
+    ]
+    show(content, json_, "\n".join(lines))
+
+
+def remove(
+    who: Annotated[list[str], typer.Argument(help="Peer ids, ids of invites, or invites.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let them take part again.")] = False,
+    peers: Annotated[
+        list[str] | None, typer.Option(help="Address of the swarm; default: the node of this home, or its settings.")
+    ] = None,
+    run: Run = None,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Remove peers or invites from a run of ours: all its peers know within a minute.
+
+    Example: lowcomm-node remove 12D3KooW... --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    from lowcomm_node.created import created_run
+    from lowcomm_node.settings import load_settings
+
+    configure_logs(verbose - quiet - 1)
+    names = frozenset(_name_of(text) for text in who)
+    settings = load_settings({"home": home, "peers": peers}).settings
+    identity, signed = created_run(settings.paths, run)
+    if not settings.peers:
+        settings = settings.model_copy(update={"peers": _entry_points(settings)})
+    removals = run_async(_change(settings, identity, signed, names, undo))
+    name = f"{signed.spec.run.name}@{signed.fingerprint}"
+    content = {"run": name, "version": removals.version, "removed": sorted(removals.ids)}
+    told = f"{'let in again' if undo else 'removed'}: {', '.join(sorted(names))}"
+    show(content, json_, f"{told}\n{name} has {len(removals.ids)} removed peers and invites; all know within a minute")
+
+
+def parse_duration(text: str) -> int:
+    """Seconds of ``90s``, ``12h``, ``7d``, ``8w``. Raises ConfigError."""
+    match = _DURATION.fullmatch(text)
+    seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
+    if not 0 < seconds <= _MAX_DAYS * 86_400:
+        raise ConfigError(f"--expires {text[:40]}: expected a time such as 12h, 7d or 8w, at most {_MAX_DAYS}d.")
+    return seconds
+
+
+async def _change(settings, identity, run, names: frozenset[str], undo: bool):  # noqa: ANN202
+    """Write the next list, keep it in the home, publish it under a passing identity: our node may run under ours."""
+    from lowcomm_node.admitting import REMOVALS_LIFE, newest_removals
+    from lowcomm_node.discovery.keys import removals_key
+    from lowcomm_node.files import ephemeral_identity, write_atomic
+    from lowcomm_node.finding import open_discovery
+    from lowcomm_protocol.removals import write_removals
+
+    key, path = removals_key(run.run_id, identity.peer_id), settings.paths.removals(run.fingerprint)
+    settings = settings.model_copy(update={"dht_port": 0})
+    with ephemeral_identity() as (passing, key_file):
+        discovery = open_discovery(settings, passing, key_file=key_file)
+        try:
+            await discovery.start()
+            told = (await discovery.lookup(key)).get(identity.peer_id, b"")
+            before = newest_removals(run, path, told)
+            ids = before.ids - names if undo else before.ids | names
+            removals = write_removals(identity, run.run_id, before.version + 1, ids)
+            write_atomic(path, removals.data)
+            deadline = time.monotonic() + PUBLISH_DEADLINE
+            while time.monotonic() < deadline:
+                await discovery.publish(key, identity.peer_id, removals.data, REMOVALS_LIFE)
+                # A store that says yes may not have arrived: read it back.
+                if (await discovery.lookup(key)).get(identity.peer_id) == removals.data:
+                    return removals
+                await asyncio.sleep(1.0)
+        finally:
+            await discovery.close()
+    raise NoPeers(
+        f"The list could not be published within {PUBLISH_DEADLINE:.0f} s. It is kept in {path}, and the node of this "
+        "home will publish it when it runs; or try again."
+    )
+
+
+def _entry_points(settings) -> tuple[str, ...]:
+    from lowcomm_node.control.client import ControlClient
+
+    try:
+        with ControlClient(settings.home) as client:
+            return tuple(client.status()["entry_points"])
+    except NodeError:
+        raise ConfigError(
+            f"No address of the swarm is known, and no node runs in {shlex.quote(str(settings.home))}: give one with --peers."
+        ) from None
+
+
+def _name_of(text: str) -> str:
+    """The peer id or the id of an invite that is meant. Raises ConfigError."""
+    from lowcomm_protocol.errors import AdmissionError
+    from lowcomm_protocol.invites import read_token
+
+    try:
+        return read_token(text).invite.invite_id
+    except AdmissionError:
+        return _check_peer_id(text)
+
+
+def _check_peer_id(text: str) -> str:
+    from lowcomm_protocol.errors import SignatureError
+    from lowcomm_protocol.identity import public_key_of
+
+    try:
+        public_key_of(text)
+    except SignatureError:
+        raise ConfigError(
+            f"{text[:64]!r} is not a peer id such as 12D3KooW..., as `lowcomm-node id` and `peers` show it."
+        ) from None
+    return text

@@ -1,0 +1,187 @@
+"""Which route to take to a peer. No I/O, no clock: time is an argument (seconds of a clock that never goes back).
+
+    direct   TLS to the address in the peer's record         cheap and fast, where the peer can be dialed
+    tunnel   a stream of libp2p, punched or relayed          works nearly everywhere
+
+Direct if it answers, else the tunnel. What is not known is tried: direct at once, the tunnel after a head start, or as soon
+as direct has failed. A route that has failed is tried again later, and later each time; where no other is open, soon.
+
+    CLOSED ── plan ──► OPENING ── opened ──► OPEN ── lost ──► CLOSED
+                          └── failed, dropped ──────────────────┘
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto
+
+DIRECT_DEADLINE = 5.0
+"""Seconds for TCP and TLS; the second SYN goes out after one, the third after three."""
+TUNNEL_DEADLINE = 15.0
+"""Seconds for a stream, and gRPC over it: a relay may have to be dialed, and p2pd takes its time with dead addresses."""
+FIRST_PAUSE = 15.0
+LONGEST_PAUSE = 600.0
+"""Seconds until a route that has failed is tried again, the first time and at most, while another one is open."""
+ALONE_PAUSE = 2.0
+"""The same where no other is open: an exchange waits for nothing else."""
+FLAP = 10.0
+"""A route that is lost within so many seconds has failed: it opens, but does not hold."""
+
+
+class Route(StrEnum):
+    """A way to a peer."""
+
+    DIRECT = "direct"
+    TUNNEL = "tunnel"
+
+
+_DEADLINES = {Route.DIRECT: DIRECT_DEADLINE, Route.TUNNEL: TUNNEL_DEADLINE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """Open a route."""
+
+    route: Route
+    after: float = 0.0
+    """Seconds to wait for another attempt that is under way; no longer than until that has failed."""
+    deadline: float
+    """Seconds that it may take after that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to do for a call."""
+
+    use: Route | None
+    """The route to take; None: wait for an attempt, or give up if there is none under way."""
+    attempts: tuple[Attempt, ...] = ()
+    """What to begin now."""
+    reason: str = ""
+    """Why neither is there."""
+
+
+class Learned:
+    """How long direct connections take to open, as seen lately with all peers."""
+
+    DEFAULT, LEAST, MOST = 0.6, 0.15, 1.5
+    """Seconds of head start: before anything is known, and the bounds of what is learned."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=32)
+
+    def add(self, seconds: float) -> None:
+        """One has been opened."""
+        self._seconds.append(seconds)
+
+    @property
+    def head_start(self) -> float:
+        """Seconds that a direct connection is given before a tunnel is opened beside it: three times a slow one."""
+        if not self._seconds:
+            return self.DEFAULT
+        slow = sorted(self._seconds)[len(self._seconds) * 9 // 10]
+        return min(max(3 * slow, self.LEAST), self.MOST)
+
+
+class _State(Enum):
+    CLOSED = auto()
+    OPENING = auto()
+    OPEN = auto()
+
+
+@dataclass
+class _Way:
+    state: _State = _State.CLOSED
+    failures: int = 0
+    """In a row."""
+    opened: float = 0.0
+    failed: float = float("-inf")
+    due: float = float("-inf")
+    """When it may be tried again while another one is open."""
+    reason: str = ""
+
+    def fail(self, now: float, reason: str) -> None:
+        self.state, self.failed, self.reason = _State.CLOSED, now, reason
+        self.due = now + min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
+        self.failures += 1
+
+
+@dataclass
+class Choice:
+    """The routes to one peer."""
+
+    learned: Learned
+    routes: tuple[Route, ...] = tuple(Route)
+    """Those that there are, the better one first."""
+    _ways: dict[Route, _Way] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ways = {route: _Way() for route in self.routes}
+
+    @property
+    def route(self) -> Route | None:
+        """The best route that is open."""
+        return next((route for route in self.routes if self._ways[route].state is _State.OPEN), None)
+
+    def reason(self, route: Route) -> str:
+        """Why a route has failed last; empty if it has not, or has been opened since."""
+        way = self._ways.get(route)
+        return way.reason if way is not None else ""
+
+    def plan(self, now: float) -> Plan:
+        """What to do for a call that is to be made now."""
+        use = self.route
+        better = self.routes[: self.routes.index(use)] if use is not None else self.routes
+        is_due: Callable[[_Way], bool] = (
+            (lambda way: way.due <= now) if use is not None else (lambda way: way.failed + ALONE_PAUSE <= now)
+        )
+        wanted = [route for route in better if self._ways[route].state is _State.CLOSED and is_due(self._ways[route])]
+        for route in wanted:
+            self._ways[route].state = _State.OPENING
+        opening = [route for route in self.routes if self._ways[route].state is _State.OPENING]
+        if use is None and not opening:
+            return Plan(use=None, reason=self._reasons())
+        head_start = self.learned.head_start
+        attempts = (
+            Attempt(route=route, after=head_start if route is not opening[0] else 0.0, deadline=_DEADLINES[route])
+            for route in wanted
+        )
+        return Plan(use=use, attempts=tuple(attempts))
+
+    def opened(self, route: Route, now: float, seconds: float) -> None:
+        """An attempt has succeeded, ``seconds`` after it began."""
+        way = self._ways[route]
+        way.state, way.opened, way.reason = _State.OPEN, now, ""
+        if route is Route.DIRECT:
+            self.learned.add(seconds)
+
+    def failed(self, route: Route, now: float, reason: str) -> None:
+        """An attempt has failed."""
+        self._ways[route].fail(now, reason)
+
+    def dropped(self, route: Route) -> None:
+        """An attempt was given up because another route is there."""
+        self._ways[route].state = _State.CLOSED
+
+    def lost(self, route: Route, now: float, reason: str) -> None:
+        """An open route is closed: it may be dead, or only idle, so it is opened anew before it is used again."""
+        way = self._ways[route]
+        if way.state is not _State.OPEN:
+            return
+        if now - way.opened < FLAP:
+            way.fail(now, reason)
+            way.failed = float("-inf")  # where no other is open, it is better than none
+            return
+        way.state, way.failures, way.due, way.reason = _State.CLOSED, 0, now, reason
+
+    def renewal(self, route: Route) -> Attempt:
+        """How to open a route anew that stays open meanwhile."""
+        return Attempt(route=route, deadline=_DEADLINES[route])
+
+    def moved(self, route: Route) -> None:
+        """The peer tells another address: what was known of this route is void. An attempt under way must be ended."""
+        self._ways[route] = _Way()
+
+    def _reasons(self) -> str:
+        told = [f"{route}: {self._ways[route].reason}" for route in self.routes if self._ways[route].reason]
+        return "can't be reached" + (f" ({'; '.join(told)})" if told else "")

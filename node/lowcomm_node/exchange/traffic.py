@@ -1,0 +1,115 @@
+"""How many bytes go to and from each peer, and how fast.
+
+Exchanges come every few seconds or minutes, and most of their time is spent waiting for the trainer, so a mean over time would
+say nothing about the line. What counts is the time of contents: from one message to the next, if the next is a large one. A
+content's header goes out right before its first piece, so that piece counts too.
+
+What goes out is counted when gRPC takes it, so a rate up is too high where contents are smaller than the buffers on the way.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+MAX_PEERS = 1024
+LARGE = 16 * 1024
+"""Bytes of a message from which on its time tells of the rate, and not of the latency."""
+MIN_SECONDS = 0.001
+
+
+class Rate:
+    """Bytes in one direction."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.total = 0
+        self._clock = clock
+        self._last: float | None = None
+        self._bytes, self._seconds = 0, 0.0
+        self._measured: float | None = None
+
+    def add(self, size: int) -> None:
+        """A message of so many bytes has gone through now."""
+        now = self._clock()
+        if size < LARGE:
+            self._measured = self.last
+            self._bytes, self._seconds = 0, 0.0
+        elif self._last is not None:
+            self._bytes += size
+            self._seconds += now - self._last
+        self._last = now
+        self.total += size
+
+    @property
+    def last(self) -> float | None:
+        """Bytes a second of the last contents; None if there were none."""
+        return self._bytes / max(self._seconds, MIN_SECONDS) if self._bytes else self._measured
+
+
+class Meter:
+    """Both directions of one peer."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.up, self.down = Rate(clock), Rate(clock)
+
+    def sent(self, size: int) -> None:
+        """So many bytes have gone out."""
+        self.up.add(size)
+
+    def received(self, size: int) -> None:
+        """So many bytes have come in."""
+        self.down.add(size)
+
+
+class Traffic:
+    """The meters of all peers; the one not used for longest is forgotten first."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._meters: OrderedDict[str, Meter] = OrderedDict()
+
+    def of(self, peer_id: str) -> Meter:
+        """The meter of one peer."""
+        meter = self._meters.setdefault(peer_id, Meter(self._clock))
+        self._meters.move_to_end(peer_id)
+        if len(self._meters) > MAX_PEERS:
+            self._meters.popitem(last=False)
+        return meter
+
+
+class MeteredStub:
+    """A stub of the service that counts what its streams carry."""
+
+    def __init__(self, stub: Any, meter: Meter) -> None:
+        self._stub, self._meter = stub, meter
+        self.Describe = stub.Describe
+
+    def Swap(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802 - the name in the .proto
+        """See the service."""
+        return MeteredCall(self._stub.Swap(*arguments, **options), self._meter)
+
+    def Fetch(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
+        """See the service."""
+        return MeteredCall(self._stub.Fetch(*arguments, **options), self._meter)
+
+
+class MeteredCall:
+    """A call of gRPC; all that it can do, and its bytes are counted."""
+
+    def __init__(self, call: Any, meter: Meter) -> None:
+        self._call, self._meter = call, meter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    async def write(self, message: Any) -> None:
+        """Send one message."""
+        await self._call.write(message)
+        self._meter.sent(message.ByteSize())
+
+    async def read(self) -> Any:
+        """The next message, or whatever gRPC has for its end."""
+        message = await self._call.read()
+        if hasattr(message, "ByteSize"):
+            self._meter.received(message.ByteSize())
+        return message

@@ -1,0 +1,196 @@
+"""Invites: how a run's creator lets in peers that it does not know by their ids yet.
+
+    creator ── Invite: run, key, expiry, uses, signed by the creator; with the key's secret it is a *token* ──► joiner
+    joiner  ── Claim: "this peer came by this invite at this time", signed by the invite's key ──► in its record and calls
+    anybody ── checks both signatures against nothing but the creator's peer id
+
+The secret never leaves those who hold the token: a claim that is overheard is good for no other peer. An invite is named
+by its key, as a peer id. Layout of a token: the word ``invite``, then base58 (with a checksum) of an ``InviteToken``.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import base58
+from google.protobuf.message import DecodeError
+
+from lowcomm_protocol.errors import AdmissionError, SignatureError
+from lowcomm_protocol.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, public_key_of, verify
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.refusals import Reason
+
+MAX_USES = 1024
+MAX_CLAIM_BYTES = 512
+MAX_TOKEN_LENGTH = 600
+"""Characters; decoding base58 takes the square of its length."""
+_PREFIX = "invite"
+_INVITE, _CLAIM = "invite", "claim on an invite"
+
+
+@dataclass(frozen=True)
+class Invite:
+    """One invite, as its creator signed it."""
+
+    run_id: str
+    key: bytes
+    """Ed25519 public key, 32 bytes."""
+    expires: float
+    """Unix time, seconds. Who came by it is out then, too: nobody could tell a late claim from an early one."""
+    uses: int
+    """How many peers may come by it."""
+    peer_id: str
+    """The only peer that it is for; empty: any."""
+    payload: bytes = field(repr=False)
+    signature: bytes = field(repr=False)
+
+    @cached_property
+    def invite_id(self) -> str:
+        """Its name, by which the creator can take it back."""
+        return peer_id_of(self.key)
+
+    def check_for(self, run_id: str, peer_id: str, now: float) -> None:
+        """Raise AdmissionError unless it is for this run and peer, and good at Unix time ``now``."""
+        if self.run_id != run_id:
+            raise AdmissionError(
+                f"The invite is for another run ({self.run_id[:12]}): ask the creator of this one.",
+                reason=Reason.MISPLACED,
+            )
+        if self.peer_id not in ("", peer_id):
+            raise AdmissionError(
+                f"The invite is for {self.peer_id} alone, not for {peer_id}: ask for one of your own.",
+                reason=Reason.MISPLACED,
+            )
+        if self.expires <= now:
+            raise AdmissionError(
+                f"The invite expired {now - self.expires:.0f} s ago: ask the run's creator for another.",
+                reason=Reason.INVITE_EXPIRED,
+            )
+
+
+@dataclass(frozen=True)
+class Token:
+    """An invite with the secret that makes claims; whoever holds it can let peers in."""
+
+    invite: Invite
+    secret: bytes = field(repr=False)
+
+    def text(self) -> str:
+        """What a person pastes; about 260 characters."""
+        message = pb.InviteToken(invite=_signed(self.invite), secret=self.secret)
+        return _PREFIX + base58.b58encode_check(message.SerializeToString()).decode()
+
+    def claim(self, peer_id: str, now: float) -> "Claim":
+        """The claim of one peer at Unix time ``now``."""
+        claimed_ms = int(now * 1000)
+        signature = Identity(self.secret).sign(_CLAIM, _statement(self.invite.key, claimed_ms, peer_id))
+        message = pb.Claim(invite=_signed(self.invite), claimed_ms=claimed_ms, signature=signature)
+        return Claim(self.invite, claimed_ms, peer_id, signature, message.SerializeToString())
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One use of an invite by one peer."""
+
+    invite: Invite
+    claimed_ms: int
+    """Unix time, milliseconds."""
+    peer_id: str
+    """The peer that came by it; not part of the message, which is good for no other."""
+    signature: bytes = field(repr=False)
+    data: bytes = field(repr=False)
+    """The serialized Claim, as it came."""
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Of more claims than uses those hold that are lowest in this order."""
+        return self.claimed_ms, self.peer_id
+
+    def verify(self, creator: str) -> None:
+        """Raise SignatureError unless ``creator`` signed the invite and its key the claim."""
+        verify(creator, _INVITE, self.invite.payload, self.invite.signature)
+        statement = _statement(self.invite.key, self.claimed_ms, self.peer_id)
+        verify(self.invite.invite_id, _CLAIM, statement, self.signature)
+
+
+def issue_invite(
+    creator: Identity, run_id: str, secret: bytes, expires: float, uses: int = 1, peer_id: str = ""
+) -> Token:
+    """Sign an invite; ``secret``: 32 fresh random bytes; ``peer_id``: whom alone it is for. Raises AdmissionError."""
+    if not 1 <= uses <= MAX_USES:
+        raise AdmissionError(f"An invite has 1 to {MAX_USES} uses, not {uses}.")
+    payload = pb.Invite(
+        run_id=bytes.fromhex(run_id),
+        key=Identity(secret).public_key,
+        expires_ms=int(expires * 1000),
+        uses=uses,
+        peer_id=peer_id,
+    ).SerializeToString()
+    signed = pb.SignedInvite(payload=payload, signature=creator.sign(_INVITE, payload))
+    return Token(_read_invite(signed), secret)
+
+
+def read_token(text: str) -> Token:
+    """Read what a person pasted. Raises AdmissionError if it is not a whole token; who signed it is checked later."""
+    text = "".join(text.split())  # mail programs break long lines
+    try:
+        if not text.startswith(_PREFIX) or len(text) > MAX_TOKEN_LENGTH:
+            raise ValueError
+        message = pb.InviteToken.FromString(base58.b58decode_check(text.removeprefix(_PREFIX)))
+        token = Token(_read_invite(message.invite), message.secret)
+        if Identity(token.secret).public_key != token.invite.key:
+            raise ValueError
+    except (ValueError, DecodeError, SignatureError, AdmissionError):
+        raise AdmissionError(
+            f"This is not an invite ({len(text)} characters): paste the whole text that `lowcomm-node invite` printed.",
+            reason=Reason.MALFORMED,
+        ) from None
+    return token
+
+
+def verify_token(token: Token, creator: str) -> None:
+    """Raise SignatureError unless the creator of a run signed the invite of a token."""
+    verify(creator, _INVITE, token.invite.payload, token.invite.signature)
+
+
+def read_claim(data: bytes, peer_id: str) -> Claim:
+    """Read the claim that ``peer_id`` shows. Raises AdmissionError if it is none; nothing is verified yet."""
+    if len(data) > MAX_CLAIM_BYTES:
+        raise AdmissionError(
+            f"A claim of {len(data)} bytes is refused: at most {MAX_CLAIM_BYTES}.", reason=Reason.TOO_LARGE
+        )
+    try:
+        message = pb.Claim.FromString(data)
+    except DecodeError:
+        raise AdmissionError("A claim that is not a Claim message is refused.", reason=Reason.MALFORMED) from None
+    if len(message.signature) != SIGNATURE_BYTES:
+        raise AdmissionError("A claim with a signature of the wrong length is refused.", reason=Reason.MALFORMED)
+    return Claim(_read_invite(message.invite), message.claimed_ms, peer_id, message.signature, data)
+
+
+def _read_invite(signed: pb.SignedInvite) -> Invite:
+    try:
+        message = pb.Invite.FromString(signed.payload)
+        if message.peer_id:
+            public_key_of(message.peer_id)
+    except (DecodeError, SignatureError):
+        raise AdmissionError("An invite that can't be read is refused.", reason=Reason.MALFORMED) from None
+    lengths = len(message.run_id), len(message.key), len(signed.signature)
+    if lengths != (32, KEY_BYTES, SIGNATURE_BYTES) or not 1 <= message.uses <= MAX_USES:
+        raise AdmissionError("An invite with a field out of bounds is refused.", reason=Reason.MALFORMED)
+    return Invite(
+        message.run_id.hex(),
+        message.key,
+        message.expires_ms / 1000,
+        message.uses,
+        message.peer_id,
+        signed.payload,
+        signed.signature,
+    )
+
+
+def _signed(invite: Invite) -> pb.SignedInvite:
+    return pb.SignedInvite(payload=invite.payload, signature=invite.signature)
+
+
+def _statement(key: bytes, claimed_ms: int, peer_id: str) -> bytes:
+    return key + claimed_ms.to_bytes(8, "big") + peer_id.encode()

@@ -1,0 +1,56 @@
+"""What is refused, by reason: counted where it is refused, shown in ``status``.
+
+Only counts are kept, never what was refused, so a flood of refusals costs no memory.
+"""
+
+from collections import Counter
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a record, a call or a connection is refused."""
+
+    TOO_LARGE = "too-large"
+    MALFORMED = "malformed"
+    OTHER_VERSION = "other-version"
+    BAD_SIGNATURE = "bad-signature"
+    EXPIRED = "expired"
+    FROM_FUTURE = "from-the-future"
+    LIVES_TOO_LONG = "lives-too-long"
+    MISPLACED = "misplaced"
+    """Signed for another peer, run or place than the one that it came under."""
+    REPLAYED = "replayed"
+    MISSING = "missing"
+    """A call without a credential."""
+    TOO_MANY = "too-many"
+    OTHER_CERTIFICATE = "other-certificate"
+    """A peer shows another certificate than the one in its signed record."""
+    NOT_INVITED = "not-invited"
+    INVITE_EXPIRED = "invite-expired"
+    INVITE_USED_UP = "invite-used-up"
+    NOT_LISTED = "not-listed"
+    REMOVED = "removed"
+
+
+class What(StrEnum):
+    """What is refused."""
+
+    RECORD = "record"
+    """What the DHT or a peer tells, or asks us to store."""
+    CALL = "call"
+    CONNECTION = "connection"
+
+
+class Refusals:
+    """Counts refusals. Those who refuse share one of these."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[What, Reason]] = Counter()
+
+    def count(self, what: What, reason: Reason) -> None:
+        """Count one."""
+        self._counts[what, reason] += 1
+
+    def counts(self) -> dict[str, int]:
+        """How many of each, such as ``{"call.replayed": 2}``, in the order of their names."""
+        return {f"{what}.{reason}": count for (what, reason), count in sorted(self._counts.items())}

@@ -1,0 +1,121 @@
+"""Ends of tunnels, with real gRPC at both; the streams between them are whatever a test gives: a twin's, or p2pd's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import time
+from typing import Any
+
+from lowcomm_node.discovery.interface import Streams
+from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.security import Certificate, Gatekeeper
+from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
+from lowcomm_node.exchange.stream import CalleeStream, CallerStream
+from lowcomm_node.exchange.tunnel import Tunnels
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo, Phase
+
+RUN = "ab" * 32
+DEADLINE = 60.0
+"""Seconds for what takes less than one; only a test that fails waits so long."""
+DEAD = ("127.0.0.1:1",)
+"""Where nobody listens."""
+
+
+async def soon(work: Awaitable[Any], deadline: float = DEADLINE) -> Any:
+    """What comes of ``work``, which must come to an end."""
+    async with asyncio.timeout(deadline):
+        return await work
+
+
+async def echo(peer: str, stream: CalleeStream) -> None:
+    """Answer every frame with itself, to the end."""
+    while (frame := await stream.receive()) is not None:
+        await stream.send(frame)
+
+
+class End:
+    """One node: it calls, and it is called, directly and through tunnels."""
+
+    def __init__(self, identity: Identity, streams: Streams, certificate: Certificate) -> None:
+        self.identity, self.certificate, self.streams = identity, certificate, streams
+        self.gatekeeper = Gatekeeper(identity, RUN, time)
+        self.tunnels = Tunnels(streams, RUN)
+        self.service = ExchangeService(self.gatekeeper, self, self.tunnels.peer_of)
+        self.server = ExchangeServer(certificate, self.service)
+        self.channels = Channels(self.gatekeeper, self.tunnels)
+        self.swapping: Callable[[str, CalleeStream], Awaitable[None]] = echo
+        self.callers: list[str] = []
+        """Who has called."""
+        self.port = 0
+
+    @property
+    def peer_id(self) -> str:
+        """Its name."""
+        return self.identity.peer_id
+
+    async def start(self, folder: Path) -> None:
+        """Listen in both ways."""
+        self.server.listen_locally(folder)
+        self.port = await self.server.start("127.0.0.1", 0)
+        await self.tunnels.serve(self.server.local)
+
+    async def close(self) -> None:
+        """End everything, except the streams' own machinery."""
+        await self.channels.close()
+        await self.tunnels.close()
+        await self.server.close()
+
+    def info(self, **changes: Any) -> PeerInfo:
+        """Its record: nobody listens where it says, unless a test changes that."""
+        fields: dict[str, Any] = {
+            "peer_id": self.peer_id, "run_id": RUN, "phase": Phase.TRAINING, "issued": time(), "expires": time() + 60,
+            "addresses": DEAD, "certificate": self.certificate.der,
+        }  # fmt: skip
+        return PeerInfo(**fields | changes)
+
+    async def call(self, other: PeerInfo, timeout: float = 300) -> CallerStream:
+        """Begin a Swap with another."""
+        stub = await self.channels.stub(other)
+        return CallerStream(stub.Swap(metadata=self.channels.metadata(other.peer_id), timeout=timeout))
+
+    async def introduce(self, other: PeerInfo) -> str:
+        """What another answers to Describe: as whom it knows us."""
+        stub = await self.channels.stub(other)
+        metadata = self.channels.metadata(other.peer_id)
+        return (await stub.Describe(pb.Introduction(), metadata=metadata, timeout=30)).release
+
+    # what the service asks of it
+
+    async def swap(self, peer: str, stream: CalleeStream) -> None:
+        """As the test has set."""
+        self.callers.append(peer)
+        await self.swapping(peer, stream)
+
+    async def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+        """A hundred bytes."""
+        yield pb.FetchChunk(offset=request.offset, data=bytes(100))
+
+    def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
+        """Tell the caller as whom we know it."""
+        self.callers.append(peer)
+        return pb.Introduction(release=peer)
+
+
+@asynccontextmanager
+async def ends(*made: End, folder: Path) -> AsyncIterator[tuple[End, ...]]:
+    """Ends that listen."""
+    try:
+        for end in made:
+            await end.start(folder)
+        yield made
+    finally:
+        for end in made:
+            await end.close()
+
+
+def chunk(number: int, size: int) -> pb.Frame:
+    """A frame of contents; no two are alike."""
+    return pb.Frame(chunk=pb.Chunk(offset=number * size, data=number.to_bytes(8) * (size // 8)))

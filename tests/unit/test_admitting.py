@@ -1,0 +1,138 @@
+"""What a home keeps of who may take part: through restarts, other invites, and damage."""
+
+from pathlib import Path
+from time import time
+
+import pytest
+
+from lowcomm_node.admitting import Standing
+from lowcomm_node.discovery.keys import removals_key
+from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.errors import NotAdmitted
+from lowcomm_node.settings import load_settings
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.invites import Token, issue_invite
+from lowcomm_protocol.refusals import Reason
+from lowcomm_protocol.removals import write_removals
+from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+
+CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
+NOW = time()
+
+
+def run_of(admission: str) -> SignedRun:
+    return sign_run(parse_toml(f'[run]\nname = "a"\nadmission = "{admission}"\n'), CREATOR)
+
+
+RUN = run_of("invite")
+
+
+def invite(letter: bytes = b"i", uses: int = 1, expires: float = NOW + 1000, creator: Identity = CREATOR) -> Token:
+    return issue_invite(creator, RUN.run_id, letter * 32, expires, uses)
+
+
+def stand(home: Path, token: Token | None = None, now: float = NOW, peer: Identity = ADA, **flags) -> Standing:
+    settings = load_settings({"home": home, "invite": token.text() if token else None, **flags}, {}).settings
+    standing = Standing(settings, RUN, peer.peer_id, now)
+    standing.check_ourselves(now)
+    return standing
+
+
+def files(home: Path) -> set[str]:
+    return {path.name for path in (home / "runs" / RUN.fingerprint).glob("*")}
+
+
+def test_without_an_invite_the_remedy_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NotAdmitted, match="ask the run's creator for one, and join with --invite") as caught:
+        stand(tmp_path)
+    assert caught.value.exit_code == 77
+    assert caught.value.reason is Reason.NOT_INVITED
+
+
+def test_a_claim_is_made_once_and_kept_so_that_it_stays_the_earliest(tmp_path: Path) -> None:
+    first = stand(tmp_path, invite())
+    path = tmp_path / "runs" / RUN.fingerprint / "claim"
+    assert path.read_bytes() == first.claim
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert invite().secret not in path.read_bytes(), "the secret of an invite is not kept"
+    assert stand(tmp_path, now=NOW + 50).claim == first.claim
+    assert stand(tmp_path, invite(), now=NOW + 50).claim == first.claim, "the same invite, given again"
+
+
+def test_another_invite_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    first = stand(tmp_path, invite())
+    second = stand(tmp_path, invite(b"j", expires=NOW + 9000), now=NOW + 1)
+    assert second.claim != first.claim
+    assert stand(tmp_path, now=NOW + 5000).claim == second.claim, "the first would have expired"
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 100, b"x" * 10_000])
+def test_a_damaged_or_stolen_claim_counts_as_none(tmp_path: Path, damage: bytes) -> None:
+    stand(tmp_path, invite())
+    path = tmp_path / "runs" / RUN.fingerprint / "claim"
+    path.write_bytes(damage)
+    with pytest.raises(NotAdmitted):
+        stand(tmp_path)
+    path.write_bytes(invite().claim(BOB.peer_id, NOW).data)
+    with pytest.raises(NotAdmitted):
+        stand(tmp_path)
+    stand(tmp_path, invite())
+
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [
+        (invite(expires=NOW - 5), "expired 5 s ago: ask the run's creator for another"),
+        (invite(creator=BOB), f"not signed by the creator of this run .{CREATOR.peer_id}"),
+        (issue_invite(CREATOR, RUN.run_id, b"i" * 32, NOW + 9, 1, BOB.peer_id), f"for {BOB.peer_id} alone"),
+        (issue_invite(CREATOR, "cd" * 32, b"i" * 32, NOW + 9), "for another run"),
+    ],
+)
+def test_an_invite_that_is_none_for_us_is_told_before_anything_is_kept(tmp_path: Path, token: Token, told: str) -> None:
+    with pytest.raises(NotAdmitted, match=told):
+        stand(tmp_path, token)
+    assert files(tmp_path) == set()
+
+
+def test_the_creator_needs_no_invite_and_an_open_run_ignores_one(tmp_path: Path) -> None:
+    assert stand(tmp_path, peer=CREATOR).claim == b""
+    settings = load_settings({"home": tmp_path, "invite": invite().text()}, {}).settings
+    assert Standing(settings, run_of("open"), ADA.peer_id, NOW).claim == b""
+
+
+def test_a_passing_identity_neither_uses_nor_leaves_a_claim(tmp_path: Path) -> None:
+    kept = stand(tmp_path, invite(uses=2)).claim
+    assert stand(tmp_path, invite(uses=2), peer=BOB, ephemeral=True).claim != kept
+    assert stand(tmp_path).claim == kept
+
+
+async def test_what_was_heard_survives_a_restart(tmp_path: Path) -> None:
+    discovery = MemoryDiscovery(ADA.peer_id, MemoryNetwork(time))
+    standing = stand(tmp_path, invite())
+    standing.admission.check(BOB.peer_id, invite(b"b").claim(BOB.peer_id, NOW).data, NOW)
+    removals = write_removals(CREATOR, RUN.run_id, 3, frozenset([BOB.peer_id]))
+    assert standing.admission.hear_removals(removals.data)
+    await standing.look(discovery)
+    assert files(tmp_path) == {"claim", "uses", "removals"}
+
+    again = stand(tmp_path)
+    assert again.admission.removals == removals
+    assert again.admission.to_bytes() == standing.admission.to_bytes()
+    with pytest.raises(NotAdmitted, match="was removed from this run"):
+        stand(tmp_path, invite(b"b"), peer=BOB)
+
+
+@pytest.mark.parametrize("damage", [b"", b"rubbish", b"x" * 5_000_000])
+async def test_damaged_files_are_learned_again(tmp_path: Path, damage: bytes) -> None:
+    discovery = MemoryDiscovery(ADA.peer_id, MemoryNetwork(time))
+    removals = write_removals(CREATOR, RUN.run_id, 1, frozenset([BOB.peer_id]))
+    await discovery.publish(removals_key(RUN.run_id, CREATOR.peer_id), CREATOR.peer_id, removals.data, 100)
+    assert await stand(tmp_path, invite()).look(discovery)
+    folder = tmp_path / "runs" / RUN.fingerprint
+    for name in ("uses", "removals"):
+        (folder / name).write_bytes(damage)
+    standing = stand(tmp_path)
+    assert standing.admission.removals.version == 0
+    assert await standing.look(discovery)
+    assert (folder / "removals").read_bytes() == removals.data
+    assert not await standing.look(discovery), "no news"

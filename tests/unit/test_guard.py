@@ -1,0 +1,181 @@
+"""What a storer of the DHT lets in, and what it keeps; hivemind's own types, no network."""
+
+from dataclasses import replace
+from time import time
+
+import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord
+from hivemind.utils import MSGPackSerializer
+
+from lowcomm_node.discovery.guard import BoundedStorage, OwnRecords
+from lowcomm_node.discovery.keys import RUNS_KEY, Provenances, pack, peers_key, provenance, removals_key
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.invites import issue_invite
+from lowcomm_protocol.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.removals import write_removals
+from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+
+CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
+NOW = time()
+
+
+def run_of(admission: str) -> SignedRun:
+    members = f'members = ["{ADA.peer_id}"]\n' if admission == "list" else ""
+    return sign_run(parse_toml(f'[run]\nname = "a"\nadmission = "{admission}"\n{members}'), CREATOR)
+
+
+def record(run_id: str, peer: Identity = ADA, *, issued: float = NOW, life: float = 30.0, **fields) -> bytes:
+    info = PeerInfo(
+        peer_id=peer.peer_id, run_id=run_id, phase=Phase.TRAINING, issued=issued, expires=issued + life, **fields
+    )
+    return write_record(info, peer)
+
+
+def dht_record(key: str, subkey: str, value: bytes, life: float = 30.0) -> DHTRecord:
+    place = DHTID.generate(source=key).to_bytes()
+    return DHTRecord(place, MSGPackSerializer.dumps(subkey), MSGPackSerializer.dumps(pack(key, value)), time() + life)
+
+
+def lets_in(provenances: Provenances, key: str, subkey: str, value: bytes, life: float = 25.0) -> bool:
+    return OwnRecords(provenances).validate(dht_record(key, subkey, value, life))
+
+
+# Who may join
+
+
+@pytest.mark.parametrize("admission", ["invite", "list"])
+def test_who_has_seen_a_run_stores_no_record_of_those_that_it_does_not_take(admission):
+    run = run_of(admission)
+    token = issue_invite(CREATOR, run.run_id, b"i" * 32, NOW + 1000)
+    ada = record(run.run_id, claim=token.claim(ADA.peer_id, NOW).data if admission == "invite" else b"")
+    bob, key = record(run.run_id, BOB), peers_key(run.run_id)
+    stranger = Provenances()
+    assert lets_in(stranger, key, BOB.peer_id, bob), "who does not know the run can't tell"
+    knowing = Provenances()
+    assert lets_in(knowing, RUNS_KEY, run.run_id, run.to_bytes())
+    assert lets_in(knowing, key, ADA.peer_id, ada)
+    assert not lets_in(knowing, key, BOB.peer_id, bob)
+    assert not lets_in(knowing, key, BOB.peer_id, bob)
+    reason = "not-invited" if admission == "invite" else "not-listed"
+    assert knowing.refusals.counts() == {f"record.{reason}": 1}, "the same bytes count once"
+
+
+def test_a_stolen_or_forged_claim_is_not_stored():
+    run = run_of("invite")
+    stolen = issue_invite(CREATOR, run.run_id, b"i" * 32, NOW + 1000).claim(ADA.peer_id, NOW).data
+    forged = issue_invite(BOB, run.run_id, b"i" * 32, NOW + 1000).claim(BOB.peer_id, NOW).data
+    provenances = Provenances()
+    assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
+    for claim in (stolen, forged):
+        assert not lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB, claim=claim))
+    assert provenances.refusals.counts() == {"record.bad-signature": 2}
+
+
+def test_a_record_is_not_stored_for_longer_than_its_invite_lasts():
+    run = run_of("invite")
+    claim = issue_invite(CREATOR, run.run_id, b"i" * 32, NOW + 10).claim(ADA.peer_id, NOW).data
+    provenances = Provenances()
+    assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
+    stored = pack(peers_key(run.run_id), record(run.run_id, claim=claim))
+    found = provenances.check(stored, ADA.peer_id, NOW)
+    assert found is not None and found.expires == pytest.approx(NOW + 10, abs=0.01)
+    assert provenances.check(stored, ADA.peer_id, NOW + 11) is None
+
+
+def test_who_only_publishes_a_run_knows_who_may_join_it():
+    run, provenances = run_of("list"), Provenances()
+    value = MSGPackSerializer.dumps(pack(RUNS_KEY, run.to_bytes()))
+    assert BoundedStorage(provenances).store_subkey(DHTID.generate(source=RUNS_KEY), run.run_id, value, time() + 60)
+    assert not lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB))
+
+
+def test_runs_that_are_known_are_bounded(monkeypatch):
+    monkeypatch.setattr("lowcomm_node.discovery.keys._MAX_RULES", 2)
+    provenances = Provenances()
+    for number in range(4):
+        spec = parse_toml(f'[run]\nname = "a{number}"\nadmission = "invite"\n')
+        run = sign_run(spec, CREATOR)
+        assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
+    assert len(provenances._rules) == 2
+
+
+# Removal lists
+
+
+def test_only_the_creator_can_write_where_its_removals_are_looked_for():
+    run_id = "ab" * 32
+    mine, theirs = (write_removals(one, run_id, 1, frozenset([ADA.peer_id])).data for one in (CREATOR, BOB))
+    key = removals_key(run_id, CREATOR.peer_id)
+    provenances = Provenances()
+    assert lets_in(provenances, key, CREATOR.peer_id, mine, life=1800)
+    assert not lets_in(provenances, key, CREATOR.peer_id, theirs)
+    assert not lets_in(provenances, key, BOB.peer_id, theirs), "its place is another"
+    assert not lets_in(provenances, key, BOB.peer_id, mine)
+    assert provenance(pack(key, mine), CREATOR.peer_id, NOW) is not None
+
+
+# Sizes and times
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"value": bytes(1_000_000)}, "too-large"),
+        ({"subkey": MSGPackSerializer.dumps("x" * 1_000_000)}, "too-large"),
+        ({"value": b"\xc1"}, "malformed"),
+        ({"value": MSGPackSerializer.dumps(7)}, "malformed"),
+        ({"expiration_time": NOW - 1}, "expired"),
+        ({"expiration_time": NOW + 1e10}, "lives-too-long"),
+        ({"expiration_time": NOW + 300}, "lives-too-long"),
+        ({"key": DHTID.generate(source="elsewhere").to_bytes()}, "misplaced"),
+    ],
+)
+def test_what_is_not_let_in_is_counted_by_its_reason(change, reason, monkeypatch):
+    run_id = "ab" * 32
+    sound = dht_record(peers_key(run_id), ADA.peer_id, record(run_id))
+    provenances = Provenances()
+    assert OwnRecords(provenances).validate(sound)
+    assert provenances.refusals.counts() == {}
+    if reason == "too-large":
+        monkeypatch.setattr(MSGPackSerializer, "loads", lambda *_: pytest.fail("too much was unpacked"))
+    assert not OwnRecords(provenances).validate(replace(sound, **change))
+    assert provenances.refusals.counts() == {f"record.{reason}": 1}
+
+
+# What is kept
+
+
+def test_an_older_record_never_replaces_a_newer_one_however_long_it_is_to_be_kept():
+    run_id = "ab" * 32
+    storage, key = BoundedStorage(Provenances()), DHTID.generate(source=peers_key(run_id))
+
+    def store(data: bytes, life: float) -> bool:
+        value = MSGPackSerializer.dumps(pack(peers_key(run_id), data))
+        return storage.store_subkey(key, ADA.peer_id, value, time() + life)
+
+    def kept() -> bytes:
+        found = storage.get(key)
+        assert found is not None
+        return MSGPackSerializer.loads(found.value.get(ADA.peer_id).value)[1:]
+
+    old, new = record(run_id, life=300.0), record(run_id, issued=NOW + 1, life=30.0, swarm_step=1)
+    assert store(old, 100)
+    assert store(new, 20), "newer, though it expires earlier"
+    assert kept() == new
+    assert not store(old, 290)
+    assert not store(new, 10), "no longer than it is kept already"
+    assert store(new, 25)
+    assert kept() == new
+
+
+def test_a_removal_list_is_not_replaced_by_one_with_a_lower_number():
+    run_id = "ab" * 32
+    place = removals_key(run_id, CREATOR.peer_id)
+    storage, key = BoundedStorage(Provenances()), DHTID.generate(source=place)
+    lists = [write_removals(CREATOR, run_id, version, frozenset([ADA.peer_id])).data for version in (2, 1, 3)]
+    taken = [
+        storage.store_subkey(key, CREATOR.peer_id, MSGPackSerializer.dumps(pack(place, data)), time() + life)
+        for data, life in zip(lists, (1000, 3000, 500), strict=True)
+    ]
+    assert taken == [True, False, True]

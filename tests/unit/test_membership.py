@@ -1,0 +1,374 @@
+"""Being known and knowing others: real gRPC over TLS between nodes without trainers, and a DHT in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from wire import new_certificate
+
+from lowcomm_node import membership as membership_module
+from lowcomm_node.admitting import Standing
+from lowcomm_node.discovery.keys import peers_key, removals_key
+from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.errors import NotAdmitted
+from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.security import Gatekeeper
+from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
+from lowcomm_node.membership import Membership
+from lowcomm_node.settings import load_settings
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.invites import Token, issue_invite
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.refusals import Reason, Refusals
+from lowcomm_protocol.removals import write_removals
+from lowcomm_protocol.roster import Roster
+from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+from waiting import until_async
+
+CREATOR, ADA, BOB, CLEO = (Identity(bytes([number]) * 32) for number in (1, 2, 3, 4))
+
+
+def run_of(admission: str) -> SignedRun:
+    return sign_run(parse_toml(f'[run]\nname = "a"\nadmission = "{admission}"\n'), CREATOR)
+
+
+@dataclass
+class Party:
+    """A node without a trainer."""
+
+    identity: Identity
+    run: SignedRun
+    network: MemoryNetwork
+    home: Path
+    token: Token | None = None
+    warnings: list[str] = field(default_factory=list)
+    barred: list[NotAdmitted] = field(default_factory=list)
+    removals_heard: int = 0
+
+    async def start(self, stack: AsyncExitStack) -> "Party":
+        settings = load_settings({"home": self.home, "invite": self.token.text() if self.token else None}, {}).settings
+        self.refusals = Refusals()
+        self.standing = Standing(settings, self.run, self.peer_id, time())
+        admission = self.standing.admission
+        gatekeeper = Gatekeeper(
+            self.identity, self.run.run_id, time, admission=admission, claim=self.standing.claim, refusals=self.refusals
+        )
+        self.channels = Channels(gatekeeper)
+        stack.push_async_callback(self.channels.close)
+        self.certificate = new_certificate()
+        server = ExchangeServer(self.certificate, ExchangeService(gatekeeper, self))  # pyright: ignore[reportArgumentType]
+        stack.push_async_callback(server.close)
+        self.port = await server.start("127.0.0.1", 0)
+        self.discovery = MemoryDiscovery(self.peer_id, self.network)
+        self.roster = Roster(self.peer_id, self.run.run_id, admission, self.refusals)
+        self.membership = Membership(
+            identity=self.identity, run=self.run, roster=self.roster, discovery=self.discovery, channels=self.channels,
+            settings=settings, certificate=self.certificate.der, addresses=(f"127.0.0.1:{self.port}",),
+            progress=lambda: (0, 0, 0.0), warn=self.warnings.append, standing=self.standing, refusals=self.refusals,
+            on_removals=self._on_removals, on_barred=self.barred.append,
+        )  # fmt: skip
+        return self
+
+    @property
+    def peer_id(self) -> str:
+        return self.identity.peer_id
+
+    def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
+        """Handlers of the service."""
+        return self.membership.meet(peer, introduction)
+
+    def knows(self) -> set[str]:
+        return {info.peer_id for info in self.roster.alive(time())}
+
+    async def look(self) -> None:
+        """Look at the DHT, and wait until those who are new have been greeted."""
+        await self.membership.look()
+        await asyncio.gather(*self.membership._greetings)
+
+    async def call(self, other: "Party", introduction: pb.Introduction) -> tuple[grpc.StatusCode, str]:
+        """How a call of Describe ends."""
+        info = PeerInfo(
+            peer_id=other.peer_id, run_id=self.run.run_id, phase=Phase.TRAINING, issued=time(), expires=time() + 30,
+            addresses=(f"127.0.0.1:{other.port}",), certificate=other.certificate.der,
+        )  # fmt: skip
+        stub = await self.channels.stub(info)
+        try:
+            await stub.Describe(introduction, metadata=self.channels.metadata(other.peer_id), timeout=10)
+        except aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+        return grpc.StatusCode.OK, ""
+
+    def _on_removals(self) -> None:
+        self.removals_heard += 1
+
+
+class Parties:
+    """Starts parties of one run."""
+
+    def __init__(self, run: SignedRun, folder: Path, stack: AsyncExitStack) -> None:
+        self.run, self.folder, self.stack = run, folder, stack
+        self.network = MemoryNetwork(time)
+
+    async def __call__(self, identity: Identity, token: Token | None = None) -> Party:
+        party = Party(identity, self.run, self.network, self.folder / identity.peer_id, token)
+        return await party.start(self.stack)
+
+    async def removing(self, *ids: str, version: int = 1, life: float = 100.0) -> bytes:
+        """Publish a removal list."""
+        data = write_removals(CREATOR, self.run.run_id, version, frozenset(ids)).data
+        key = removals_key(self.run.run_id, CREATOR.peer_id)
+        self.network.records.pop((key, CREATOR.peer_id), None)
+        assert await MemoryDiscovery("x", self.network).publish(key, CREATOR.peer_id, data, life)
+        return data
+
+    def removals_in_dht(self) -> bytes:
+        """What lies there, without its kind."""
+        return self.network.records[removals_key(self.run.run_id, CREATOR.peer_id), CREATOR.peer_id][0][1:]
+
+
+@pytest.fixture
+async def stack(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncExitStack]:
+    monkeypatch.setattr(membership_module, "REMOVALS_EVERY", 0.0)
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def parties(tmp_path: Path, stack: AsyncExitStack) -> Parties:
+    return Parties(run_of("open"), tmp_path, stack)
+
+
+@pytest.fixture
+def invited(tmp_path: Path, stack: AsyncExitStack) -> Parties:
+    return Parties(run_of("invite"), tmp_path, stack)
+
+
+def invite(run: SignedRun, uses: int = 1, letter: bytes = b"i") -> Token:
+    return issue_invite(CREATOR, run.run_id, letter * 32, time() + 1000, uses)
+
+
+def signed(data: bytes) -> pb.SignedRecord:
+    return pb.SignedRecord.FromString(data)
+
+
+# Whom a peer is
+
+
+async def test_peers_that_find_each_other_greet_and_know_the_newest_of_each(parties: Parties) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    await ada.membership.announce(Phase.TRAINING)
+    await bob.look()
+    assert (ada.knows(), bob.knows()) == ({BOB.peer_id}, {ADA.peer_id}), "ada has been greeted"
+    assert ada.refusals.counts() == bob.refusals.counts() == {}
+
+
+async def test_a_man_in_the_middle_with_another_certificate_is_counted_and_told_nothing(parties: Parties) -> None:
+    ada, bob, middle = await parties(ADA), await parties(BOB), await parties(CLEO)
+    ada.membership.addresses = (f"127.0.0.1:{middle.port}",)  # whoever is on the way answers in ada's place
+    await ada.membership.announce(Phase.TRAINING)
+    await bob.look()
+    assert bob.refusals.counts() == {"connection.other-certificate": 1}
+    assert bob.knows() == {ADA.peer_id} and middle.knows() == set()
+    assert bob.warnings == []
+
+
+async def test_a_peer_that_is_only_gone_is_no_man_in_the_middle(parties: Parties) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    ada.membership.addresses = ("127.0.0.1:1",)
+    await ada.membership.announce(Phase.TRAINING)
+    await bob.look()
+    assert bob.refusals.counts() == {}
+
+
+async def test_a_stolen_record_that_its_thief_tells_as_its_own_is_not_believed(parties: Parties) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    stolen = signed(ada.membership._record())
+    assert (await bob.call(ada, pb.Introduction(record=stolen)))[0] is grpc.StatusCode.OK
+    cleo = await parties(CLEO)
+    await bob.call(cleo, pb.Introduction(record=stolen))
+    assert cleo.knows() == set()
+    assert cleo.refusals.counts() == {"record.misplaced": 1}
+    await ada.call(cleo, pb.Introduction(record=stolen))
+    assert cleo.knows() == {ADA.peer_id}
+
+
+async def test_a_record_of_a_megabyte_is_refused_before_it_is_copied(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    large = pb.Introduction(record=pb.SignedRecord(payload=bytes(1_000_000), signature=b"s" * 64))
+    monkeypatch.setattr(Roster, "hear", lambda *_: pytest.fail("it was looked at"))
+    assert (await bob.call(ada, large))[0] is grpc.StatusCode.OK
+    assert ada.refusals.counts() == {"record.too-large": 1}
+
+
+async def test_a_node_whose_clock_was_set_back_goes_on_after_its_last_record(parties: Parties) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    ahead = time() + 40
+    last = PeerInfo(
+        peer_id=ADA.peer_id, run_id=parties.run.run_id, phase=Phase.LEFT, issued=ahead, expires=ahead + 30
+    )  # fmt: skip
+    data = write_record(last, ADA)
+    assert await ada.discovery.publish(peers_key(parties.run.run_id), ADA.peer_id, data, 20)
+    assert bob.roster.hear(data, time()) is not None
+    await ada.look()
+    assert (await ada.call(bob, ada.membership._introduction()))[0] is grpc.StatusCode.OK
+    assert bob.knows() == {ADA.peer_id}, "believed again at once"
+
+
+async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(parties: Parties) -> None:
+    ada = await parties(ADA)
+    far = PeerInfo(
+        peer_id=ADA.peer_id, run_id=parties.run.run_id, phase=Phase.LEFT, issued=time() + 70, expires=time() + 90
+    )  # fmt: skip
+    ada.membership._follow_ourselves(write_record(far, ADA))
+    ada.membership._follow_ourselves(b"rubbish")
+    assert ada.membership._last_issued == 0.0
+
+
+# Who may join
+
+
+async def test_an_invite_lets_in_and_nothing_else_does(invited: Parties) -> None:
+    creator, ada = await invited(CREATOR), await invited(ADA, invite(invited.run))
+    bob = await invited(BOB)  # whose program does not care that it has none
+    for party in (creator, ada, bob):
+        await party.membership.announce(Phase.TRAINING)
+    for party in (creator, ada, bob):
+        await party.look()
+    assert (creator.knows(), ada.knows()) == ({ADA.peer_id}, {CREATOR.peer_id})
+    assert creator.refusals.counts()["record.not-invited"] >= 1
+    assert creator.refusals.counts()["call.not-invited"] >= 1
+    assert any("does not take us: This run takes invited peers only" in text for text in bob.warnings)
+    assert [error.reason for error in bob.barred] == [Reason.NOT_INVITED]
+    assert ada.barred == creator.barred == []
+
+
+async def test_who_came_late_by_an_invite_learns_that_it_is_used_up(invited: Parties) -> None:
+    token = invite(invited.run)
+    ada = await invited(ADA, token)
+    bob = await invited(BOB, token)
+    await ada.membership.announce(Phase.TRAINING)
+    await bob.membership.announce(Phase.TRAINING)
+    await ada.look()
+    await bob.look()
+    assert ada.knows() == set() and ada.barred == []
+    assert ada.refusals.counts()["record.invite-used-up"] == 1
+    assert [error.reason for error in bob.barred] == [Reason.INVITE_USED_UP]
+
+
+async def test_a_use_of_a_peer_that_has_gone_is_told_to_newcomers(invited: Parties) -> None:
+    token = invite(invited.run)
+    old, newcomer = await invited(CREATOR), await invited(CLEO, invite(invited.run, letter=b"c"))
+    old.standing.admission.check(ADA.peer_id, token.claim(ADA.peer_id, time() - 5).data, time())
+    await old.membership.announce(Phase.TRAINING)
+    await newcomer.look()
+    bob = await invited(BOB, token)
+    code, details = await bob.call(newcomer, pb.Introduction())
+    assert (code, newcomer.refusals.counts()) == (grpc.StatusCode.UNAUTHENTICATED, {"call.invite-used-up": 1})
+    assert "ask the run's creator for another invite" in details
+
+
+# Removals
+
+
+async def test_a_removal_in_the_dht_takes_effect_at_the_next_look(parties: Parties) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    for party in (ada, bob):
+        await party.membership.announce(Phase.TRAINING)
+        await party.look()
+    assert ada.knows() == {BOB.peer_id} and ada.removals_heard == 0
+    await parties.removing(BOB.peer_id)
+    await ada.look()
+    assert ada.knows() == set()
+    assert ada.removals_heard == 1
+    assert (await bob.call(ada, pb.Introduction()))[0] is grpc.StatusCode.UNAUTHENTICATED
+    assert ada.refusals.counts()["call.removed"] == 1
+    await bob.look()
+    assert [str(error) for error in bob.barred] == [f"{BOB.peer_id} was removed from this run by its creator."]
+    await parties.removing(version=2)
+    await ada.look()
+    assert ada.knows() == {BOB.peer_id}
+
+
+async def test_every_peer_keeps_the_newest_list_in_the_dht(parties: Parties) -> None:
+    ada = await parties(ADA)
+    await parties.removing(CLEO.peer_id, version=1)
+    newest = await parties.removing(BOB.peer_id, version=2)
+    await ada.look()
+    await parties.removing(CLEO.peer_id, version=1)  # a stranger replays it
+    await ada.look()
+    assert parties.removals_in_dht() == newest
+    parties.network.records.clear()
+    await ada.look()
+    assert parties.removals_in_dht() == newest
+    assert ada.standing.admission.removals.ids == {BOB.peer_id}
+
+
+async def test_a_list_that_the_creator_writes_into_the_home_of_its_node_is_published(parties: Parties) -> None:
+    creator = await parties(CREATOR)
+    await creator.look()
+    data = write_removals(CREATOR, parties.run.run_id, 1, frozenset([BOB.peer_id])).data
+    (creator.home / "runs" / parties.run.fingerprint).mkdir(parents=True, exist_ok=True)
+    (creator.home / "runs" / parties.run.fingerprint / "removals").write_bytes(data)
+    await creator.look()
+    assert creator.removals_heard == 1
+    assert parties.removals_in_dht() == data
+
+
+async def test_looks_for_removals_are_often_enough_for_a_minute_and_no_more(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert membership_module.REMOVALS_EVERY <= 20
+    ada = await parties(ADA)
+    looks: list[str] = []
+    lookup = ada.discovery.lookup
+
+    async def count(key: str) -> Any:
+        looks.append(key)
+        return await lookup(key)
+
+    monkeypatch.setattr(ada.discovery, "lookup", count)
+    for _ in range(5):
+        await ada.look()
+    assert len([key for key in looks if "/removals/" in key]) == 1
+
+
+async def test_a_disk_that_is_full_holds_up_no_removal(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    await bob.membership.announce(Phase.TRAINING)
+    await ada.look()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lowcomm_node.admitting.write_atomic", full)
+    await parties.removing(BOB.peer_id)
+    await ada.look()
+    assert ada.knows() == set() and ada.removals_heard == 1
+    assert "could not be kept" in ada.warnings[0]
+
+
+async def test_removals_reach_a_node_that_only_runs_its_loops(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    await bob.membership.announce(Phase.TRAINING)
+    monkeypatch.setattr(ada.membership, "_settings", ada.membership._settings.model_copy(update={"poll": 0.01}))
+    loops = asyncio.create_task(ada.membership.run())
+    try:
+        await until_async(lambda: asyncio.sleep(0, BOB.peer_id in ada.knows()), 20, "bob is known")
+        await parties.removing(BOB.peer_id)
+        await until_async(lambda: asyncio.sleep(0, BOB.peer_id not in ada.knows()), 20, "bob is out")
+    finally:
+        loops.cancel()
+        await asyncio.gather(loops, return_exceptions=True)

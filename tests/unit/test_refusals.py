@@ -1,0 +1,106 @@
+"""Whatever a stranger sends that is not sound is refused, counted by its reason, and costs next to nothing.
+
+The cases are those of benchmarks/refusals.py, which measures their time; memory is held here.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lowcomm_node.discovery.keys import Provenances
+from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, VersionError
+from lowcomm_protocol.refusals import Reason, Refusals, What
+
+
+def load_benchmark() -> Any:
+    """The module benchmarks/refusals.py."""
+    path = Path(__file__).parents[2] / "benchmarks" / "refusals.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_refusals", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+benchmark = load_benchmark()
+CASES = {case.name: case for case in benchmark.CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_is_refused_counted_by_its_reason_and_takes_little_memory(name):
+    case = CASES[name]
+    refuse, refusals = case.prepare()
+    refuse()
+    assert refusals.counts() == {case.counted: 1}
+    refuse, _ = case.prepare()
+    assert benchmark.peak_kib(refuse) < benchmark.MAX_KIB
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "1 MB" in name])
+def test_what_is_too_large_is_refused_before_it_is_hashed_parsed_or_verified(name, monkeypatch):
+    refuse, refusals = CASES[name].prepare()
+
+    def fail(*_: object) -> None:
+        raise AssertionError("bytes that are too many were looked at")
+
+    for module in ("records", "identity", "invites", "removals", "run"):
+        monkeypatch.setattr(f"lowcomm_protocol.{module}.verify", fail)
+    monkeypatch.setattr("lowcomm_protocol.records.pb", None)
+    monkeypatch.setattr("lowcomm_protocol.roster.sha256", fail)
+    monkeypatch.setattr("lowcomm_node.discovery.keys.sha256", fail)
+    refuse()
+    assert list(refusals.counts()) == [CASES[name].counted]
+
+
+@pytest.mark.parametrize(
+    "name", ["an expired record", "a record without an invite", "a record whose signature is forged"]
+)
+def test_the_same_bytes_are_verified_and_counted_once_however_often_the_dht_tells_them(name, monkeypatch):
+    refuse, refusals = CASES[name].prepare()
+    refuse()
+    monkeypatch.setattr("lowcomm_protocol.records.verify", lambda *_: pytest.fail("verified again"))
+    for _ in range(5):
+        refuse()
+    assert sum(refusals.counts().values()) == 1
+
+
+def test_what_was_refused_under_a_wrong_name_is_believed_in_its_place():
+    data, refusals = benchmark.record(), Refusals()
+    roster = benchmark.Roster(benchmark.ME.peer_id, benchmark.RUN, None, refusals)
+    assert roster.hear(data, benchmark.NOW, benchmark.BOB.peer_id) is None
+    assert roster.hear(data, benchmark.NOW, benchmark.ADA.peer_id) is not None, "a replay must not silence its victim"
+    assert refusals.counts() == {"record.misplaced": 1}
+
+
+def test_a_flood_of_refusals_keeps_a_bounded_memory(monkeypatch):
+    monkeypatch.setattr("lowcomm_protocol.roster._REMEMBERED", 10)
+    monkeypatch.setattr("lowcomm_node.discovery.keys._REMEMBERED", 10)
+    refusals = Refusals()
+    roster = benchmark.Roster(benchmark.ME.peer_id, benchmark.RUN, None, refusals)
+    provenances = Provenances(refusals)
+    for number in range(50):
+        roster.hear(b"%d" % number, benchmark.NOW)
+        provenances.check(b"P%d" % number, benchmark.ADA.peer_id, benchmark.NOW)
+    assert sum(refusals.counts().values()) == 100
+    assert (len(roster._heard), len(provenances._refused)) == (10, 10)
+
+
+def test_counts_are_told_by_name_in_one_order():
+    refusals = Refusals()
+    for what, reason in ((What.RECORD, Reason.EXPIRED), (What.CALL, Reason.REPLAYED), (What.RECORD, Reason.EXPIRED)):
+        refusals.count(what, reason)
+    assert list(refusals.counts().items()) == [("call.replayed", 1), ("record.expired", 2)]
+
+
+def test_an_error_counts_as_its_kind_unless_it_says_more():
+    assert LowcommError("x").reason is RecordError("x").reason is Reason.MALFORMED
+    assert SignatureError("x").reason is Reason.BAD_SIGNATURE
+    assert VersionError("x").reason is Reason.OTHER_VERSION
+    told = RecordError("x", reason=Reason.EXPIRED)
+    assert (str(told), told.reason) == ("x", Reason.EXPIRED)
+
+
+def test_a_man_in_the_middle_is_found_out_by_his_certificate_on_our_own_time_alone():
+    assert benchmark.handshake()() > 0
