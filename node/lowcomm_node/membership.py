@@ -208,7 +208,8 @@ class Membership:
         if introduction.record.ByteSize() > MAX_RECORD_BYTES:  # before it is copied
             self._refusals.count(What.RECORD, Reason.TOO_LARGE)
             return
-        self._hear(introduction.record.SerializeToString(), sender=peer)
+        if introduction.HasField("record"):  # a peer may call only to see whether we answer
+            self._hear(introduction.record.SerializeToString(), sender=peer)
         self._standing.admission.hear_uses(introduction.uses, time())
 
     def _hear(self, data: bytes, greet: bool = False, sender: str | None = None) -> PeerInfo | None:

@@ -33,6 +33,10 @@ GROWTH = 0.75
 TINY = 2.0**-100
 AGAINST = 3.0
 """Noise of honest peers rarely points against the others by more than so many standard deviations."""
+FORGETTING = 0.1
+"""How fast what is usual follows what was applied."""
+ALONE = 4.0
+"""In a swarm of two, the other's last contribution counts for at most so many times what was applied."""
 REMEMBERED = 15
 """Peers whose last contribution tells what is usual."""
 
@@ -70,23 +74,26 @@ def grown_norm(own: float, steps: int, ahead: int, interval: int) -> float:
 
 
 class UsualNorm:
-    """What norm contributions usually have: the lower median of what each peer brought last, used or refused.
+    """What norm contributions usually have: of those that were applied, or more if most peers bring more.
 
-    A single liar does not move it. And where most are further away than was plausible, it is we who must come closer:
-    otherwise two halves of a swarm that have once drifted apart would refuse each other for ever.
+    What each peer brought last counts, used or refused, by its lower median: a single liar does not move that. And where
+    most are further away than was plausible, it is we who must come closer: otherwise two halves of a swarm that have once
+    drifted apart would refuse each other for ever. Of a lone partner, whom nobody can judge, a bounded part counts.
     """
 
     def __init__(self, before: float = 0.0) -> None:
-        self._before = before
-        """What was usual before a restart; 0 if nothing is known."""
+        self._applied = before
+        """Of those that were applied, mostly lately; 0 if nothing is known."""
         self._last: dict[str, float] = {}
 
     @property
     def value(self) -> float:
-        """As of now; 0 while fewer than two peers have brought anything."""
+        """As of now; 0 if nothing is known."""
         norms = list(self._last.values())  # a copy at once: contributions are decoded on other threads
         norms.sort()
-        return norms[(len(norms) - 1) // 2] if len(norms) > 1 else self._before
+        if len(norms) == 1:
+            return max(self._applied, min(norms[0], ALONE * self._applied))
+        return max(self._applied, norms[(len(norms) - 1) // 2]) if norms else self._applied
 
     def saw(self, peer: str, norm: float) -> None:
         """Remember what a peer has brought; a norm beyond float32 is none."""
@@ -96,6 +103,10 @@ class UsualNorm:
         self._last[peer] = norm
         while len(self._last) > REMEMBERED:
             del self._last[next(iter(self._last))]
+
+    def applied(self, norm: float) -> None:
+        """Learn from a contribution that was applied."""
+        self._applied = norm if not self._applied else self._applied + FORGETTING * (norm - self._applied)
 
 
 def _clipped(contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

@@ -200,6 +200,12 @@ async def test_a_stolen_record_that_its_thief_tells_as_its_own_is_not_believed(p
     assert cleo.knows() == {ADA.peer_id}
 
 
+async def test_a_peer_that_tells_nothing_of_itself_is_answered(parties: Parties) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    assert (await bob.call(ada, pb.Introduction()))[0] is grpc.StatusCode.OK
+    assert ada.refusals.counts() == {} and ada.knows() == set()
+
+
 async def test_a_record_of_a_megabyte_is_refused_before_it_is_copied(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:

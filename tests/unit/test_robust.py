@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.outer import mean_contribution
 from lowcomm_protocol.robust import (
+    ALONE,
     CLIP,
     GROWTH,
     LONGER,
@@ -149,10 +150,28 @@ def test_what_is_usual_is_the_lower_median_of_what_each_peer_brought_last():
 
 def test_what_was_usual_before_a_restart_counts_until_others_have_come():
     usual = UsualNorm(2.0)
-    usual.saw("one", 7.0)
     assert usual.value == 2.0
+    usual.saw("one", 7.0)
     usual.saw("two", 9.0)
     assert usual.value == 7.0
+
+
+def test_what_was_applied_is_usual_and_forgotten_slowly():
+    usual = UsualNorm()
+    usual.applied(5.0)
+    assert usual.value == 5.0, "the first one"
+    for _ in range(100):
+        usual.applied(2.0)
+    assert usual.value == pytest.approx(2.0, rel=1e-3)
+
+
+def test_two_peers_that_drifted_apart_come_together_and_one_that_lies_stays_bounded():
+    usual = UsualNorm(1.0)
+    usual.saw("partner", 3.5)
+    assert usual.value == 3.5
+    for _ in range(9):
+        usual.saw("partner", 100.0)
+    assert usual.value == ALONE
 
 
 def test_only_so_many_peers_are_remembered():

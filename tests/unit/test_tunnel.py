@@ -310,6 +310,7 @@ async def test_a_flood_of_streams_is_bounded_and_passes(tmp_path, monkeypatch):
 
 async def test_streams_that_come_and_go_are_bounded_too(tmp_path, monkeypatch):
     monkeypatch.setattr(tunnel, "MAX_NEW", 3)
+    monkeypatch.setattr(tunnel, "MAX_TUNNELS_PER_PEER", 100)
     async with pair(tmp_path) as (ada, bob):
         for _ in range(20):
             stream = await ada.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)

@@ -37,6 +37,8 @@ class Capture(ABC):
     """The largest norm that the progress of others may have."""
     usual: UsualNorm
     """Learns what norms they bring."""
+    norms: list[float] = field(default_factory=list)
+    """What they have brought this time."""
     worst_block: float = 0.0
     """Spread of the contributions in the block of 256 values where it is largest; in a group, of our shard."""
     steps: int
@@ -52,9 +54,10 @@ class Capture(ABC):
         """The progress in a contribution to what begins at ``start``, as it looks from our slow weights."""
         return vector if self.anchor is None else vector - self.anchor[start : start + vector.numel()]
 
-    @abstractmethod
     def commit(self) -> None:
-        """The outer step is applied: coders keep what it taught."""
+        """The outer step is applied: what it taught is kept."""
+        for norm in self.norms:
+            self.usual.applied(norm)
 
     @abstractmethod
     def forget(self) -> None:
@@ -97,6 +100,7 @@ class PairCapture(Capture):
     def _check(self, peer: str) -> None:
         norm = float(self.seen(self.received[peer]).norm())
         self.usual.saw(peer, norm)
+        self.norms.append(norm)
         if not norm <= self.most:
             raise ImplausibleError(f"brings progress of norm {norm:.3g} where {self.most:.3g} is plausible")
 
@@ -109,6 +113,7 @@ class PairCapture(Capture):
 
     def commit(self) -> None:
         """See Capture."""
+        super().commit()
         self.coder.commit()
 
     def forget(self) -> None:
@@ -167,7 +172,9 @@ class GroupCapture(Capture):
         self.coder.decode(data, mean.numpy())
         # Against all of our own progress: what a shard holds may have moved elsewhere and not here (rare tokens).
         norm = float(self.seen(mean, start).norm())
-        self.usual.saw(owner, norm * (self.sent.numel() / mean.numel()) ** 0.5)
+        whole = norm * (self.sent.numel() / mean.numel()) ** 0.5
+        self.usual.saw(owner, whole)
+        self.norms.append(whole)
         if not norm <= self.most:
             raise ImplausibleError(f"sent a mean of norm {norm:.3g} where {self.most:.3g} is plausible")
 
@@ -177,6 +184,7 @@ class GroupCapture(Capture):
 
     def commit(self) -> None:
         """See Capture."""
+        super().commit()
         self.coder.commit(self.ranges)
 
     def forget(self) -> None:
