@@ -1,7 +1,6 @@
 """What a home keeps of who may take part: through restarts, other invites, and damage."""
 
 from pathlib import Path
-from time import time
 
 import pytest
 
@@ -17,7 +16,7 @@ from lowcomm_protocol.removals import write_removals
 from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
 
 CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
-NOW = time()
+NOW = 1_800_000_000.0
 
 
 def run_of(admission: str) -> SignedRun:
@@ -107,7 +106,7 @@ def test_a_passing_identity_neither_uses_nor_leaves_a_claim(tmp_path: Path) -> N
 
 
 async def test_what_was_heard_survives_a_restart(tmp_path: Path) -> None:
-    discovery = MemoryDiscovery(ADA.peer_id, MemoryNetwork(time))
+    discovery = MemoryDiscovery(ADA.peer_id, MemoryNetwork(lambda: NOW))
     standing = stand(tmp_path, invite())
     standing.admission.check(BOB.peer_id, invite(b"b").claim(BOB.peer_id, NOW).data, NOW)
     removals = write_removals(CREATOR, RUN.run_id, 3, frozenset([BOB.peer_id]))
@@ -124,7 +123,7 @@ async def test_what_was_heard_survives_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish", b"x" * 5_000_000])
 async def test_damaged_files_are_learned_again(tmp_path: Path, damage: bytes) -> None:
-    discovery = MemoryDiscovery(ADA.peer_id, MemoryNetwork(time))
+    discovery = MemoryDiscovery(ADA.peer_id, MemoryNetwork(lambda: NOW))
     removals = write_removals(CREATOR, RUN.run_id, 1, frozenset([BOB.peer_id]))
     await discovery.publish(removals_key(RUN.run_id, CREATOR.peer_id), CREATOR.peer_id, removals.data, 100)
     assert await stand(tmp_path, invite()).look(discovery)

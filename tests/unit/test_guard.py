@@ -1,13 +1,13 @@
 """What a storer of the DHT lets in, and what it keeps; hivemind's own types, no network."""
 
 from dataclasses import replace
-from time import time
 
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
-from hivemind.utils import MSGPackSerializer
+from hivemind.utils import MSGPackSerializer, timed_storage
 
+from lowcomm_node.discovery import guard
 from lowcomm_node.discovery.guard import BoundedStorage, OwnRecords
 from lowcomm_node.discovery.keys import RUNS_KEY, Provenances, pack, peers_key, provenance, removals_key
 from lowcomm_protocol.identity import Identity
@@ -17,7 +17,13 @@ from lowcomm_protocol.removals import write_removals
 from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
 
 CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
-NOW = time()
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def _clock_that_stands_still(monkeypatch):
+    monkeypatch.setattr(guard, "time", lambda: NOW)
+    monkeypatch.setattr(timed_storage, "get_dht_time", lambda: NOW)
 
 
 def run_of(admission: str) -> SignedRun:
@@ -34,7 +40,7 @@ def record(run_id: str, peer: Identity = ADA, *, issued: float = NOW, life: floa
 
 def dht_record(key: str, subkey: str, value: bytes, life: float = 30.0) -> DHTRecord:
     place = DHTID.generate(source=key).to_bytes()
-    return DHTRecord(place, MSGPackSerializer.dumps(subkey), MSGPackSerializer.dumps(pack(key, value)), time() + life)
+    return DHTRecord(place, MSGPackSerializer.dumps(subkey), MSGPackSerializer.dumps(pack(key, value)), NOW + life)
 
 
 def lets_in(provenances: Provenances, key: str, subkey: str, value: bytes, life: float = 25.0) -> bool:
@@ -86,7 +92,7 @@ def test_a_record_is_not_stored_for_longer_than_its_invite_lasts():
 def test_who_only_publishes_a_run_knows_who_may_join_it():
     run, provenances = run_of("list"), Provenances()
     value = MSGPackSerializer.dumps(pack(RUNS_KEY, run.to_bytes()))
-    assert BoundedStorage(provenances).store_subkey(DHTID.generate(source=RUNS_KEY), run.run_id, value, time() + 60)
+    assert BoundedStorage(provenances).store_subkey(DHTID.generate(source=RUNS_KEY), run.run_id, value, NOW + 60)
     assert not lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB))
 
 
@@ -152,7 +158,7 @@ def test_an_older_record_never_replaces_a_newer_one_however_long_it_is_to_be_kep
 
     def store(data: bytes, life: float) -> bool:
         value = MSGPackSerializer.dumps(pack(peers_key(run_id), data))
-        return storage.store_subkey(key, ADA.peer_id, value, time() + life)
+        return storage.store_subkey(key, ADA.peer_id, value, NOW + life)
 
     def kept() -> bytes:
         found = storage.get(key)
@@ -175,7 +181,7 @@ def test_a_removal_list_is_not_replaced_by_one_with_a_lower_number():
     storage, key = BoundedStorage(Provenances()), DHTID.generate(source=place)
     lists = [write_removals(CREATOR, run_id, version, frozenset([ADA.peer_id])).data for version in (2, 1, 3)]
     taken = [
-        storage.store_subkey(key, CREATOR.peer_id, MSGPackSerializer.dumps(pack(place, data)), time() + life)
+        storage.store_subkey(key, CREATOR.peer_id, MSGPackSerializer.dumps(pack(place, data)), NOW + life)
         for data, life in zip(lists, (1000, 3000, 500), strict=True)
     ]
     assert taken == [True, False, True]
