@@ -21,7 +21,7 @@ demo: $(READY)  ## train a swarm of three nodes on this machine and show it
 	$(BIN)/lowcomm-node demo --nodes 3 --steps 1000
 
 test: $(READY)  ## every test that CI runs
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4
 
 check: $(READY)  ## format, lint, types, import rules, dependencies, fast tests
 	$(BIN)/ruff format --check .

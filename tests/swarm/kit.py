@@ -12,7 +12,7 @@ from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError
 from waiting import until
 
-START = 90.0
+START = 150.0
 TINY = """
 [run]
 name = "test"

@@ -54,47 +54,41 @@ def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     late.until_completed(1)
 
 
-@pytest.mark.parametrize("how", ["finish", "SIGTERM"])
-def test_a_peer_that_leaves_is_gone_at_once_and_leaves_nothing_behind(swarm: Swarm, how: str) -> None:
+def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
-    sockets = set(runtime_folder().iterdir())
-    a, b = swarm.node("a", "--record-life", "600"), swarm.node("b", "--record-life", "600")
-    for node in (a, b):
+    sockets, shared = set(runtime_folder().iterdir()), set(Path("/dev/shm").iterdir())
+    a, b, c = (swarm.node(name, "--record-life", "600") for name in "abc")
+    for node in (a, b, c):
         node.until_completed(1)
-    family = descendants(b.child.pid)
-    assert len(family) >= 2, "trainer and p2pd"
-    b_id = (b.status() or {})["peer_id"]
-    assert b_id in [peer["peer_id"] for peer in a.peers()]
-    if how == "finish":
-        assert run("lowcomm_node", "finish", "--home", str(b.home)).returncode == 0
-        assert b.child.wait(30) == 0
-    else:
-        assert b.end(signal.SIGTERM) == 0
-    # Its record would live for ten minutes more: only a goodbye can have removed it.
-    until(lambda: b_id not in [peer["peer_id"] for peer in a.peers()], 5, "gone from the other's peers")
-    assert alive(family) == []
-    assert not (b.home / "control.json").exists()
-    newest = run("lowcomm_node", "checkpoint", "verify", "--json", "--home", str(b.home))
-    assert newest.returncode == 0 and newest.stdout.strip() != "{}", newest.stderr
-    a.end()
-    assert set(runtime_folder().iterdir()) <= sockets
+    for node, how in ((b, "finish"), (c, "SIGTERM")):
+        family = descendants(node.child.pid)
+        assert len(family) >= 2, "trainer and p2pd"
+        leaver = (node.status() or {})["peer_id"]
+        assert leaver in [peer["peer_id"] for peer in a.peers()]
+        if how == "finish":
+            assert run("lowcomm_node", "finish", "--home", str(node.home)).returncode == 0
+            assert node.child.wait(30) == 0
+        else:
+            assert node.end(signal.SIGTERM) == 0
+        # Its record would live for ten minutes more: only a goodbye can have removed it.
+        until(lambda gone=leaver: gone not in [peer["peer_id"] for peer in a.peers()], 5, "gone from the other's peers")
+        assert alive(family) == []
+        assert not (node.home / "control.json").exists()
+        newest = run("lowcomm_node", "checkpoint", "verify", "--json", "--home", str(node.home))
+        assert newest.returncode == 0 and newest.stdout.strip() != "{}", newest.stderr
 
-
-def test_nothing_is_left_after_sigkill(swarm: Swarm) -> None:
-    swarm.bootstrap("--run", str(swarm.spec()))
-    sockets = set(runtime_folder().iterdir())
-    shared = set(Path("/dev/shm").iterdir())
-    node = swarm.node("a")
-    node.until(lambda s: s["phase"] == "training", "training")
     assert set(runtime_folder().iterdir()) > sockets
-    family = descendants(node.child.pid)
-    node.end(signal.SIGKILL)
+    family = descendants(a.child.pid)
+    a.end(signal.SIGKILL)
     until(lambda: not alive(family), 10, "its processes gone")
     until(lambda: set(runtime_folder().iterdir()) <= sockets, 10, "its sockets gone")
     assert set(Path("/dev/shm").iterdir()) <= shared
 
 
-@pytest.mark.parametrize("method", ["diloco", "streaming-diloco", "gossip", "lowcomm"])
+@pytest.mark.parametrize(
+    "method",
+    ["streaming-diloco", "lowcomm", *(pytest.param(one, marks=pytest.mark.soak) for one in ("diloco", "gossip"))],
+)
 def test_three_nodes_finish_a_run_together(swarm: Swarm, method: str) -> None:
     swarm.bootstrap("--run", str(swarm.spec(method, steps=600, start_peers=3)))
     nodes = [swarm.node(name) for name in "abc"]

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from lowcomm_node.data import Dataset, open_data
-from lowcomm_node.simulation import Conditions, Member, allreduce, ring_bytes, simulate, single
+from lowcomm_node.simulation import Conditions, Member, Result, allreduce, ring_bytes, simulate, single
 from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_node.simulation.swarm import Swarm
 from lowcomm_node.trainer.replica import Replica
@@ -50,6 +51,12 @@ def spec(method: str, seed: int = 0, steps: int = STEPS, **sync: object) -> RunS
     )
 
 
+@cache
+def calm(method: str, dataset: Dataset, peers: int, steps: int = STEPS) -> Result:
+    """What comes of peers whom nothing disturbs: what others are compared with, simulated once."""
+    return simulate(spec(method, steps=steps), dataset, peers)
+
+
 def swarm_of(settings: RunSpec, dataset: Dataset, members: list[Member], conditions: Conditions | None = None) -> Swarm:
     swarm = Swarm(settings, dataset, members, conditions or Conditions(), Replica, compiled=False, evaluations=0)
     swarm.network.run()
@@ -69,7 +76,13 @@ def cut_off(network: Network, half: set[str], until: float) -> None:
     network.open = opened
 
 
-METHODS = ["noloco", "diloco", "streaming-diloco", "lowcomm", "gossip"]
+def also(*methods: str) -> list:
+    """The two methods that people are told to use, and others that are presets of the same engine, outside CI."""
+    return ["lowcomm", "streaming-diloco", *(pytest.param(method, marks=pytest.mark.soak) for method in methods)]
+
+
+METHODS = also("noloco", "diloco", "gossip")
+PAIRS = ["lowcomm", pytest.param("noloco", marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -86,7 +99,7 @@ def test_the_same_seed_tells_the_same_story_and_another_one_another(dataset, met
 
 @pytest.mark.parametrize("method", METHODS)
 def test_peers_that_exchange_stay_together_and_learn(dataset, method):
-    alone, met = (simulate(spec(one), dataset, 4) for one in ("local", method))
+    alone, met = (calm(one, dataset, 4) for one in ("local", method))
     assert met.applied > 0 and met.failed <= 4 * 4, "only what the end of the run cuts off"
     assert met.steps == (STEPS,) * 4
     assert met.spread < 0.5 * alone.spread
@@ -151,7 +164,7 @@ def test_bytes_of_a_group_are_what_reduce_scatter_and_all_gather_cost(dataset, c
 
 @pytest.mark.parametrize(("method", "name"), [("diloco", "fp32"), ("streaming-diloco", "bf16")])
 def test_groups_smaller_than_the_swarm_are_held_together_by_the_consensus_term(dataset, method, name):
-    alone = simulate(spec("local"), dataset, 6)
+    alone = calm("local", dataset, 6)
     settings = spec(method, group=3, codec=name, consensus=1.0, outer_lr=0.7, momentum=0.3, error_feedback=False)
     met = simulate(settings, dataset, 6)
     assert met.spread < 0.5 * alone.spread
@@ -171,7 +184,7 @@ def test_pairs_may_feed_errors_back_too(dataset, method, name):
 # Churn
 
 
-@pytest.mark.parametrize("method", ["noloco", "diloco", "lowcomm", "streaming-diloco"])
+@pytest.mark.parametrize("method", also("noloco", "diloco"))
 def test_a_late_peer_begins_where_the_others_are(dataset, method):
     swarm = swarm_of(spec(method), dataset, [Member(), Member(), Member(), Member(joins=20.5)])
     late = swarm.peers[3]
@@ -182,7 +195,7 @@ def test_a_late_peer_begins_where_the_others_are(dataset, method):
 
 
 @pytest.mark.parametrize("end", [{"leaves": 20.3}, {"dies": 20.3}])
-@pytest.mark.parametrize("method", ["noloco", "diloco", "streaming-diloco"])
+@pytest.mark.parametrize("method", also("noloco", "diloco"))
 def test_who_leaves_or_dies_stops_nobody(dataset, method, end):
     swarm = swarm_of(spec(method), dataset, [Member(), Member(), Member(), Member(**end)])
     for peer in swarm.peers[:3]:
@@ -208,17 +221,16 @@ def test_streams_that_break_cost_exchanges_and_no_more(dataset, method):
     assert all(not peer.running for peer in swarm.peers)
 
 
-@pytest.mark.parametrize("method", ["noloco", "lowcomm"])
+@pytest.mark.parametrize("method", PAIRS)
 def test_two_halves_that_were_cut_off_from_each_other_come_together_again(dataset, method):
     settings = spec(method, steps=320)
     swarm = Swarm(settings, dataset, [Member()] * 4, Conditions(), Replica, compiled=False, evaluations=0)
     cut_off(swarm.network, {"peer-0", "peer-1"}, until=80.0)
     swarm.network.run()
-    undisturbed = swarm_of(settings, dataset, [Member()] * 4)
-    assert swarm.result().spread < 3 * undisturbed.result().spread
+    assert swarm.result().spread < 3 * calm(method, dataset, 4, 320).spread
 
 
-@pytest.mark.parametrize("method", ["noloco", "lowcomm"])
+@pytest.mark.parametrize("method", PAIRS)
 def test_honest_peers_of_any_speed_are_rarely_taken_for_liars(dataset, method):
     members = [Member(), Member(speed=0.6), Member(speed=0.9), Member(speed=0.3)]
     swarm = swarm_of(spec(method, steps=100, interval=4, min_steps=1), dataset, members)
@@ -229,22 +241,21 @@ def test_honest_peers_of_any_speed_are_rarely_taken_for_liars(dataset, method):
 
 
 @pytest.mark.parametrize("attack", ["nan", "huge", "flipped-huge"])
-@pytest.mark.parametrize("method", ["noloco", "lowcomm", "diloco", "streaming-diloco"])
+@pytest.mark.parametrize("method", also("noloco", "diloco"))
 def test_honest_peers_end_where_they_would_without_the_liar(dataset, method, attack):
-    settings = spec(method, steps=80)
-    without = simulate(settings, dataset, 3)
-    result = simulate(settings, dataset, [Member(), Member(), Member(), Member(attack=attack)])
+    without = calm(method, dataset, 3, 80)
+    result = simulate(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)])
     assert len(result.losses) == 3
     assert result.loss < 1.1 * without.loss
     assert result.spread < 2 * without.spread
 
 
-@pytest.mark.parametrize("method", ["noloco", "lowcomm"])
+@pytest.mark.parametrize("method", PAIRS)
 def test_in_pairs_contributions_that_are_far_too_large_are_refused(dataset, method):
     swarm = swarm_of(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack="huge")])
     assert sum(peer.implausible for peer in swarm.peers[:3]) > 0
-    calm = swarm_of(spec(method, steps=80), dataset, [Member()] * 4)
-    assert sum(peer.implausible for peer in calm.peers) == 0
+    honest = swarm_of(spec(method, steps=80), dataset, [Member()] * 4)
+    assert sum(peer.implausible for peer in honest.peers) == 0
 
 
 # Baselines
