@@ -1,6 +1,6 @@
 """Convergence of every method, in simulation: the protocol's own objects, equal tokens a replica, held-out text, 3 seeds.
 
-    python benchmarks/convergence.py               everything: under 3 hours on two cores; resumes where it stopped
+    python benchmarks/convergence.py               everything: 360 runs, some 3.5 hours of two idle cores; resumes
     python benchmarks/convergence.py --quick       a slice of each part, under 3 minutes
     python benchmarks/convergence.py --part wire   one part: methods, wire, attacks or churn
     python benchmarks/convergence.py --report      what has been measured so far
