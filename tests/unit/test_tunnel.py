@@ -1,7 +1,7 @@
 """What must hold for tunnels, whatever carries their streams: real gRPC at both ends, the twin of libp2p between them."""
 
 import asyncio
-import os
+import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -11,19 +11,14 @@ from time import time
 import grpc
 import pytest
 from grpc import aio
-from hypothesis import given
-from hypothesis import strategies as st
 from wire import new_certificate
 
 from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import pipe as pipes
-from lowcomm_node.exchange import tunnel
-from lowcomm_node.exchange.pipe import Pipe
-from lowcomm_node.exchange.tunnel import Tunnels, protocol_of
-from lowcomm_node.exchange.tunnel_frames import MAX_LENGTH, Decoder, Signal, word
-from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_node.exchange import line, tunnel
+from lowcomm_node.exchange.tunnel import Forgotten, Tunnels, protocol_of
+from lowcomm_node.exchange.tunnel_frames import ANSWER, SESSION, Signal, numbered, opening
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
@@ -45,158 +40,6 @@ async def pair(tmp_path: Path, *others: Identity) -> AsyncIterator[tuple[End, ..
     made = [end(identity, network) for identity in (ADA, BOB, *others)]
     async with ends(*made, folder=tmp_path) as (*all_,):
         yield tuple(all_)
-
-
-# Words
-
-
-def test_pieces_and_signals_come_out_as_they_went_in():
-    data = word(3) + b"abc" + word(Signal.END) + word(Signal.ACK)
-    parts = list(Decoder().feed(memoryview(data)))
-    assert [part if isinstance(part, Signal) else bytes(part) for part in parts] == [b"abc", Signal.END, Signal.ACK]
-
-
-PARTS = st.lists(st.binary(min_size=1, max_size=300) | st.sampled_from(Signal), max_size=20)
-
-
-@given(PARTS, st.lists(st.integers(1, 50)))
-def test_it_does_not_matter_how_the_bytes_are_cut(parts, cuts):
-    data = b"".join(word(part) if isinstance(part, Signal) else word(len(part)) + part for part in parts)
-    decoder, found, signals = Decoder(), b"", list[tuple[int, Signal]]()
-    while data:
-        size = cuts.pop() if cuts else len(data)
-        for part in decoder.feed(memoryview(data[:size])):
-            if isinstance(part, Signal):
-                signals.append((len(found), part))
-            else:
-                found += part
-        data = data[size:]
-    assert found == b"".join(part for part in parts if isinstance(part, bytes))
-    expected, place = [], 0
-    for part in parts:
-        if isinstance(part, Signal):
-            expected.append((place, part))
-        else:
-            place += len(part)
-    assert signals == expected
-
-
-@pytest.mark.parametrize("number", [0, MAX_LENGTH + 1, Signal.END - 1, max(Signal) + 1, 2**32 - 1])
-def test_a_word_that_is_neither_length_nor_signal_is_refused(number):
-    with pytest.raises(ProtocolViolation):
-        list(Decoder().feed(memoryview(word(number))))
-
-
-# Pipes
-
-
-@asynccontextmanager
-async def piped() -> AsyncIterator[tuple[socket.socket, socket.socket, list[Pipe], list[asyncio.Task[None]]]]:
-    """Two local sockets, and the pipes and their tasks that join them over a stream."""
-    sockets = [socket.socketpair() for _ in range(3)]
-    for one in (one for both in sockets for one in both):
-        one.setblocking(False)
-    (near, near_local), (far, far_local), (stream, other) = sockets
-    made = [Pipe(near_local, stream, lambda sent, received: None), Pipe(far_local, other, lambda sent, received: None)]
-    tasks = [asyncio.create_task(one.run()) for one in made]
-    try:
-        yield near, far, made, tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for one in (one for both in sockets for one in both):
-            one.close()
-
-
-async def read_all(source: socket.socket) -> bytes:
-    data = b""
-    while part := await asyncio.get_running_loop().sock_recv(source, 2**20):
-        data += part
-    return data
-
-
-async def test_bytes_go_both_ways_at_once_and_each_way_ends_by_itself():
-    async with piped() as (near, far, _, tasks):
-        loop = asyncio.get_running_loop()
-        there, back = os.urandom(3_000_000), os.urandom(5_000_000)
-
-        async def send(sink: socket.socket, data: bytes) -> None:
-            await loop.sock_sendall(sink, data)
-            sink.shutdown(socket.SHUT_WR)
-
-        sending = asyncio.create_task(send(near, there))
-        assert await soon(read_all(far)) == there
-        assert not tasks[0].done(), "the way back is still open"
-        await asyncio.gather(
-            sending, send_back := asyncio.create_task(send(far, back)), one := asyncio.create_task(read_all(near))
-        )
-        assert one.result() == back and send_back.done()
-        await soon(asyncio.gather(*tasks))
-
-
-async def test_an_end_that_closes_at_once_takes_no_byte_with_it():
-    async with piped() as (near, far, _, tasks):
-        data = os.urandom(1_000_000)
-        receiving = asyncio.create_task(read_all(far))
-        await asyncio.get_running_loop().sock_sendall(near, data)
-        near.close()
-        assert await soon(receiving) == data
-        far.close()
-        await soon(asyncio.gather(*tasks))
-
-
-async def test_who_does_not_read_stops_who_writes():
-    async with piped() as (near, _, made, _):
-        sent, loop = 0, asyncio.get_running_loop()
-        try:
-            while True:
-                async with asyncio.timeout(1.0):
-                    await loop.sock_sendall(near, bytes(65536))
-                sent += 65536
-        except TimeoutError:
-            pass
-        assert sent < 8 * 2**20
-        assert made[1].blocked(loop.time()) > 0.5
-        assert made[0].idle(loop.time()) > 0.5
-
-
-async def test_a_stream_that_breaks_off_closes_the_local_end():
-    async with piped() as (near, far, _, tasks):
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(near, b"x")
-        assert await soon(loop.sock_recv(far, 1)) == b"x"
-        tasks[1].cancel()
-        assert await soon(read_all(near)) == b""
-        with pytest.raises(LinkLost, match="broke off"):
-            await soon(tasks[0])
-
-
-@pytest.mark.parametrize("rubbish", [b"\0\0\0\0", b"\xff" * 4, word(Signal.READY), word(Signal.END) + word(1) + b"x"])
-async def test_a_peer_that_breaks_the_rules_loses_its_tunnel(rubbish):
-    near, far = socket.socketpair()
-    local, mine = socket.socketpair()
-    for one in (near, far, local):
-        one.setblocking(False)
-    with mine, far:
-        running = asyncio.create_task(Pipe(local, near, lambda sent, received: None).run())
-        await asyncio.get_running_loop().sock_sendall(far, rubbish)
-        with pytest.raises((LinkLost, ProtocolViolation)):
-            await soon(running)
-        assert local.fileno() == near.fileno() == -1
-
-
-async def test_a_peer_that_never_acknowledges_the_end_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(pipes, "LINGER", 0.1)
-    near, far = socket.socketpair()
-    local, mine = socket.socketpair()
-    for one in (near, far, local):
-        one.setblocking(False)
-    with far:
-        running = asyncio.create_task(Pipe(local, near, lambda sent, received: None).run())
-        mine.close()
-        with pytest.raises(LinkLost, match="did not end"):
-            await soon(running)
 
 
 # Tunnels
@@ -290,32 +133,67 @@ async def test_a_caller_over_tls_still_needs_a_credential(tmp_path):
                 await soon(stub.Describe(pb.Introduction(), metadata=metadata, timeout=30))
 
 
+def name() -> bytes:
+    """A name for a session."""
+    return secrets.token_bytes(SESSION)
+
+
+async def begin(caller: End, callee: End, words: bytes) -> tuple[OpenStream, bytes]:
+    """A stream on which a caller has said its first words, and what was answered."""
+    stream = await caller.streams.open_stream(callee.peer_id, protocol_of(RUN), 1)
+    loop = asyncio.get_running_loop()
+    with suppress(OSError):  # it was refused before
+        await loop.sock_sendall(stream.socket, words)
+    answer = b""
+    while len(answer) < ANSWER and (part := await soon(loop.sock_recv(stream.socket, ANSWER - len(answer)))):
+        answer += part
+    return stream, answer
+
+
 async def test_a_flood_of_streams_is_bounded_and_passes(tmp_path, monkeypatch):
     monkeypatch.setattr(tunnel, "MAX_TUNNELS", 6)
+    monkeypatch.setattr(tunnel, "MAX_NEW", 100)
     async with pair(tmp_path, EVE) as (ada, bob, eve):
-        flood = [await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for _ in range(50)]
-        assert bob.tunnels.refused == 50 - tunnel.MAX_TUNNELS_PER_PEER
+        flood = await asyncio.gather(*(begin(eve, bob, opening(name(), None)) for _ in range(50)))
+        answers = [answer for _, answer in flood]
+        assert answers.count(numbered(Signal.READY, 0)) == tunnel.MAX_TUNNELS_PER_PEER
+        assert answers.count(numbered(Signal.BUSY, 0)) == 50 - tunnel.MAX_TUNNELS_PER_PEER
+        assert bob.tunnels.statistics().refused == 50 - tunnel.MAX_TUNNELS_PER_PEER
         assert await soon(ada.introduce(bob.info())) == ada.peer_id, "others get through"
         with pytest.raises(LinkLost, match="no room"):
-            await eve.tunnels.open(bob.peer_id, ())
-        for stream in flood:
+            await soon(eve.tunnels.open(bob.peer_id, (), name()))
+        for stream, _ in flood:
             stream.socket.close()
 
         async def served_again() -> bool:
-            return not bob.tunnels._held[eve.peer_id]
+            return not bob.tunnels._held_by(eve.peer_id)
 
         await until_async(served_again, 30, "the flood has ended")
         assert await soon(eve.introduce(bob.info())) == eve.peer_id
 
 
+async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(tunnel, "OPENING_DEADLINE", 0.5)
+    async with pair(tmp_path, EVE) as (ada, bob, eve):
+        silent = [await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for _ in range(50)]
+        assert bob.tunnels.statistics().refused == 50 - tunnel.MAX_TUNNELS_PER_PEER
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+
+        async def dropped() -> bool:
+            return not bob.tunnels._greeted
+
+        await until_async(dropped, 30, "nobody waits for the silent ones")
+        for stream in silent:
+            stream.socket.close()
+
+
 async def test_streams_that_come_and_go_are_bounded_too(tmp_path, monkeypatch):
     monkeypatch.setattr(tunnel, "MAX_NEW", 3)
-    monkeypatch.setattr(tunnel, "MAX_TUNNELS_PER_PEER", 100)
     async with pair(tmp_path) as (ada, bob):
         for _ in range(20):
             stream = await ada.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
             stream.socket.close()
-        assert bob.tunnels.refused > 0
+        assert bob.tunnels.statistics().refused > 0
 
         async def again() -> bool:
             with suppress(LinkLost):
@@ -339,23 +217,139 @@ async def test_a_peer_of_another_run_does_not_get_through(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         other = Tunnels(ada.streams, "cd" * 32)
         with pytest.raises(LinkLost):
-            await other.open(bob.peer_id, ())
+            await other.open(bob.peer_id, (), name())
 
 
-async def test_the_next_call_gets_a_fresh_stream_when_one_was_cut(tmp_path):
+# Streams that break off
+
+
+def cut(end: End) -> None:
+    """Break off all streams of an end's tunnels."""
+    for pipe in list(end.tunnels._pipes):
+        pipe.cut_off("broke off")
+
+
+async def test_calls_go_on_over_the_next_stream_when_one_breaks_off(tmp_path):
+    async with pair(tmp_path) as (ada, bob):
+        stream = await ada.call(bob.info())
+        for number in range(20):
+            await stream.send(chunk(number, 8 * 1024))
+            if number % 3 == 1:
+                cut(ada if number % 2 else bob)
+            assert await soon(stream.receive()) == chunk(number, 8 * 1024)
+        await stream.close()
+        assert ada.tunnels.statistics().resumed >= 5 and bob.tunnels.statistics().resumed >= 5
+
+
+async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lost_with_a_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(tunnel, "KEEP", 1.5)
     async with pair(tmp_path) as (ada, bob):
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
         assert await soon(stream.receive()) == chunk(0, 8)
-        for task in list(bob.tunnels._pipes.values()):
-            task.cancel()
+        network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
+        served = dict(network.served)
+        network.served.clear()
+        cut(ada)
+
+        async def told() -> bool:
+            return "broke off; it is being resumed" in (ada.channels.describe(bob.peer_id)["route_reason"] or "")
+
+        await until_async(told, 10, "the break is told")
+        assert len(bob.tunnels._sessions) == 1
         with pytest.raises(LinkLost):
             await soon(stream.receive())
+
+        async def gone() -> bool:
+            return not bob.tunnels._sessions and not bob.tunnels._names and not bob.tunnels._pipes
+
+        await until_async(gone, 30, "the callee gives it up, too")
+        assert bob.tunnels.slabs.used == ada.tunnels.slabs.used == 0
+        network.served.update(served)
         for _ in range(3):
             assert await soon(ada.introduce(bob.info())) == ada.peer_id
 
 
-async def test_tunnels_in_which_nothing_moves_are_closed(tmp_path):
+async def test_no_call_begins_on_a_tunnel_that_is_cut_off_and_it_is_told_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(line, "PATIENCE", 1.0)
+    async with pair(tmp_path) as (ada, bob):
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
+        served = dict(network.served)
+        network.served.clear()
+        cut(ada)
+        with pytest.raises(LinkLost, match=r"within 1 s \(the tunnel broke off; it is being resumed\)"):
+            await soon(ada.call(bob.info()))
+        network.served.update(served)
+
+        async def again() -> bool:
+            with suppress(LinkLost):
+                return await ada.introduce(bob.info()) == ada.peer_id
+            return False
+
+        await until_async(again, 30, "it is resumed")
+        assert ada.tunnels.statistics().resumed == 1
+
+
+async def test_nobody_else_can_resume_a_session(tmp_path):
+    async with pair(tmp_path, EVE) as (ada, bob, eve):
+        stream = await ada.call(bob.info())
+        await stream.send(chunk(0, 8))
+        assert await soon(stream.receive()) == chunk(0, 8)
+        ((_, session),) = bob.tunnels._sessions
+        for number in (0, 1, 100):
+            with pytest.raises(Forgotten):
+                await soon(eve.tunnels.open(bob.peer_id, (), session, number))
+        await stream.send(chunk(1, 8))
+        assert await soon(stream.receive()) == chunk(1, 8), "its owner has noticed nothing"
+        assert bob.tunnels.statistics().resumed == 0
+
+
+async def test_a_session_that_is_not_known_can_not_be_resumed(tmp_path):
+    async with pair(tmp_path) as (ada, bob):
+        with pytest.raises(Forgotten):
+            await soon(ada.tunnels.open(bob.peer_id, (), name(), 0))
+
+
+async def test_sessions_that_are_cut_off_give_way_to_new_ones_of_the_same_peer(tmp_path):
+    async with pair(tmp_path) as (ada, bob):
+        bob_loses, kept = asyncio.get_running_loop(), []
+        for _ in range(tunnel.MAX_TUNNELS_PER_PEER):
+            stream, number = await soon(ada.tunnels.open(bob.peer_id, (), name()))
+            kept.append(stream)
+            await bob_loses.sock_sendall(stream.socket, (1).to_bytes(4) + b"P")
+        with pytest.raises(LinkLost, match="no room"):
+            await soon(ada.tunnels.open(bob.peer_id, (), name()))
+        kept[2].socket.close()
+
+        async def is_cut() -> bool:
+            return any(inbound.pipe.cut for inbound in bob.tunnels._sessions.values())
+
+        await until_async(is_cut, 30, "bob has noticed")
+        stream, number = await soon(ada.tunnels.open(bob.peer_id, (), name()))
+        assert number == 0 and len(bob.tunnels._sessions) == tunnel.MAX_TUNNELS_PER_PEER
+        for one in (*kept, stream):
+            one.socket.close()
+
+
+async def test_a_caller_that_claims_impossible_numbers_loses_its_session_and_nothing_else(tmp_path):
+    async with pair(tmp_path) as (ada, bob):
+        session = name()
+        first, _ = await soon(ada.tunnels.open(bob.peer_id, (), session))
+        await asyncio.get_running_loop().sock_sendall(first.socket, (1).to_bytes(4) + b"P")
+        second, answer = await begin(ada, bob, opening(session, 2**60))
+        assert answer == b""
+
+        async def gone() -> bool:
+            return not bob.tunnels._sessions
+
+        await until_async(gone, 30, "the session is lost")
+        for one in (first, second):
+            one.socket.close()
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+
+
+async def test_sessions_in_which_nothing_moves_are_closed(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         loop = asyncio.get_running_loop()
@@ -366,7 +360,21 @@ async def test_tunnels_in_which_nothing_moves_are_closed(tmp_path):
         async def gone() -> bool:
             return not bob.tunnels._pipes and not ada.tunnels._pipes and not bob.tunnels._names
 
-        await until_async(gone, 30, "the tunnel is closed at both ends")
+        await until_async(gone, 30, "the session is closed at both ends")
+
+
+async def test_what_has_come_is_acknowledged_when_nothing_more_comes(tmp_path):
+    async with pair(tmp_path) as (ada, bob):
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        later = asyncio.get_running_loop().time() + tunnel.SWEEP_EVERY + 1
+        for end in (ada, bob):
+            end.tunnels.sweep(later)
+
+        async def acknowledged() -> bool:
+            (pipe,) = ada.tunnels._pipes
+            return pipe._session._acked == pipe._session._next
+
+        await until_async(acknowledged, 30, "nothing is kept")
 
 
 def open_sockets() -> set[str]:
@@ -455,8 +463,6 @@ async def test_a_server_that_goes_is_noticed_and_the_tunnel_taken(tmp_path):
 
 
 async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(tmp_path, monkeypatch):
-    from lowcomm_node.exchange import line
-
     monkeypatch.setattr(line, "LOOK_EVERY", 0.0)
     async with pair(tmp_path) as (ada, bob):
         network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
@@ -521,7 +527,7 @@ async def test_a_stranger_of_this_machine_can_not_use_our_way_to_a_peer(tmp_path
             subprocess.run, [sys.executable, "-c", code, name], capture_output=True, text=True
         )
         assert done.stdout.strip() == "0", done.stderr
-        assert not bob.tunnels._held
+        assert not bob.tunnels._sessions
 
 
 def test_a_stream_tells_where_it_leads():

@@ -1,5 +1,6 @@
 """The calling side: channels to peers, over TLS pinned to the certificate in the signed record, or through a tunnel."""
 
+import asyncio
 from collections import OrderedDict
 from typing import Any
 
@@ -9,7 +10,7 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.line import MEASURE_DEADLINE, Dialers, Line, name_tunnel
 from lowcomm_node.exchange.routes import Learned
 from lowcomm_node.exchange.security import SERVER_NAME, Gatekeeper, pinned
-from lowcomm_node.exchange.service import MAX_MESSAGE
+from lowcomm_node.exchange.service import MAX_MESSAGE, PING_PATIENCE_MS
 from lowcomm_node.exchange.traffic import MeteredStub, Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_protocol.errors import RecordError
@@ -19,20 +20,25 @@ from lowcomm_protocol.records import PeerInfo
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_CHANNELS = 64
-OPTIONS: tuple[tuple[str, Any], ...] = (
+_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),  # or a callee could fill our memory before we see a byte
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
 
-
+_TLS_OPTIONS: tuple[tuple[str, Any], ...] = (
+    *_OPTIONS,
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.ssl_target_name_override", SERVER_NAME),
+)
 _LOCAL_OPTIONS: tuple[tuple[str, Any], ...] = (
-    *OPTIONS,
+    *_OPTIONS,
+    ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
+    ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
     ("grpc.use_local_subchannel_pool", 1),  # or a channel could be given the connection of one that was there before
     ("grpc.client_idle_timeout_ms", 120_000),
 )
@@ -77,9 +83,8 @@ class Channels:
         while self._open:
             _, channel = self._open.popitem()
             await channel.close()
-        while self._lines:
-            _, line = self._lines.popitem()
-            await line.close()
+        lines, self._lines = self._lines, OrderedDict()
+        await asyncio.gather(*(line.close() for line in lines.values()))
 
     async def _straight(self, peer: PeerInfo) -> aio.Channel:
         if not peer.addresses:
@@ -116,8 +121,7 @@ class Channels:
 
 
 def _dial(peer: PeerInfo) -> aio.Channel:
-    options = (*OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME))
-    return aio.secure_channel(_target(peer.addresses), pinned(peer.certificate), options=options)
+    return aio.secure_channel(_target(peer.addresses), pinned(peer.certificate), options=_TLS_OPTIONS)
 
 
 def _dial_local(target: str) -> aio.Channel:

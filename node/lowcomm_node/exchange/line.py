@@ -96,7 +96,8 @@ class Line:
             async with asyncio.timeout(PATIENCE):
                 return (await self._best()).channel
         except TimeoutError:
-            raise LinkLost(f"can't be reached within {PATIENCE:.0f} s") from None
+            cut = f" (the tunnel {cut}; it is being resumed)" if (cut := self._cut()) else ""
+            raise LinkLost(f"can't be reached within {PATIENCE:.0f} s{cut}") from None
 
     def describe(self) -> dict[str, Any]:
         """What ``peers`` shows of the route that is taken, or why there is none."""
@@ -105,8 +106,16 @@ class Line:
             reasons = [f"{each}: {reason}" for each in Route if (reason := self._choice.reason(each))]
             return {"route": None, "route_reason": "; ".join(reasons) or None, "round_trip": None}
         connected = self._open[route]
-        reason = self._choice.reason(Route.DIRECT) if route is Route.TUNNEL else ""
-        return {"route": _told(connected), "route_reason": reason or None, "round_trip": connected.round_trip}
+        reasons = [self._choice.reason(Route.DIRECT)] if route is Route.TUNNEL else []
+        if cut := self._cut():
+            reasons.append(f"the tunnel {cut}; it is being resumed")
+        told = "; ".join(filter(None, reasons)) or None
+        return {"route": _told(connected), "route_reason": told, "round_trip": connected.round_trip}
+
+    def _cut(self) -> str:
+        """Why the tunnel carries nothing at the moment, where it should."""
+        connected = self._open.get(Route.TUNNEL)
+        return connected.way.cut if connected is not None and connected.way is not None else ""
 
     async def close(self) -> None:
         """End all calls and attempts."""
@@ -127,8 +136,12 @@ class Line:
                 self._begin(attempt)
             if plan.use is not None:
                 self._improve(plan.use)
-                self._open[plan.use].is_used = True
-                return self._open[plan.use]
+                connected = self._open[plan.use]
+                if connected.way is not None and connected.way.cut:
+                    await connected.way.wait_carried()  # no new call waits for longer than for another route
+                    continue
+                connected.is_used = True
+                return connected
             if not self._attempts:
                 raise LinkLost(plan.reason)
             self._changed.clear()

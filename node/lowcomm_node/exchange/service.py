@@ -21,6 +21,7 @@ from lowcomm_node.errors import LinkLost, PortInUse, RetryLater
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.traffic import Traffic
+from lowcomm_node.exchange.tunnel import KEEP
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
@@ -30,6 +31,8 @@ MAX_CALLS = 256
 MAX_MESSAGE = 2 * 1024 * 1024
 """Bytes of one incoming message: a chunk has at most 1 MiB."""
 SHUTDOWN_GRACE = 3.0
+PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
+"""For the answer to a ping of gRPC's: a tunnel that was cut off must not be taken for dead while it may be resumed."""
 _INTERNET = ("ipv4", "ipv6")
 
 
@@ -142,7 +145,8 @@ class ExchangeServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
+                ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
             ),
         )
         add_ExchangeServicer_to_server(service, self._server)

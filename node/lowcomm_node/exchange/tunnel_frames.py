@@ -1,25 +1,35 @@
 """What the two ends of a tunnel tell each other around the bytes that they carry. No I/O.
 
-    caller                                callee
-      │ ◄──────────── READY, or BUSY ─────── │    whether the stream is taken
-      │ ──── length, bytes; ... ───────────► │    and the other way round, at the same time
-      │ ──── END ──────────────────────────► │    no more bytes from this side
-      │ ◄─────────────────────────── ACK ─── │    all of them have been passed on
-      │ ◄─────────────────────────── END ─── │
-      │ ──── ACK ──────────────────────────► │    whoever has got END and ACK closes the stream
+    caller                                        callee
+      │ ── NEW, session, 0 ────────────────────────► │    or RESUME, session, number
+      │ ◄──────────────────────── READY, number ──── │    or BUSY, or GONE: the stream is not taken
+      │ ── length, bytes; ... ─────────────────────► │    and the other way round, at the same time
+      │ ◄────────────────────────── ACK, number ──── │    at least every 512 KiB
+      │ ── END ────────────────────────────────────► │    no more bytes from this side
+      │ ◄────────────────────────── ACK, number ──── │    at once
+      │ ◄────────────────────────────────── END ──── │
+      │ ── ACK, number ────────────────────────────► │    now the callee closes the stream, and then the caller
 
-Each word has 4 bytes, big-endian: a length below 2^31, or a signal above. p2pd can't close one direction alone, and over QUIC
-it resets a stream at its end, which loses what is still on the way; so nothing rests on how a stream ends.
+A word has 4 bytes, big-endian: a length below 2^31, or a signal above. A session is named by 16 random bytes, a number has
+8. Numbers count the bytes of one side from 0; its END takes one, too. In READY, RESUME and ACK a number says how many have
+come. p2pd can't close one direction alone, and over QUIC it resets a stream at its end, which loses what is still on the
+way; so nothing rests on how a stream ends. GONE may come instead of any word: the session is over, and can't be resumed.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 
 from lowcomm_protocol.errors import ProtocolViolation
 
-WORD = 4
+WORD, NUMBER, SESSION = 4, 8, 16
+"""Bytes of a word, of a number, of the name of a session."""
+OPENING, ANSWER = WORD + SESSION + NUMBER, WORD + NUMBER
+"""Bytes of what the caller says first, and of what is answered."""
 MAX_LENGTH = 256 * 1024
 """Bytes of one piece."""
+ACK_EVERY = 512 * 1024
+"""Bytes after which an ACK is due, at the latest."""
 
 
 class Signal(IntEnum):
@@ -29,6 +39,25 @@ class Signal(IntEnum):
     ACK = 0x8000_0001
     READY = 0x8000_0002
     BUSY = 0x8000_0003
+    GONE = 0x8000_0004
+    NEW = 0x8000_0005
+    RESUME = 0x8000_0006
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The caller's first words."""
+
+    session: bytes
+    number: int | None
+    """What it has received before; None: the session is new."""
+
+
+@dataclass(frozen=True)
+class Ack:
+    """So many have come."""
+
+    number: int
 
 
 def word(number: int) -> bytes:
@@ -36,32 +65,63 @@ def word(number: int) -> bytes:
     return number.to_bytes(WORD)
 
 
+def numbered(signal: Signal, number: int) -> bytes:
+    """A signal with its number: READY, BUSY, GONE as an answer, and ACK."""
+    return word(signal) + number.to_bytes(NUMBER)
+
+
+def opening(session: bytes, number: int | None) -> bytes:
+    """``Opening``, as it is sent."""
+    return word(Signal.NEW if number is None else Signal.RESUME) + session + (number or 0).to_bytes(NUMBER)
+
+
+def read_opening(data: bytes) -> Opening:
+    """The first OPENING bytes from a caller. Raises ProtocolViolation."""
+    signal, session, number = data[:WORD], data[WORD : WORD + SESSION], int.from_bytes(data[WORD + SESSION :])
+    if signal == word(Signal.RESUME):
+        return Opening(session, number)
+    if signal == word(Signal.NEW) and not number:
+        return Opening(session, None)
+    raise ProtocolViolation("began a tunnel with something else than NEW or RESUME")
+
+
+def read_answer(data: bytes) -> tuple[Signal, int]:
+    """The first ANSWER bytes from a callee: READY, BUSY or GONE, and a number. Raises ProtocolViolation."""
+    signal = int.from_bytes(data[:WORD])
+    if signal not in (Signal.READY, Signal.BUSY, Signal.GONE):
+        raise ProtocolViolation(f"answered {signal:#x} to a new stream, which is no answer")
+    return Signal(signal), int.from_bytes(data[WORD:])
+
+
 class Decoder:
-    """Takes a stream apart. Holds no bytes but those of a word that has not come whole."""
+    """Takes a stream apart, behind opening and answer. Holds no bytes but those of a word that has not come whole."""
 
     def __init__(self) -> None:
         self._missing = 0
         self._head = b""
 
-    def feed(self, data: memoryview) -> Iterator[memoryview | Signal]:
-        """The pieces and signals in ``data``, in their order. Raises ProtocolViolation at a word that is neither."""
+    def feed(self, data: memoryview) -> Iterator[memoryview | Signal | Ack]:
+        """The pieces, ENDs, GONEs and ACKs in ``data``, in their order. Raises ProtocolViolation at any other word."""
         while data:
             if self._missing:
                 piece, data = data[: self._missing], data[self._missing :]
                 self._missing -= len(piece)
                 yield piece
                 continue
-            taken = WORD - len(self._head)
+            due = WORD + NUMBER if self._head[:WORD] == word(Signal.ACK) else WORD
+            taken = due - len(self._head)
             self._head, data = self._head + bytes(data[:taken]), data[taken:]
-            if len(self._head) < WORD:
+            if len(self._head) < due:
                 return
-            number, self._head = int.from_bytes(self._head), b""
-            if number < Signal.END:
-                if not 0 < number <= MAX_LENGTH:
-                    raise ProtocolViolation(f"sent a piece of {number} bytes into a tunnel: 1 to {MAX_LENGTH}")
-                self._missing = number
-                continue
-            try:
+            number = int.from_bytes(self._head[:WORD])
+            if number == Signal.ACK:
+                if due == WORD:
+                    continue
+                yield Ack(int.from_bytes(self._head[WORD:]))
+            elif number in (Signal.END, Signal.GONE):
                 yield Signal(number)
-            except ValueError:
-                raise ProtocolViolation(f"sent the word {number:#x} into a tunnel, which means nothing") from None
+            elif 0 < number <= MAX_LENGTH:
+                self._missing = number
+            else:
+                raise ProtocolViolation(f"sent the word {number:#x} into a tunnel, where it means nothing")
+            self._head = b""
