@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,14 @@ def environment() -> dict[str, str]:
 class Process:
     """A child whose output goes to a file."""
 
+    launch = staticmethod(subprocess.Popen)
+    """What starts it; elsewhere than on this machine's own network, another."""
+
     def __init__(self, home: Path, module: str, *arguments: str) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home, self.log = home, home / "log"
         with self.log.open("ab") as file:
-            self.child = subprocess.Popen(
+            self.child = self.launch(
                 command(module, *arguments), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment()
             )
 
@@ -101,16 +105,19 @@ class Node(Process):
         """Its status; None while it does not answer."""
         assert self.child.poll() is None, f"ended with {self.child.returncode}:\n{self.output[-3000:]}"
         try:
-            with ControlClient(self.home, timeout=20) as client:
-                status = client.status()
+            status = self.ask(ControlClient.status)
         except NodeError:
             return None
         return status if status["pid"] == self.child.pid else None
 
     def peers(self) -> list[dict[str, Any]]:
         """The peers that it sees."""
+        return self.ask(ControlClient.peers)
+
+    def ask(self, question: Callable[[ControlClient], Any]) -> Any:
+        """Ask its control API. Raises NodeError while it does not answer."""
         with ControlClient(self.home, timeout=20) as client:
-            return client.peers()
+            return question(client)
 
     def until(self, condition: Any, what: str, deadline: float = START) -> dict[str, Any]:
         """The first status for which ``condition`` holds."""

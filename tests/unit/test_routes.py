@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 from lowcomm_node.exchange.routes import (
     ALONE_PAUSE,
     DIRECT_DEADLINE,
+    FASTER,
     FIRST_PAUSE,
     FLAP,
     LONGEST_PAUSE,
+    SLOW,
+    TRIAL_EVERY,
     TUNNEL_DEADLINE,
     Attempt,
     Choice,
@@ -211,3 +214,59 @@ def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reas
                 assert plan.use in opened if plan.use else not opened
                 assert plan.use is not TUNNEL or DIRECT not in opened
                 assert plan.use or under_way or "can't be reached" in plan.reason
+
+
+MB = 10**6
+
+
+def both_open(choice: Choice, slow: float = SLOW) -> None:
+    """Direct has brought contents within ``slow`` seconds, and the tunnel is open where that was worth it."""
+    choice.plan(0.0)
+    choice.opened(DIRECT, 0.1, 0.1)
+    choice.dropped(TUNNEL)
+    choice.measured(DIRECT, 1.0, MB, slow)
+    if TUNNEL in routes_of(choice.plan(2.0)):
+        choice.opened(TUNNEL, 2.1, 0.1)
+
+
+def test_where_contents_take_long_the_tunnel_gets_a_try_beside_the_direct_route(choice):
+    both_open(choice)
+    assert choice.plan(3.0).use is TUNNEL
+
+
+def test_where_contents_are_quick_nothing_else_is_tried(choice):
+    both_open(choice, slow=SLOW / 2)
+    assert choice.plan(3.0) == Plan(use=DIRECT)
+
+
+@pytest.mark.parametrize(("tunnel", "wanted"), [(FASTER * 1.1, TUNNEL), (FASTER * 0.9, DIRECT), (0.1, DIRECT)])
+def test_the_route_that_was_faster_is_used(choice, tunnel, wanted):
+    both_open(choice)
+    choice.measured(TUNNEL, 4.0, int(tunnel * MB), SLOW)
+    assert choice.plan(5.0).use is wanted
+
+
+def test_the_slower_route_is_looked_at_again_much_later(choice):
+    both_open(choice)
+    choice.measured(TUNNEL, 4.0, 10 * MB, 2 * SLOW)
+    assert choice.plan(5.0).use is TUNNEL
+    assert choice.plan(1.0 + TRIAL_EVERY).use is DIRECT
+    choice.measured(DIRECT, 2.0 + TRIAL_EVERY, MB, SLOW)
+    assert choice.plan(3.0 + TRIAL_EVERY).use is TUNNEL
+
+
+def test_a_faster_tunnel_that_is_lost_is_opened_anew_while_direct_is_used(choice):
+    both_open(choice)
+    choice.measured(TUNNEL, 4.0, 10 * MB, SLOW)
+    choice.lost(TUNNEL, 4.0 + FLAP, "idle")
+    plan = choice.plan(5.0 + FLAP)
+    assert plan.use is DIRECT
+    assert routes_of(plan) == [TUNNEL]
+
+
+def test_a_tunnel_that_can_not_be_opened_is_not_waited_for(choice):
+    both_open(choice, slow=SLOW / 2)
+    choice.measured(DIRECT, 1.0, MB, SLOW)
+    assert routes_of(choice.plan(2.0)) == [TUNNEL]
+    choice.failed(TUNNEL, 3.0, "no relay")
+    assert choice.plan(4.0) == Plan(use=DIRECT)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from time import time
 from typing import Any
 
-from lowcomm_node.discovery.multiaddress import EntryPoint
+from lowcomm_node.discovery.multiaddress import EntryPoint, quic_beside
 from lowcomm_node.discovery.p2pd import P2pDaemon
 from lowcomm_node.errors import NodeError
 from lowcomm_node.logs import log
@@ -51,14 +51,17 @@ async def detach(p2p: Any) -> None:
 async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
     """Connect to a peer, by the routing of libp2p if no address is given; whether it worked.
 
-    p2pd itself waits longer and longer between two dials of an address that does not answer.
+    Each address of TCP is tried over QUIC, too, which p2pd prefers: a relay is faster so on a line that loses packets, and a
+    NAT keeps the port open that holes are punched for. p2pd itself waits longer and longer between two dials of an address
+    that does not answer.
     """
     from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
+    ways = [*entries, *(beside for entry in entries if (beside := quic_beside(entry)) is not None)]
     try:
         async with asyncio.timeout(DIAL_DEADLINE):
-            await p2p._client.connect(PeerID.from_base58(peer_id), entries)
+            await p2p._client.connect(PeerID.from_base58(peer_id), ways)
     except (ControlFailure, TimeoutError, OSError, EOFError):
         return False
     return True

@@ -5,7 +5,8 @@ Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never
     start              p2pd -> client -> DHTNode, guarded -> dial and ping the entry points -> look for neighbours
     check_connection   p2pd died: all of the above again; else ping the entry points, and peers' if those are dead;
                        keep places at relays, so that others reach us behind a NAT
-    connect            to a peer, at its addresses and through our entry points as relays, whichever works first
+    connect            to a peer, at its addresses and through our entry points as relays, whichever works first; if that
+                       is a relay, a hole is tried to be punched
 """
 
 import asyncio
@@ -28,8 +29,16 @@ from lowcomm_node.discovery.client import (
 from lowcomm_node.discovery.control import Control
 from lowcomm_node.discovery.interface import OpenStream, TakeStream, check_size
 from lowcomm_node.discovery.keys import MAX_LIFE, Provenances, pack, unpack
-from lowcomm_node.discovery.multiaddress import EntryPoint, circuit, parse_announced, parse_entry_point, reach
+from lowcomm_node.discovery.multiaddress import (
+    EntryPoint,
+    circuit,
+    parse_announced,
+    parse_entry_point,
+    reach,
+)
 from lowcomm_node.discovery.p2pd import START_DEADLINE, P2pDaemon
+from lowcomm_node.discovery.punching import PROTOCOL as PUNCH
+from lowcomm_node.discovery.punching import Puncher, observed
 from lowcomm_node.discovery.relay import Places, RelayLimits
 from lowcomm_node.discovery.relaying import start_as_relay
 from lowcomm_node.discovery.streams import StreamListener
@@ -44,6 +53,8 @@ MAX_DIALED = 8
 """Addresses of one peer that are dialed for a stream; a record has no more."""
 MAX_DETOURS = 4
 """Entry points of ours that are tried as relays for a peer whose own addresses name none."""
+MAX_OBSERVERS = 2
+"""Peers that are asked where they see us."""
 MAX_CLOCK_OFFSET = 3.0
 """Seconds; records live for seconds to minutes, and would seem dead or not yet issued."""
 _BAN = 10.0
@@ -82,10 +93,14 @@ class HivemindDiscovery:
         self._node: Any = None
         self._p2p: Any = None
         self._visible: tuple[str, ...] = ()
+        self._observed: tuple[str, ...] = ()
+        """Where others see us, if that is none of our own addresses: behind a NAT."""
         self._relay, self._wants_places, self._punching = relay, wants_places, punching
         self._places = Places()
         self._listener: StreamListener | None = None
         self._served: str | None = None
+        self._puncher = Puncher(self.peer_id, self._seen_at)
+        self._punches: StreamListener | None = None
 
     async def start(self) -> None:
         """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock is off."""
@@ -99,6 +114,7 @@ class HivemindDiscovery:
                 tried = ", ".join(str(entry) for entry in self._entry_points)
                 raise NoPeers(f"No peer answers at {tried}: check the address, and that the bootstrap server runs.")
             _check_clock(offsets)
+            await self._look_from_outside()
             await self._keep_places()
         except BaseException:
             await self.close()
@@ -126,7 +142,7 @@ class HivemindDiscovery:
 
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
-        first, *others = [*sorted(self._announce or self._visible, key=_preference), ""]
+        first, *others = [*sorted(self._announce or (*self._visible, *self._observed), key=_preference), ""]
         # A record has room for a few: a place at a relay must not be crowded out by the addresses of many interfaces.
         dials = filter(None, [first, *self._places.dials, *others])
         return tuple(f"{dial}/p2p/{self.peer_id}" for dial in sorted(dials, key=lambda dial: -reach(dial)))
@@ -155,6 +171,7 @@ class HivemindDiscovery:
                 offsets = await self._enter(self._entry_points[self._given :])
             _check_clock(offsets)
             await self._look_at_ourselves()
+            await self._look_from_outside()
             await self._keep_places()
         except (NodeError, OSError) as error:
             log.warning("dht.trouble", reason=str(error))
@@ -162,7 +179,10 @@ class HivemindDiscovery:
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
         """See Streams."""
-        await self._control().connect(peer_id, self._ways_to(peer_id, entry_points), seconds)
+        control, ways = self._control(), self._ways_to(peer_id, entry_points)
+        await control.connect(peer_id, ways, seconds)
+        if self._punching:
+            await self._puncher.improve(control, peer_id, ways)
 
     async def disconnect(self, peer_id: str) -> None:
         """See Streams."""
@@ -192,9 +212,10 @@ class HivemindDiscovery:
 
     async def close(self) -> None:
         """See Discovery."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
+        listeners, self._listener, self._punches = (self._listener, self._punches), None, None
+        for listener in filter(None, listeners):
             await listener.close()
+        await self._puncher.close()
         await self._shut()
 
     async def _shut(self) -> None:
@@ -218,6 +239,8 @@ class HivemindDiscovery:
             await self._look_at_ourselves()
             if self._listener is not None:
                 await self._hand_over_streams(self._daemon)
+            if self._punching:
+                await self._take_punches(self._daemon)
         except BaseException:
             await self._shut()
             raise
@@ -243,6 +266,14 @@ class HivemindDiscovery:
         assert self._listener is not None and self._served is not None
         self._listener.dialer = daemon.pid
         await Control(daemon.control).handle_streams(self._served, self._listener.address)
+
+    async def _take_punches(self, daemon: P2pDaemon) -> None:
+        control = Control(daemon.control)
+        if self._punches is None:
+            self._punches = StreamListener(lambda stream: self._puncher.take(self._control(), stream))
+            self._punches.start()
+        self._punches.dialer = daemon.pid
+        await control.handle_streams(PUNCH, self._punches.address)
 
     async def _keep_places(self) -> None:
         if self._wants_places:
@@ -304,6 +335,20 @@ class HivemindDiscovery:
             with suppress(ConfigError):  # those that no other node can use
                 dials.append(parse_entry_point(f"{address}/p2p/{self.peer_id}").dial)
         self._visible = tuple(dials)
+
+    async def _look_from_outside(self) -> None:
+        """Learn where others see us, which tells the port that a NAT has given us."""
+        if not self._wants_places or self._announce:
+            return
+        control = self._control()
+        connected = {connection.peer_id for connection in await control.connections()}
+        asked = [entry.peer_id for entry in self._entry_points if entry.peer_id in connected and entry.relay is None]
+        answers = [await observed(control, peer_id) for peer_id in list(dict.fromkeys(asked))[:MAX_OBSERVERS]]
+        self._observed = tuple(dict.fromkeys(dial for dial in answers if dial and dial not in self._visible))
+
+    def _seen_at(self) -> tuple[str, ...]:
+        """Addresses at which others may reach us, also those that only a hole in a NAT leads to."""
+        return (*self._observed, *sorted(self._announce or self._visible, key=lambda dial: "/udp/" not in dial))
 
     def _known_peers(self) -> int:
         return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0

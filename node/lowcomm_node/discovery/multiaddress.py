@@ -93,6 +93,12 @@ def circuit(relay: EntryPoint) -> str:
     return f"{relay}{CIRCUIT}"
 
 
+def quic_beside(entry: EntryPoint) -> EntryPoint | None:
+    """The same peer over QUIC at the port of the same number, where all of us listen; None if that is no port of TCP."""
+    place, tcp, port = entry.dial.rpartition("/tcp/")
+    return EntryPoint(entry.peer_id, f"{place}/udp/{port}/quic-v1") if tcp and port.isdecimal() else None
+
+
 def encode(dial: str) -> bytes:
     """The bytes of an address that ``parse_entry_point`` has taken."""
     parts, encoded = iter(dial.split("/")[1:]), b""

@@ -162,13 +162,13 @@ async def reserve(control: Control, relay: EntryPoint) -> Place:
 
 def read_place(answer: bytes, relay: EntryPoint) -> Place:
     """What a relay answered to RESERVE (a HopMessage). Raises LinkLost if that is no place."""
-    fields = dict(_fields(answer))
-    status = fields.get(5)
-    if fields.get(1) != _STATUS or status != _OK:
+    answered = dict(fields(answer))
+    status = answered.get(5)
+    if answered.get(1) != _STATUS or status != _OK:
         raise LinkLost(_REFUSALS.get(status, "gives no place") if isinstance(status, int) else "gives no place")
-    reservation, limit = fields.get(3), fields.get(4)
-    told = dict(_fields(reservation)) if isinstance(reservation, bytes) else {}
-    limits = dict(_fields(limit)) if isinstance(limit, bytes) else {}
+    reservation, limit = answered.get(3), answered.get(4)
+    told = dict(fields(reservation)) if isinstance(reservation, bytes) else {}
+    limits = dict(fields(limit)) if isinstance(limit, bytes) else {}
     expires = told.get(1)
     if not isinstance(expires, int):
         raise LinkLost("gives a place without an expiry")
@@ -179,7 +179,7 @@ def _positive(value: int | bytes | None) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and value of each field of a protobuf message. Raises LinkLost if it is none."""
     rest = message
     while rest:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 from grpc import aio
@@ -10,7 +11,7 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.line import MEASURE_DEADLINE, Dialers, Line, name_tunnel
 from lowcomm_node.exchange.routes import Learned
 from lowcomm_node.exchange.security import SERVER_NAME, Gatekeeper, pinned
-from lowcomm_node.exchange.service import MAX_MESSAGE, PING_PATIENCE_MS
+from lowcomm_node.exchange.service import MAX_MESSAGE, PING_PATIENCE_MS, WINDOW
 from lowcomm_node.exchange.traffic import MeteredStub, Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_protocol.errors import RecordError
@@ -23,6 +24,7 @@ MAX_CHANNELS = 64
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),  # or a callee could fill our memory before we see a byte
     ("grpc.max_send_message_length", -1),
+    ("grpc.http2.lookahead_bytes", WINDOW),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 500),
@@ -63,8 +65,12 @@ class Channels:
 
     async def stub(self, peer: PeerInfo) -> MeteredStub:
         """The service of a peer, over the best route. Raises LinkLost that says why there is none."""
-        channel = await (self._straight(peer) if self._tunnels is None else self._line(peer, self._tunnels))
-        return MeteredStub(ExchangeStub(channel), self._traffic.of(peer.peer_id))
+        meter = self._traffic.of(peer.peer_id)
+        if self._tunnels is None:
+            return MeteredStub(ExchangeStub(await self._straight(peer)), meter)
+        line = await self._line(peer, self._tunnels)
+        channel = await line.channel(peer)
+        return MeteredStub(ExchangeStub(channel), meter, partial(line.measured, channel))
 
     def metadata(self, peer_id: str) -> tuple[tuple[str, bytes], ...]:
         """What every call to ``peer_id`` carries."""
@@ -101,7 +107,7 @@ class Channels:
             await oldest.close()
         return self._open[key]
 
-    async def _line(self, peer: PeerInfo, tunnels: Tunnels) -> aio.Channel:
+    async def _line(self, peer: PeerInfo, tunnels: Tunnels) -> Line:
         line = self._lines.get(peer.peer_id)
         if line is None:
             dialers = Dialers(_dial, _dial_local, self._ping, self._doubt)
@@ -110,7 +116,7 @@ class Channels:
         while len(self._lines) > MAX_CHANNELS:
             _, oldest = self._lines.popitem(last=False)
             await oldest.close()
-        return await line.channel(peer)
+        return line
 
     def _doubt(self) -> None:
         self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)

@@ -99,6 +99,12 @@ class Line:
             cut = f" (the tunnel {cut}; it is being resumed)" if (cut := self._cut()) else ""
             raise LinkLost(f"can't be reached within {PATIENCE:.0f} s{cut}") from None
 
+    def measured(self, channel: aio.Channel, size: int, seconds: float) -> None:
+        """Contents have come over a channel: how fast tells which route to take."""
+        for route, connected in self._open.items():
+            if connected.channel is channel:
+                self._choice.measured(route, self._clock(), size, seconds)
+
     def describe(self) -> dict[str, Any]:
         """What ``peers`` shows of the route that is taken, or why there is none."""
         route = self._choice.route
@@ -106,11 +112,14 @@ class Line:
             reasons = [f"{each}: {reason}" for each in Route if (reason := self._choice.reason(each))]
             return {"route": None, "route_reason": "; ".join(reasons) or None, "round_trip": None}
         connected = self._open[route]
-        reasons = [self._choice.reason(Route.DIRECT)] if route is Route.TUNNEL else []
+        reasons = [self._why_tunnel()] if route is Route.TUNNEL else []
         if cut := self._cut():
             reasons.append(f"the tunnel {cut}; it is being resumed")
         told = "; ".join(filter(None, reasons)) or None
         return {"route": _told(connected), "route_reason": told, "round_trip": connected.round_trip}
+
+    def _why_tunnel(self) -> str:
+        return "faster than direct" if Route.DIRECT in self._open else self._choice.reason(Route.DIRECT)
 
     def _cut(self) -> str:
         """Why the tunnel carries nothing at the moment, where it should."""

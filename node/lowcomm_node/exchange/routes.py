@@ -6,6 +6,9 @@
 Direct if it answers, else the tunnel. What is not known is tried: direct at once, the tunnel after a head start, or as soon
 as direct has failed. A route that has failed is tried again later, and later each time; where no other is open, soon.
 
+Where contents take long, the other route gets a try, too, and the one that was faster is used: on a line that loses packets
+QUIC may be many times as fast as TCP. Now and then that is looked at again.
+
     CLOSED ── plan ──► OPENING ── opened ──► OPEN ── lost ──► CLOSED
                           └── failed, dropped ──────────────────┘
 """
@@ -24,6 +27,12 @@ LONGEST_PAUSE = 600.0
 """Seconds until a route that has failed is tried again, the first time and at most, while another one is open."""
 ALONE_PAUSE = 2.0
 """The same where no other is open: an exchange waits for nothing else."""
+SLOW = 1.0
+"""Seconds that contents take on their way from which on it is worth a try whether the other route is faster."""
+FASTER = 1.25
+"""How many times as fast the tunnel must be to be preferred: it costs more of the processor."""
+TRIAL_EVERY = 600.0
+"""Seconds for which a measured rate counts."""
 FLAP = 10.0
 """A route that is lost within so many seconds has failed: it opens, but does not hold."""
 
@@ -99,6 +108,12 @@ class _Way:
     due: float = float("-inf")
     """When it may be tried again while another one is open."""
     reason: str = ""
+    rate: float = 0.0
+    """Bytes a second of the last contents that came this way; 0: none did."""
+    seconds: float = 0.0
+    """That they took."""
+    measured: float = float("-inf")
+    """When."""
 
     def fail(self, now: float, reason: str) -> None:
         self.state, self.failed, self.reason = _State.CLOSED, now, reason
@@ -112,16 +127,18 @@ class Choice:
 
     learned: Learned
     routes: tuple[Route, ...] = tuple(Route)
-    """Those that there are, the better one first."""
+    """Those that there are, the better one first unless rates tell otherwise."""
     _ways: dict[Route, _Way] = field(init=False)
+    _ranked: tuple[Route, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self._ways = {route: _Way() for route in self.routes}
+        self._ranked = self.routes
 
     @property
     def route(self) -> Route | None:
         """The best route that is open."""
-        return next((route for route in self.routes if self._ways[route].state is _State.OPEN), None)
+        return next((route for route in self._ranked if self._ways[route].state is _State.OPEN), None)
 
     def reason(self, route: Route) -> str:
         """Why a route has failed last; empty if it has not, or has been opened since."""
@@ -130,15 +147,16 @@ class Choice:
 
     def plan(self, now: float) -> Plan:
         """What to do for a call that is to be made now."""
+        self._rank(now)
         use = self.route
-        better = self.routes[: self.routes.index(use)] if use is not None else self.routes
+        better = self._ranked[: self._ranked.index(use)] if use is not None else self._ranked
         is_due: Callable[[_Way], bool] = (
             (lambda way: way.due <= now) if use is not None else (lambda way: way.failed + ALONE_PAUSE <= now)
         )
         wanted = [route for route in better if self._ways[route].state is _State.CLOSED and is_due(self._ways[route])]
         for route in wanted:
             self._ways[route].state = _State.OPENING
-        opening = [route for route in self.routes if self._ways[route].state is _State.OPENING]
+        opening = [route for route in self._ranked if self._ways[route].state is _State.OPENING]
         if use is None and not opening:
             return Plan(use=None, reason=self._reasons())
         head_start = self.learned.head_start
@@ -174,6 +192,11 @@ class Choice:
             return
         way.state, way.failures, way.due, way.reason = _State.CLOSED, 0, now, reason
 
+    def measured(self, route: Route, now: float, size: int, seconds: float) -> None:
+        """Contents of so many bytes have come by a route within so many seconds."""
+        way = self._ways[route]
+        way.rate, way.seconds, way.measured = size / max(seconds, 1e-3), seconds, now
+
     def renewal(self, route: Route) -> Attempt:
         """How to open a route anew that stays open meanwhile."""
         return Attempt(route=route, deadline=_DEADLINES[route])
@@ -181,6 +204,18 @@ class Choice:
     def moved(self, route: Route) -> None:
         """The peer tells another address: what was known of this route is void. An attempt under way must be ended."""
         self._ways[route] = _Way()
+
+    def _rank(self, now: float) -> None:
+        """The route that was faster first; or the other one, if that is worth a try."""
+        if len(self.routes) < 2:
+            return
+        first, second = self.routes
+        if self._ways[second].rate > FASTER * self._ways[first].rate > 0:
+            first, second = second, first
+        way, other = self._ways[first], self._ways[second]
+        if way.seconds >= SLOW and other.measured + TRIAL_EVERY <= now:
+            first, second = second, first
+        self._ranked = (first, second)
 
     def _reasons(self) -> str:
         told = [f"{route}: {self._ways[route].reason}" for route in self.routes if self._ways[route].reason]

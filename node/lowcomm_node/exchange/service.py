@@ -30,6 +30,9 @@ MAX_CALLS_PER_PEER = 16
 MAX_CALLS = 256
 MAX_MESSAGE = 2 * 1024 * 1024
 """Bytes of one incoming message: a chunk has at most 1 MiB."""
+WINDOW = 4 * 1024 * 1024
+"""Bytes that a stream lets the other end send before we have read: twice what 200 Mbit/s and 50 ms have under way. gRPC's own
+64 KiB grow by measuring, which takes longer than an exchange."""
 SHUTDOWN_GRACE = 3.0
 PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
 """For the answer to a ping of gRPC's: a tunnel that was cut off must not be taken for dead while it may be resumed."""
@@ -142,6 +145,7 @@ class ExchangeServer:
             options=(
                 ("grpc.max_receive_message_length", MAX_MESSAGE),
                 ("grpc.so_reuseport", 0),
+                ("grpc.http2.lookahead_bytes", WINDOW),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_time_ms", 20_000),

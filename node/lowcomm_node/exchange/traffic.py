@@ -41,6 +41,11 @@ class Rate:
         self.total += size
 
     @property
+    def under_way(self) -> tuple[int, float] | None:
+        """Bytes and seconds of contents that have begun; None if there are none."""
+        return (self._bytes, self._seconds) if self._bytes else None
+
+    @property
     def last(self) -> float | None:
         """Bytes a second of the last contents; None if there were none."""
         return self._bytes / max(self._seconds, MIN_SECONDS) if self._bytes else self._measured
@@ -77,27 +82,33 @@ class Traffic:
         return meter
 
 
+Measured = Callable[[int, float], None]
+"""Hears of contents that have come: bytes, seconds."""
+
+
 class MeteredStub:
     """A stub of the service that counts what its streams carry."""
 
-    def __init__(self, stub: Any, meter: Meter) -> None:
-        self._stub, self._meter = stub, meter
+    def __init__(self, stub: Any, meter: Meter, measured: Measured = lambda size, seconds: None) -> None:
+        self._stub, self._meter, self._measured = stub, meter, measured
         self.Describe = stub.Describe
 
     def Swap(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802 - the name in the .proto
         """See the service."""
-        return MeteredCall(self._stub.Swap(*arguments, **options), self._meter)
+        return MeteredCall(self._stub.Swap(*arguments, **options), self._meter, self._measured)
 
     def Fetch(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
         """See the service."""
-        return MeteredCall(self._stub.Fetch(*arguments, **options), self._meter)
+        return MeteredCall(self._stub.Fetch(*arguments, **options), self._meter, self._measured)
 
 
 class MeteredCall:
     """A call of gRPC; all that it can do, and its bytes are counted."""
 
-    def __init__(self, call: Any, meter: Meter) -> None:
-        self._call, self._meter = call, meter
+    def __init__(self, call: Any, meter: Meter, measured: Measured = lambda size, seconds: None) -> None:
+        self._call, self._meter, self._measured = call, meter, measured
+        self._down = Rate()
+        """Of this call alone, which goes by one route."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -110,6 +121,10 @@ class MeteredCall:
     async def read(self) -> Any:
         """The next message, or whatever gRPC has for its end."""
         message = await self._call.read()
-        if hasattr(message, "ByteSize"):
-            self._meter.received(message.ByteSize())
+        size = message.ByteSize() if hasattr(message, "ByteSize") else 0
+        if size < LARGE and (contents := self._down.under_way):
+            self._measured(*contents)
+        self._down.add(size)
+        if size:
+            self._meter.received(size)
         return message

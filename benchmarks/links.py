@@ -1,0 +1,383 @@
+"""What an exchange gets of an emulated link of 200 Mbit/s and 50 ms: 64 MB in each direction at once. Needs root.
+
+    python benchmarks/links.py [--megabytes 64] [--runs 3] [--only clean-direct ...]
+
+Two hosts in network namespaces, joined by a link with 25 ms each way (50 ms there and back), and each with a node's real
+channels, server, tunnels and p2pd. A call of the Exchange service carries contents both ways at once, in chunks as exchanges
+send them. Beside it, in the same run over the same link: one TCP connection that does the same with plain sockets.
+
+    clean    no loss; TCP with reno, close to what most machines have, and with bbr, where the kernel has it
+    lossy    1 % of packets lost in each direction
+    chosen   lossy, and the node chooses the route by what it measures: the last calls count
+
+Medians; all runs into benchmarks/results/links.json, a table to the terminal.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from threading import Thread
+from time import perf_counter, time
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "net"), str(ROOT / "tests")]
+
+RATE, DELAY, LOSS = 200e6, 0.025, 0.01
+RUN = "ab" * 32
+CHUNK = 256 * 1024
+DEADLINE = 570.0
+OUT = ROOT / "benchmarks" / "results" / "links.json"
+WARM = 4
+"""Calls before those that count where the node chooses: one by each route, and one to see what came of that."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One thing to measure."""
+
+    way: str
+    """"raw", "direct", "tunnel" or "chosen"."""
+    loss: float = 0.0
+    congestion: str = "reno"
+    megabytes: float = 1.0
+    """Of what is asked for: a slow line is not given hours."""
+    goal: str = ""
+
+
+WAYS = {
+    "clean-raw": Way("raw"),
+    "clean-direct": Way("direct", goal="75 % of the link"),
+    "clean-tunnel": Way("tunnel", goal="55 % of the link"),
+    "clean-chosen": Way("chosen", goal="75 % of the link"),
+    "clean-raw-bbr": Way("raw", congestion="bbr"),
+    "clean-direct-bbr": Way("direct", congestion="bbr", goal="75 % of the link"),
+    "lossy-raw": Way("raw", loss=LOSS, megabytes=1 / 8),
+    "lossy-direct": Way("direct", loss=LOSS, megabytes=1 / 8),
+    "lossy-tunnel": Way("tunnel", loss=LOSS, megabytes=1 / 2),
+    "lossy-chosen": Way("chosen", loss=LOSS, megabytes=1 / 4, goal="30 Mbit/s, by the route that it chose"),
+    "lossy-raw-bbr": Way("raw", loss=LOSS, congestion="bbr"),
+    "lossy-direct-bbr": Way("direct", loss=LOSS, congestion="bbr"),
+}
+
+
+def main() -> None:
+    """Measure and print; with --role, be one end of a measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=64, help="in each direction")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--role", choices=("callee", "caller"), help=argparse.SUPPRESS)
+    parser.add_argument("--told", type=json.loads, default={}, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.role:
+        play(arguments.role, arguments.told)
+        return
+    from namespaces import missing
+
+    if reason := missing():
+        sys.exit(f"no laboratory on this machine: {reason}")
+    size = arguments.megabytes * 2**20
+    known = json.loads(OUT.read_text())["ways"] if OUT.exists() and len(arguments.only) < len(WAYS) else {}
+    figures = known | {name: measure(WAYS[name], size, arguments.runs) for name in arguments.only if is_possible(name)}
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}"
+    about = {"machine": machine, "load": os.getloadavg()[0], "link": {"rate": RATE, "delay": DELAY, "loss": LOSS}}
+    OUT.write_text(json.dumps(about | {"ways": {name: figures[name] for name in WAYS if name in figures}}, indent=1))
+    print(f"{machine}; load {os.getloadavg()[0]:.1f}; {RATE / 1e6:.0f} Mbit/s, {2e3 * DELAY:.0f} ms, both ways at once")
+    print(f"{'way':18} {'Mbit/s':>8} {'of link':>8} {'s':>6} {'CPU: link':>10} {'ends':>6}   route    goal")
+    for name, figure in figures.items():
+        share, goal = figure["rate"] * 8 / RATE, WAYS[name].goal
+        seconds, (emulator, ends) = median(figure["seconds"]), figure["cpu"].values()
+        print(
+            f"{name:18} {figure['rate'] * 8 / 1e6:8.1f} {share:8.0%} {seconds:6.1f} {emulator:10.1f} {ends:6.1f}"
+            f"   {figure['route'] or '-':8} {goal}"
+        )
+
+
+def is_possible(name: str) -> bool:
+    """Whether this kernel has the congestion control."""
+    return WAYS[name].congestion in Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+
+
+def measure(way: Way, size: int, runs: int) -> dict[str, Any]:
+    """Median rate of each direction, bytes a second, and all runs; the route of the last one."""
+    from laboratory import Lab
+    from shaping import Link
+
+    size = max(CHUNK, int(size * way.megabytes) // CHUNK * CHUNK)
+    # A queue of twice what is under way: a home router's.
+    link = Link(rate=RATE, delay=DELAY, loss=way.loss, queue=int(RATE / 8 * 0.1), seed=1)
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
+        hosts = {"callee": lab.public("callee"), "caller": lab.public("caller", link=link)}
+        for host in hosts.values():
+            host.sysctl({"ipv4/tcp_congestion_control": way.congestion})
+
+        def start(role: str, told: dict[str, Any]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+            child = hosts[role].popen(
+                [sys.executable, __file__, "--role", role, "--told", json.dumps(told)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "XDG_RUNTIME_DIR": folder},
+            )
+            return child, answer(child)
+
+        told: dict[str, Any] = {"way": way.way, "folder": folder, "host": hosts["callee"].address}
+        _, reached = start("callee", told)
+        caller, _ = start("caller", told | reached)
+        warm = WARM if way.way == "chosen" else 1
+        for _ in range(warm):
+            ask(caller, {"bytes": min(size, size if way.way == "chosen" else 4 * 2**20)})
+        link_pid, ends = (
+            hosts["caller"].link.process.pid,
+            [child.pid for host in hosts.values() for child in host.children],
+        )
+        before = [cpu_of([link_pid]), cpu_of(ends)]
+        done = [ask(caller, {"bytes": size}) for _ in range(runs)]
+        cpu = [after - one for after, one in zip((cpu_of([link_pid]), cpu_of(ends)), before, strict=True)]
+        carried = hosts["caller"].link.traffic()
+        packets = carried.up.offered + carried.down.offered
+    return {
+        "way": asdict(way),
+        "bytes": size,
+        "rate": median(size / one["seconds"] for one in done),
+        "route": done[-1]["route"],
+        # The emulator is a process of this machine, too: a second of it for a second of the clock is its limit.
+        "cpu": {"emulator": cpu[0] / runs, "both ends": cpu[1] / runs},
+        "bytes a packet": (carried.up.offered_bytes + carried.down.offered_bytes) / packets,
+        "seconds": [one["seconds"] for one in done],
+    }
+
+
+def cpu_of(pids: list[int]) -> float:
+    """Seconds of CPU of processes and their children."""
+    roots = [psutil.Process(pid) for pid in pids]
+    every = roots + [below for root in roots for below in root.children(recursive=True)]
+    return sum(times.user + times.system for times in (one.cpu_times() for one in every))
+
+
+def ask(child: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
+    """Have an end do something."""
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(request) + "\n")
+    child.stdin.flush()
+    return answer(child)
+
+
+def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
+    """What an end says."""
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    if not line:
+        raise RuntimeError(f"an end of the measurement ended with {child.wait()}")
+    return json.loads(line)
+
+
+def say(message: dict[str, Any]) -> None:
+    """A line to whoever measures."""
+    print(json.dumps(message), flush=True)
+
+
+def play(role: str, told: dict[str, Any]) -> None:
+    """Be one end."""
+    if told["way"] == "raw":
+        (raw_callee if role == "callee" else raw_caller)(told)
+        return
+    import uvloop
+
+    uvloop.run(our_callee(told) if role == "callee" else our_caller(told))
+
+
+# One TCP connection with plain sockets: 8 bytes of length from the caller, then contents both ways at once
+
+
+def trade_raw(connection: socket.socket, size: int) -> None:
+    """Send and receive so many bytes at once."""
+    data = os.urandom(CHUNK)
+    sending = Thread(target=lambda: [connection.sendall(data) for _ in range(size // CHUNK)])
+    sending.start()
+    buffer, missing = memoryview(bytearray(CHUNK)), size
+    while missing:
+        got = connection.recv_into(buffer, min(CHUNK, missing))
+        if not got:
+            raise ConnectionError("the other end has gone")
+        missing -= got
+    sending.join()
+
+
+def raw_callee(told: dict[str, Any]) -> None:
+    """Answers until the caller has gone."""
+    with socket.create_server((told["host"], 0)) as listener:
+        say({"port": listener.getsockname()[1]})
+        connection, _ = listener.accept()
+        while head := connection.recv(8, socket.MSG_WAITALL):
+            trade_raw(connection, int.from_bytes(head))
+            connection.sendall(b"!")
+
+
+def raw_caller(told: dict[str, Any]) -> None:
+    """Carries out what is asked on stdin."""
+    connection = socket.create_connection((told["host"], told["port"]))
+    say({"ready": True})
+    for line in sys.stdin:
+        size, began = json.loads(line)["bytes"], perf_counter()
+        connection.sendall(size.to_bytes(8))
+        trade_raw(connection, size)
+        connection.recv(1)
+        say({"seconds": perf_counter() - began, "route": None})
+
+
+# Our service
+
+
+async def trade(stream: Any, size: int) -> None:
+    """Send and receive so many bytes at once, as exchanges do; done when the other end has got all."""
+    from lowcomm_node.exchange.link import Link
+    from lowcomm_protocol.messages import exchange_pb2 as pb
+
+    link = Link("", stream)
+    sending = asyncio.create_task(link.send_content(memoryview(os.urandom(size)), b""))
+    missing = (await stream.receive()).content.size
+    while missing:
+        missing -= len((await stream.receive()).chunk.data)
+    await sending
+    await link.send(pb.Frame(confirm=pb.Confirm()))
+    assert (await stream.receive()).WhichOneof("kind") == "confirm"
+
+
+class Node:
+    """What a node has of this."""
+
+    def __init__(self, role: str, told: dict[str, Any]) -> None:
+        from lowcomm_node.discovery.hivemind import HivemindDiscovery
+        from lowcomm_node.discovery.p2pd import listeners
+        from lowcomm_node.exchange.channels import Channels
+        from lowcomm_node.exchange.security import Gatekeeper, make_certificate
+        from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
+        from lowcomm_node.exchange.tunnel import Tunnels
+        from lowcomm_node.files import load_or_create_identity
+
+        key = Path(told["folder"]) / f"{role}.key"
+        self.identity = load_or_create_identity(key)
+        self.discovery = HivemindDiscovery(
+            identity=self.identity, key_file=key, listen=listeners("0.0.0.0", 0), initial_peers=told.get("entries", ())
+        )
+        self.tunnels = Tunnels(self.discovery, RUN)
+        gatekeeper = Gatekeeper(self.identity, RUN, time)
+        self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+        self.server = ExchangeServer(self.certificate, ExchangeService(gatekeeper, self, self.tunnels.peer_of))
+        self.channels = Channels(gatekeeper, self.tunnels)
+        self._folder = Path(told["folder"])
+
+    async def start(self) -> int:
+        """Listen; the port for TLS."""
+        self.server.listen_locally(self._folder)
+        port = await self.server.start("0.0.0.0", 0)
+        await self.discovery.start()
+        await self.tunnels.serve(self.server.local)
+        return port
+
+    async def close(self) -> None:
+        """End everything."""
+        await self.channels.close()
+        await self.server.close()
+        await self.tunnels.close()
+        await self.discovery.close()
+
+    async def swap(self, peer: str, stream: Any) -> None:
+        """What the service asks for a Swap: the caller tells how much in its first frame."""
+        hello = await stream.receive()
+        await trade(stream, hello.hello.tokens)
+        while await stream.receive() is not None:
+            pass
+
+    def fetch(self, peer: str, request: Any) -> AsyncIterator[Any]:
+        """Nobody fetches here."""
+        raise NotImplementedError
+
+    def describe(self, peer: str, introduction: Any) -> Any:
+        """Round trips are measured by this."""
+        return introduction
+
+
+async def our_callee(told: dict[str, Any]) -> None:
+    """A node that is called."""
+    quiet()
+    node = Node("callee", told)
+    try:
+        port = await node.start()
+        entries = [entry for entry in node.discovery.addresses() if told["host"] in entry]
+        certificate = node.certificate.der.hex()
+        say({"peer": node.identity.peer_id, "port": port, "certificate": certificate, "entries": entries})
+        await asyncio.Event().wait()
+    finally:
+        await node.close()
+
+
+async def our_caller(told: dict[str, Any]) -> None:
+    """A node that calls, by the route that is measured, or by the one that it chooses."""
+    from lowcomm_node.exchange.stream import CallerStream
+    from lowcomm_protocol.messages import exchange_pb2 as pb
+    from lowcomm_protocol.records import PeerInfo, Phase
+
+    quiet()
+    node, way = Node("caller", told), told["way"]
+    info = PeerInfo(
+        peer_id=told["peer"], run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 3600,
+        addresses=(f"{told['host']}:{1 if way == 'tunnel' else told['port']}",),
+        certificate=bytes.fromhex(told["certificate"]), entry_points=() if way == "direct" else tuple(told["entries"]),
+    )  # fmt: skip
+    if way == "direct":
+        forget_tunnels()
+    try:
+        await node.start()
+        say({"ready": True})
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            size, began = json.loads(line)["bytes"], perf_counter()
+            async with asyncio.timeout(DEADLINE):
+                stub = await node.channels.stub(info)
+                stream = CallerStream(stub.Swap(metadata=node.channels.metadata(info.peer_id)))
+                await stream.send(pb.Frame(hello=pb.Offer(tokens=size)))
+                await trade(stream, size)
+                seconds = perf_counter() - began
+                route = node.channels.describe(info.peer_id)["route"]
+                await stream.close()
+            assert way == "chosen" or (route or "").startswith({"tunnel": "punched"}.get(way, "direct")), route
+            say({"seconds": seconds, "route": (route or "").split()[0]})
+    finally:
+        with suppress(asyncio.CancelledError):
+            await node.close()
+
+
+def forget_tunnels() -> None:
+    """Let nothing but the direct route be tried."""
+    from lowcomm_node.exchange import routes
+
+    routes.SLOW = float("inf")
+
+
+def quiet() -> None:
+    """As a node sets itself up."""
+    from lowcomm_node.allocator import keep_freed_memory
+    from lowcomm_node.logs import configure_logs
+
+    configure_logs(-1)
+    keep_freed_memory()
+
+
+if __name__ == "__main__":
+    main()

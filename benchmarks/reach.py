@@ -1,0 +1,200 @@
+"""Who reaches whom: two real nodes and a public bootstrap server in network namespaces, behind NATs and firewalls. Needs root.
+
+    python benchmarks/reach.py [--exchanges 30] [--only port-restricted/symmetric ...]
+
+Each home has a line of 100 Mbit/s and 10 ms each way. For every case: the route that each node tells of the other, seconds
+from the start of the nodes' processes (of which imports take most) and from when both train until both have applied an
+exchange, the rate at which contents came (median of both nodes and all exchanges), and what became of the exchanges.
+Exchanges carry 3.4 MB each way (a model of 0.85 million parameters in full precision).
+
+Results into benchmarks/results/reach.json and reach.md.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from pathlib import Path
+from statistics import median
+from time import time
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("net", "swarm", "")]
+
+from laboratory import Host, Lab  # noqa: E402
+from namespaces import missing  # noqa: E402
+from nat import Block, Nat  # noqa: E402
+from residents import START, Resident, Swarm  # noqa: E402
+from shaping import Link  # noqa: E402
+
+from waiting import until  # noqa: E402
+
+LINE = Link(rate=100e6, delay=0.01)
+OUT = ROOT / "benchmarks" / "results"
+SPEC = """
+[run]
+name = "reach"
+steps = {steps}
+start_peers = {start_peers}
+[model]
+layers = 4
+width = 128
+heads = 4
+feed_forward = 512
+context = 32
+[train]
+batch = 2
+evaluate_every = {evaluate_every}
+[sync]
+method = "{method}"
+"""
+PATIENCE = 240.0
+"""Seconds for all exchanges of a case."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Where the two nodes live."""
+
+    name: str
+    hosts: Callable[[Lab], list[Host]]
+    version: int = 4
+
+
+def pair(one: Nat, other: Nat) -> Case:
+    """Two homes behind NATs."""
+
+    def hosts(lab: Lab) -> list[Host]:
+        return [lab.home("alice", nat=one, link=LINE), lab.home("bob", nat=other, link=LINE)]
+
+    return Case(f"{one}/{other}", hosts)
+
+
+def blocked(protocol: str) -> Case:
+    """Two homes, one of which lets only TCP or only UDP through."""
+
+    def hosts(lab: Lab) -> list[Host]:
+        homes = pair(Nat.PORT_RESTRICTED, Nat.PORT_RESTRICTED).hosts(lab)
+        assert homes[0].router is not None
+        homes[0].router.block(Block(protocol))
+        return homes
+
+    return Case(f"{protocol} blocked", hosts)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        *(pair(one, other) for one, other in combinations_with_replacement(Nat, 2)),
+        Case("public/port-restricted", lambda lab: [lab.public("carol", link=LINE), lab.home("bob", link=LINE)]),
+        Case(
+            "IPv6 only, firewalls",
+            lambda lab: [lab.home("alice", ip=(6,), link=LINE), lab.home("bob", ip=(6,), link=LINE)],
+            6,
+        ),
+        blocked("udp"),
+        blocked("tcp"),
+    )
+}
+
+
+def main() -> None:
+    """Run the cases, print them, and write them down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--exchanges", type=int, default=30, help="that both nodes complete in each case")
+    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
+    arguments = parser.parse_args()
+    if reason := missing():
+        sys.exit(f"no laboratory on this machine: {reason}")
+    path = OUT / "reach.json"
+    known = json.loads(path.read_text())["cases"] if path.exists() and len(arguments.only) < len(CASES) else {}
+    for name in arguments.only:
+        known[name] = measure(CASES[name], arguments.exchanges)
+        print(row(name, known[name]), flush=True)
+    machine = f"{platform.machine()}, {os.cpu_count()} shared cores, load {os.getloadavg()[0]:.0f}"
+    cases = {name: known[name] for name in CASES if name in known}
+    path.write_text(json.dumps({"machine": machine, "exchanges": arguments.exchanges, "cases": cases}, indent=1))
+    (OUT / "reach.md").write_text(f"{HEAD}\n" + "".join(f"{row(*case)}\n" for case in cases.items()) + f"\n{machine}\n")
+
+
+HEAD = (
+    "| nodes | route | s to first exchange | of these both training | Mbit/s | applied | refused | implausible | lost |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def row(name: str, case: dict[str, Any]) -> str:
+    """A line of the table."""
+    rate = f"{case['rate'] * 8 / 1e6:.0f}" if case["rate"] else "-"
+    counts = " | ".join(str(case[what]) for what in ("applied", "refused", "implausible", "lost"))
+    route = " / ".join(dict.fromkeys(str(one) for one in case["routes"]))
+    return f"| {name} | {route} | {case['first']:.0f} | {case['first_training']:.1f} | {rate} | {counts} |"
+
+
+def measure(case: Case, exchanges: int) -> dict[str, Any]:
+    """Start a swarm of two, and see what becomes of its exchanges; counts are of both nodes together."""
+    with tempfile.TemporaryDirectory(prefix="lc-") as folder, Lab() as lab:
+        ip = (case.version,)
+        with Swarm(lab, Path(folder), SPEC, "noloco") as swarm:
+            swarm.serve(lab.public("server", ip=ip), case.version)
+            hosts, began = case.hosts(lab), time()
+            nodes = [swarm.node(host) for host in hosts]
+            rates: list[float] = []
+
+            def done() -> bool:
+                rates.extend(rate for node in nodes for rate in rates_of(node))
+                return all(len(applied(node)) >= exchanges for node in nodes)
+
+            until(lambda: all(applied(node) for node in nodes), START + 60, f"{case.name}: a first exchange")
+            until(done, PATIENCE, f"{case.name}: {exchanges} exchanges")
+            return told(nodes, began) | {"rate": median(rates) if rates else None}
+
+
+def told(nodes: list[Resident], began: float) -> dict[str, Any]:
+    """What the nodes say of their exchanges."""
+    first = max(applied(node)[0]["time"] for node in nodes)
+    training = max(
+        event["time"] for node in nodes for event in node.events("phase") if event["phase"] == "training"
+        and isinstance(event["time"], float)
+    )  # fmt: skip
+    rounds = [entry for node in nodes for entry in node.rounds()]
+    reasons = Counter(entry["reason"] for entry in rounds if entry["outcome"] == "failed")
+    implausible = sum(count for reason, count in reasons.items() if "plausible" in reason)
+    return {
+        "routes": [route(node) for node in nodes],
+        "first": first - began,
+        "first_training": first - training,
+        "applied": sum(entry["outcome"] == "applied" for entry in rounds),
+        "refused": sum(node.status()["exchanges"]["refused"] for node in nodes),
+        "implausible": implausible,
+        "lost": sum(reasons.values()) - implausible,
+        "reasons": dict(Counter(entry["reason"] for entry in rounds if entry["reason"])),
+    }
+
+
+def applied(node: Resident) -> list[dict[str, Any]]:
+    """Its exchanges that were applied, oldest first; none while it does not answer."""
+    if node.status() is None:
+        return []
+    return [entry for entry in node.rounds() if entry["outcome"] == "applied"]
+
+
+def rates_of(node: Resident) -> list[float]:
+    """Bytes a second at which contents came."""
+    return [peer["rate_down"] for peer in node.peers() if peer["rate_down"]]
+
+
+def route(node: Resident) -> str | None:
+    """Its route to the other."""
+    return node.route()
+
+
+if __name__ == "__main__":
+    main()

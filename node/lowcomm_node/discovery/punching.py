@@ -1,0 +1,225 @@
+"""Holes in NATs: how two peers that only a relay connects come to a connection of their own.
+
+    we ── over the relay: the addresses that others see us at ──► they
+    we ◄───────────────────── those of theirs ─────────────────── they
+    we close the relayed connection, which they notice; then both dial, at the same time
+
+What goes out of a NAT lets answers in, so over QUIC, where both ends dial from the port that they listen on, one of the two
+gets through unless a NAT takes another port for each destination. If none does, the next relayed connection is made half a
+second later, and that is all that it costs.
+
+libp2p has this too (DCUtR), but in go-libp2p 0.32, which hivemind 1.1.12 brings, a peer takes part only after four others
+at four addresses have told it the same address of its own: with one bootstrap server, never. And p2pd does not dial a peer
+that it is connected to through a relay. So the relayed connection has to go before.
+"""
+
+import asyncio
+import socket
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from lowcomm_node.discovery.control import Control, read_exactly, read_message
+from lowcomm_node.discovery.interface import OpenStream
+from lowcomm_node.discovery.multiaddress import CIRCUIT, EntryPoint, decode, is_dialable, reach
+from lowcomm_node.discovery.relay import fields
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.logs import log
+
+PROTOCOL = "/lowcomm/punch/1"
+IDENTIFY = "/ipfs/id/1.0.0"
+_OBSERVED = 4
+"""The field of libp2p's Identify message that tells where the other end sees us."""
+MAX_IDENTIFY = 64 * 1024
+MAX_ADDRESSES = 4
+MAX_MESSAGE = 127
+"""Bytes of one address in a message, at most: its length is one byte."""
+DEADLINE = 5.0
+"""Seconds for a word of the other end, and for both to dial."""
+GONE_DEADLINE = 3.0
+"""Seconds that the other end waits for the relayed connection to be closed."""
+LOOK_EVERY = 0.02
+ATTEMPTS = 2
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
+"""Seconds until the next attempt with a peer with which one has failed, the first time and at most."""
+MAX_AT_ONCE = 4
+"""Attempts of others that we take part in at once."""
+TAKE_EVERY = 1.0
+"""Seconds between two of them, with the same peer and in all: nobody shall make us dial strangers all day."""
+MAX_PEERS = 1024
+
+
+async def observed(control: Control, peer_id: str) -> str | None:
+    """The address that a connected peer sees us at; None if it does not tell one that can be dialed from everywhere."""
+    try:
+        stream = await control.open_stream(peer_id, IDENTIFY, DEADLINE)
+        with stream.socket:
+            if stream.address.endswith(CIRCUIT):
+                return None  # it sees the relay
+            async with asyncio.timeout(DEADLINE):
+                message = await read_message(stream.socket, MAX_IDENTIFY)
+        seen = dict(fields(message)).get(_OBSERVED)
+    except (LinkLost, OSError, TimeoutError):
+        return None
+    dial = decode(seen) if isinstance(seen, bytes) else None
+    return dial if dial is not None and _is_public(dial) else None
+
+
+@dataclass
+class _Tried:
+    """What is known of attempts with one peer."""
+
+    failures: int = 0
+    due: float = float("-inf")
+    taken: float = float("-inf")
+    """When it last asked us to take part."""
+
+
+class Puncher:
+    """Both ends of all attempts of this node."""
+
+    def __init__(self, peer_id: str, seen_at: Callable[[], Sequence[str]]) -> None:
+        """``seen_at``: the addresses at which others may reach us, those most worth a try first."""
+        self._peer_id, self._seen_at = peer_id, seen_at
+        self._tried: OrderedDict[str, _Tried] = OrderedDict()
+        self._punching: set[str] = set()
+        """Peers that we are asking."""
+        self._taking: set[asyncio.Task[None]] = set()
+        self._last_taken = float("-inf")
+
+    # the end that asks
+
+    async def improve(self, control: Control, peer_id: str, ways: Sequence[EntryPoint]) -> None:
+        """If a peer is connected through relays alone, try to be connected without; ``ways`` lead there in any case.
+
+        Raises LinkLost if in the end it is not connected at all.
+        """
+        tried = self._of(peer_id)
+        if peer_id in self._punching or monotonic() < tried.due or await _is_direct(control, peer_id) is not False:
+            return
+        self._punching.add(peer_id)
+        try:
+            for _ in range(ATTEMPTS):
+                if not await self._attempt(control, peer_id, ways):
+                    return
+                if await _is_direct(control, peer_id):
+                    tried.failures, tried.due = 0, float("-inf")
+                    log.info("hole.punched", peer=peer_id)
+                    return
+        finally:
+            self._punching.discard(peer_id)
+        tried.due = monotonic() + min(FIRST_PAUSE * 2**tried.failures, LONGEST_PAUSE)
+        tried.failures += 1
+        log.info("hole.failed", peer=peer_id, reason="a NAT between us lets no connection through: relays are used")
+
+    async def _attempt(self, control: Control, peer_id: str, ways: Sequence[EntryPoint]) -> bool:
+        """Whether the other end took part."""
+        try:
+            stream = await control.open_stream(peer_id, PROTOCOL, DEADLINE)
+            with stream.socket:
+                async with asyncio.timeout(DEADLINE):
+                    await _send(stream.socket, self._told())
+                    theirs = await _receive(stream.socket)
+        except (LinkLost, OSError, TimeoutError) as error:
+            log.debug("hole.not_asked", peer=peer_id, reason=str(error))
+            return False
+        if theirs is None:
+            return False
+        await control.disconnect(peer_id)
+        dials = [EntryPoint(peer_id, dial) for dial in theirs]
+        await control.connect(peer_id, list(dict.fromkeys([*dials, *ways])), DEADLINE)
+        return True
+
+    # the end that is asked
+
+    def take(self, control: Control, stream: OpenStream) -> None:
+        """Take part, or not, in an attempt of another peer."""
+        task = asyncio.create_task(self._take(control, stream))
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
+
+    async def close(self) -> None:
+        """Take part no more."""
+        tasks = list(self._taking)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take(self, control: Control, stream: OpenStream) -> None:
+        peer = stream.peer_id
+        with stream.socket, suppress(LinkLost, OSError, TimeoutError):
+            async with asyncio.timeout(DEADLINE):
+                theirs = await _receive(stream.socket)
+                takes_part = theirs is not None and self._wants(stream)
+                await _send(stream.socket, self._told() if takes_part else None)
+            if not takes_part:
+                return
+            # Both must dial anew: as long as a connection is there, p2pd makes no other.
+            async with asyncio.timeout(GONE_DEADLINE):
+                while await _is_direct(control, peer) is False:  # noqa: ASYNC110 - p2pd tells nobody when it is gone
+                    await asyncio.sleep(LOOK_EVERY)
+            if theirs:
+                await control.connect(peer, [EntryPoint(peer, dial) for dial in theirs], DEADLINE)
+
+    def _wants(self, stream: OpenStream) -> bool:
+        """Whether to take part; of two that ask each other, the one of the smaller peer id goes on."""
+        now, tried = monotonic(), self._of(stream.peer_id)
+        crosses = stream.peer_id in self._punching and self._peer_id < stream.peer_id
+        is_flood = now < max(self._last_taken, tried.taken) + TAKE_EVERY or len(self._taking) > MAX_AT_ONCE
+        if crosses or is_flood or not stream.address.endswith(CIRCUIT):
+            return False
+        self._last_taken = tried.taken = now
+        return True
+
+    def _told(self) -> list[str]:
+        return [dial for dial in self._seen_at() if _is_public(dial)][:MAX_ADDRESSES]
+
+    def _of(self, peer_id: str) -> _Tried:
+        tried = self._tried.setdefault(peer_id, _Tried())
+        self._tried.move_to_end(peer_id)
+        if len(self._tried) > MAX_PEERS:
+            self._tried.popitem(last=False)
+        return tried
+
+
+async def _is_direct(control: Control, peer_id: str) -> bool | None:
+    """Whether there is a connection without a relay; None: there is none at all."""
+    addresses = [one.address for one in await control.connections() if one.peer_id == peer_id]
+    return any(not address.endswith(CIRCUIT) for address in addresses) if addresses else None
+
+
+# One byte: how many addresses follow, or _NO. Then each of them as text, after one byte of length.
+
+_NO = 255
+
+
+async def _send(stream: socket.socket, dials: Sequence[str] | None) -> None:
+    """Send our addresses; None: we don't take part."""
+    message = bytes([_NO if dials is None else len(dials)])
+    for dial in dials or ():
+        message += bytes([len(dial)]) + dial.encode()
+    await asyncio.get_running_loop().sock_sendall(stream, message)
+
+
+async def _receive(stream: socket.socket) -> list[str] | None:
+    """Their addresses; None: they don't take part. Raises LinkLost, OSError."""
+    (count,) = await read_exactly(stream, 1)
+    if count == _NO:
+        return None
+    if count > MAX_ADDRESSES:
+        raise LinkLost(f"tells {count} addresses: at most {MAX_ADDRESSES}")
+    dials: list[str] = []
+    for _ in range(count):
+        (size,) = await read_exactly(stream, 1)
+        text = (await read_exactly(stream, size)).decode("ascii", "replace")
+        if not _is_public(text):
+            raise LinkLost("tells an address that can't be dialed")
+        dials.append(text)
+    return dials
+
+
+def _is_public(dial: str) -> bool:
+    """Whether it leads to a host on the internet, by its number: a name could be made to mean anything."""
+    return len(dial) <= MAX_MESSAGE and dial.startswith(("/ip4/", "/ip6/")) and is_dialable(dial) and reach(dial) == 2

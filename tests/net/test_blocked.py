@@ -1,0 +1,78 @@
+"""Networks that let only some things through: training goes on, exchanges resume, nobody restarts anything."""
+
+from pathlib import Path
+
+import pytest
+from laboratory import Lab
+from nat import Block, Nat
+from residents import START, Swarm, completed, until_exchanged
+from shaping import Link
+
+from waiting import until
+
+pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
+HOME = Link(delay=0.01)
+RESUMES = 120.0
+"""Seconds: libp2p takes half a minute to notice that a connection over QUIC is dead."""
+
+
+@pytest.mark.soak
+def test_a_public_node_and_one_at_home_exchange(lab: Lab, tmp_path: Path) -> None:
+    with Swarm(lab, tmp_path) as swarm:
+        swarm.serve(lab.public("server"))
+        nodes = [swarm.node(lab.public("carol")), swarm.node(lab.home("alice", link=HOME))]
+        until_exchanged(nodes, 3, START + 60)
+        until(lambda: nodes[1].route() == "direct", 60, "the node at home calls the public one directly")
+        until(lambda: nodes[0].route() == "punched", 60, "the public one reaches it without a relay")
+
+
+@pytest.mark.soak
+def test_nodes_that_have_ipv6_alone_exchange(lab: Lab, tmp_path: Path) -> None:
+    with Swarm(lab, tmp_path) as swarm:
+        swarm.serve(lab.public("server", ip=(6,)), version=6)
+        nodes = [swarm.node(lab.home(name, ip=(6,), link=HOME)) for name in ("alice", "bob")]
+        until_exchanged(nodes, 3, START + 60)
+        until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "holes in firewalls are punched")
+
+
+@pytest.mark.soak
+def test_where_udp_is_blocked_all_goes_over_tcp(lab: Lab, tmp_path: Path) -> None:
+    with Swarm(lab, tmp_path) as swarm:
+        swarm.serve(lab.public("server"))
+        homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+        homes[0].router.block(Block("udp"))
+        nodes = [swarm.node(host) for host in homes]
+        until_exchanged(nodes, 3, START + 60)
+        assert homes[0].router.refused(), "QUIC was tried"
+        assert [node.route() for node in nodes] == ["relay", "relay"]
+
+
+def test_udp_that_is_blocked_later_costs_exchanges_and_no_more(lab: Lab, tmp_path: Path) -> None:
+    with Swarm(lab, tmp_path) as swarm:
+        swarm.serve(lab.public("server"))
+        homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+        nodes = [swarm.node(host) for host in homes]
+        until_exchanged(nodes, 3, START + 60)
+        until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "a hole is punched")
+        homes[0].router.block(Block("udp"))
+        steps = [node.status()["steps"] for node in nodes]
+        until(lambda: homes[0].router.refused(), 60, "packets are refused")
+        until(
+            lambda: all(node.status()["steps"] > before for node, before in zip(nodes, steps, strict=True)),
+            60,
+            "training goes on",
+        )
+        until(lambda: "relay" in [node.route() for node in nodes], RESUMES, "the relay is used instead")
+        until_exchanged(nodes, 3, RESUMES, "exchanges resume over TCP")
+
+
+@pytest.mark.soak
+def test_where_tcp_is_blocked_all_goes_over_udp(lab: Lab, tmp_path: Path) -> None:
+    with Swarm(lab, tmp_path) as swarm:
+        swarm.serve(lab.public("server"))
+        homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+        homes[0].router.block(Block("tcp"))
+        nodes = [swarm.node(host) for host in homes]
+        until_exchanged(nodes, 3, START + 60)
+        assert [node.route() for node in nodes] == ["punched", "punched"]
+        assert all(completed(node) for node in nodes)
