@@ -16,6 +16,7 @@ from lowcomm_node.discovery.p2pd import listeners
 from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.files import HomeLock, load_or_create_identity
+from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.run import SignedRun, parse_toml, read_signed_run, sign_run
@@ -63,16 +64,19 @@ async def _serve(settings: ServeSettings) -> int:
             relay=settings.relay,
         )
         printer = Printer(settings.json, settings.quiet)
+        prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP)
         server = BootstrapServer(discovery, registry, settings.closed, printer.tell)
         _stop_on_signal(asyncio.current_task())
         try:
             await server.start()
+            await prober.serve()
             ready = {"event": "ready", "peer_id": identity.peer_id, "addresses": list(discovery.addresses())}
             printer.tell(ready)
             await server.run()
         except asyncio.CancelledError:
             printer.tell({"event": "stopping"})
         finally:
+            await prober.close()
             await server.close()
     return 0
 

@@ -12,7 +12,7 @@ left        goodbye is said
 import asyncio
 import datetime
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
 from time import monotonic, time
@@ -22,11 +22,14 @@ from lowcomm_node.admitting import Standing
 from lowcomm_node.allocator import keep_freed_memory
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.control.server import ControlServer
+from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.p2pd import runtime_folder
+from lowcomm_node.doctor.examining import examine_node
 from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NotAdmitted, TrainerError
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.exchanger import Exchanger
 from lowcomm_node.exchange.fetch import Fetcher, SnapshotServer
+from lowcomm_node.exchange.pinging import Echo, match_peer
 from lowcomm_node.exchange.security import Gatekeeper, make_certificate
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
 from lowcomm_node.exchange.stream import CalleeStream
@@ -37,6 +40,7 @@ from lowcomm_node.finding import find_run, open_discovery
 from lowcomm_node.logs import log
 from lowcomm_node.membership import Membership, listening
 from lowcomm_node.news import News
+from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
@@ -68,6 +72,12 @@ class Daemon:
         self.ready: Ready | None = None
         self.exchanger: Exchanger | None = None
         self.membership: Membership | None = None
+        self.discovery: Discovery | None = None
+        """While it is in the DHT."""
+        self.serving: tuple[int, bytes] | None = None
+        """Port and certificate (DER) of the Exchange service, once it listens."""
+        self._prober: Prober | None = None
+        self._examining = asyncio.Lock()
         self.refusals = Refusals()
         """Records, calls and connections that this node refused."""
         self.peer_id = ""
@@ -117,6 +127,19 @@ class Daemon:
             raise TrainerError(f"The model is not loaded yet (the node is {self.phase}): try again in a moment.")
         return await self.trainer.generate(prompt, tokens, temperature, seed)
 
+    async def doctor(self, peers: Sequence[str]) -> list[dict[str, Any]]:
+        """What is wrong with this machine or its network; ``peers`` are asked first. Takes up to a minute."""
+        async with self._examining:
+            return [finding.to_json() for finding in await examine_node(self, peers)]
+
+    async def ping(self, peer: str) -> dict[str, Any]:
+        """Latency and rate on each route to a peer, which is named as ``peers`` does. Raises ConfigError, NodeError."""
+        if self.membership is None or self.exchanger is None:
+            raise NodeError(f"The node knows no peers yet (it is {self.phase}): try again in a moment.")
+        info = match_peer(peer, self.membership.roster.alive(time()))
+        routes = await self.channels.ping(info, self.exchanger.bandwidth)
+        return {"peer_id": info.peer_id, "routes": [route.to_json() for route in routes]}
+
     # the life
 
     async def run(self) -> int:
@@ -149,6 +172,9 @@ class Daemon:
         try:
             self._enter("joining", f"looking for the swarm at {', '.join(self.settings.peers) or 'no address'}")
             await discovery.start()
+            self.discovery = discovery
+            self._prober = Prober(discovery, discovery.addresses, FOR_A_NODE)
+            await self._prober.serve()
             self.waiting = "no run is published yet"
             self.run_ = await self._unless_finished(find_run(discovery, self.settings))
             if self.run_ is None:
@@ -162,6 +188,9 @@ class Daemon:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self.trainer.stop()
+            self.discovery = None
+            if self._prober is not None:
+                await self._prober.close()
             await discovery.close()
             self._enter("left", None)
 
@@ -201,10 +230,15 @@ class Daemon:
         )
         self._snapshots = SnapshotServer(CheckpointStore(checkpoints, self.settings.keep), self._refresh, max_age=2.0)
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
-        server = ExchangeServer(certificate, ExchangeService(gatekeeper, self, tunnels.peer_of, traffic))
+        bandwidth = self.exchanger.bandwidth
+        echo = Echo(bandwidth)
+        server = ExchangeServer(certificate, ExchangeService(gatekeeper, self, tunnels.peer_of, traffic, echo))
         server.listen_locally(runtime_folder())
         host, announce = listening(self.settings)
         port = await server.start(host, self.settings.port)
+        self.serving = port, certificate.der
+        if self._prober is not None:
+            self._prober.keep_to(bandwidth.up, bandwidth.down)
         await tunnels.serve(server.local)
         self.membership = Membership(
             identity=self.identity,

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
 from lowcomm_node.control.server import ControlServer
-from lowcomm_node.errors import NodeError, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.errors import NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
 from lowcomm_node.paths import Paths
 from waiting import until
 
@@ -61,6 +61,13 @@ class StandIn:
         if self.refusal is not None:
             raise self.refusal
         return prompt.upper()
+
+    async def doctor(self, peers: Sequence[str]) -> list[dict[str, Any]]:
+        self.calls.append(list(peers))
+        return [{"name": "disk", "state": "ok", "value": "9 GB free", "remedy": "", "figures": {}}]
+
+    async def ping(self, peer: str) -> dict[str, Any]:
+        raise NoPeers(f"nobody is called {peer}")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ The daemon removes the file when it ends; after a crash it stays, so its pid is 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
 from lowcomm_node.paths import Paths
 
 TIMEOUT = 10.0
+EXAMINING = 180.0
+"""Seconds for what waits for peers: each of its steps has a deadline of its own."""
 POLL = 0.1
 """Seconds between two looks at whether the daemon lives: only a parent can wait for a process, and it is not ours."""
 _START = "start it with `lowcomm-node join --peers ADDR`"
@@ -127,6 +129,14 @@ class ControlClient:
         """Text by the model as it is now; waits as long as it takes."""
         body = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
         return str(self._call("POST", "/v1/generate", body=body, timeout=600.0)["text"])
+
+    def doctor(self, peers: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Findings on the machine and its network; ``peers`` (multiaddresses) are asked before those that it knows."""
+        return self._call("POST", "/v1/doctor", body={"peers": list(peers)}, timeout=EXAMINING)
+
+    def ping(self, peer: str) -> dict[str, Any]:
+        """Latency and rate on each route to a peer."""
+        return self._call("POST", "/v1/ping", body={"peer": peer}, timeout=EXAMINING)
 
     def wait_ended(self, timeout: float, poll: Callable[[], None] | None = None) -> bool:
         """Wait until the process of the daemon is gone; whether it is, within ``timeout`` seconds."""

@@ -1,6 +1,7 @@
 """The serving side of the control API: HTTP on loopback, with a token that only the owner's files hold.
 
 GET  /v1/status, /v1/peers, /v1/rounds?limit=N        GET  /v1/events     one JSON object a line, as things happen
+POST /v1/doctor  {"peers"}                            POST /v1/ping       {"peer"}
 POST /v1/finish                                       POST /v1/stop       {"now": bool}
 POST /v1/generate  {"prompt", "tokens", "temperature", "seed"}
 """
@@ -10,7 +11,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +40,8 @@ class Controlled(Protocol):
     def request_finish(self) -> None: ...
     def request_stop(self) -> None: ...
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
+    async def doctor(self, peers: Sequence[str]) -> list[dict[str, Any]]: ...
+    async def ping(self, peer: str) -> dict[str, Any]: ...
 
 
 class ControlServer:
@@ -91,6 +94,8 @@ class ControlServer:
                 Route("/v1/finish", self._guarded(self._finish), methods=["POST"]),
                 Route("/v1/stop", self._guarded(self._stop), methods=["POST"]),
                 Route("/v1/generate", self._guarded(self._generate), methods=["POST"]),
+                Route("/v1/doctor", self._guarded(self._doctor), methods=["POST"]),
+                Route("/v1/ping", self._guarded(self._ping), methods=["POST"]),
             ]
         )
 
@@ -148,6 +153,13 @@ class ControlServer:
             int(body.get("seed", 0)),
         )
         return JSONResponse({"text": text})
+
+    async def _doctor(self, request: Request) -> Response:
+        peers = (await _body(request)).get("peers", [])
+        return JSONResponse(await self._node.doctor([str(peer) for peer in peers]))
+
+    async def _ping(self, request: Request) -> Response:
+        return JSONResponse(await self._node.ping(str((await _body(request)).get("peer", ""))))
 
 
 async def _body(request: Request) -> dict[str, Any]:

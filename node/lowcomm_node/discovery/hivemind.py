@@ -97,10 +97,13 @@ class HivemindDiscovery:
         """Where others see us, if that is none of our own addresses: behind a NAT."""
         self._relay, self._wants_places, self._punching = relay, wants_places, punching
         self._places = Places()
+        self.max_clock_offset = MAX_CLOCK_OFFSET
+        """Seconds that our clock may differ from everybody's."""
         self._listener: StreamListener | None = None
-        self._served: str | None = None
         self._puncher = Puncher(self.peer_id, self._seen_at)
-        self._punches: StreamListener | None = None
+        self._served: dict[str, TakeStream] = {}
+        if punching:
+            self._served[PUNCH] = lambda stream: self._puncher.take(self._control(), stream)
 
     async def start(self) -> None:
         """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock is off."""
@@ -113,7 +116,7 @@ class HivemindDiscovery:
             if self._entry_points and not offsets and self._require_peers:
                 tried = ", ".join(str(entry) for entry in self._entry_points)
                 raise NoPeers(f"No peer answers at {tried}: check the address, and that the bootstrap server runs.")
-            _check_clock(offsets)
+            _check_clock(offsets, self.max_clock_offset)
             await self._look_from_outside()
             await self._keep_places()
         except BaseException:
@@ -169,7 +172,7 @@ class HivemindDiscovery:
             offsets = await self._enter(self._entry_points[: self._given])
             if not offsets and not self._known_peers():
                 offsets = await self._enter(self._entry_points[self._given :])
-            _check_clock(offsets)
+            _check_clock(offsets, self.max_clock_offset)
             await self._look_at_ourselves()
             await self._look_from_outside()
             await self._keep_places()
@@ -195,12 +198,11 @@ class HivemindDiscovery:
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
         """See Streams."""
-        if self._listener is not None:
-            raise LinkLost(f"streams of {self._served} are served already")
-        self._listener, self._served = StreamListener(take), protocol
-        self._listener.start()
+        if protocol in self._served:
+            raise LinkLost(f"streams of {protocol} are served already")
+        self._served[protocol] = take
         if self._daemon is not None and self._daemon.running:  # else when it is started again
-            await self._hand_over_streams(self._daemon)
+            await self._hand_over_streams(self._daemon, protocol)
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
         """See Streams."""
@@ -212,8 +214,9 @@ class HivemindDiscovery:
 
     async def close(self) -> None:
         """See Discovery."""
-        listeners, self._listener, self._punches = (self._listener, self._punches), None, None
-        for listener in filter(None, listeners):
+        listener, self._listener = self._listener, None
+        self._served.clear()
+        if listener is not None:
             await listener.close()
         await self._puncher.close()
         await self._shut()
@@ -237,10 +240,7 @@ class HivemindDiscovery:
             self._p2p = await attach(self._daemon)
             self._node = await self._make_node()
             await self._look_at_ourselves()
-            if self._listener is not None:
-                await self._hand_over_streams(self._daemon)
-            if self._punching:
-                await self._take_punches(self._daemon)
+            await self._hand_over_streams(self._daemon, *self._served)
         except BaseException:
             await self._shut()
             raise
@@ -262,18 +262,17 @@ class HivemindDiscovery:
             raise
         return daemon
 
-    async def _hand_over_streams(self, daemon: P2pDaemon) -> None:
-        assert self._listener is not None and self._served is not None
+    async def _hand_over_streams(self, daemon: P2pDaemon, *protocols: str) -> None:
+        if self._listener is None:
+            self._listener = StreamListener(self._take_stream)
+            self._listener.start()
         self._listener.dialer = daemon.pid
-        await Control(daemon.control).handle_streams(self._served, self._listener.address)
+        for protocol in protocols:
+            await Control(daemon.control).handle_streams(protocol, self._listener.address)
 
-    async def _take_punches(self, daemon: P2pDaemon) -> None:
-        control = Control(daemon.control)
-        if self._punches is None:
-            self._punches = StreamListener(lambda stream: self._puncher.take(self._control(), stream))
-            self._punches.start()
-        self._punches.dialer = daemon.pid
-        await control.handle_streams(PUNCH, self._punches.address)
+    def _take_stream(self, stream: OpenStream) -> None:
+        # p2pd hands over nothing else than what it was told to.
+        self._served[stream.protocol](stream)
 
     async def _keep_places(self) -> None:
         if self._wants_places:
@@ -375,12 +374,12 @@ def _preference(dial: str) -> tuple[int, bool]:
     return -reach(dial), "/udp/" in dial
 
 
-def _check_clock(offsets: Sequence[float]) -> None:
+def _check_clock(offsets: Sequence[float], most: float) -> None:
     """Raise Unhealthy if our clock differs from everybody's."""
     nearest = min(offsets, key=abs, default=0.0)
-    if abs(nearest) > MAX_CLOCK_OFFSET:
+    if abs(nearest) > most:
         where = "behind" if nearest > 0 else "ahead of"
         raise Unhealthy(
-            f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {MAX_CLOCK_OFFSET:.0f} s are "
+            f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {most:.0f} s are "
             "allowed: set it right (`timedatectl set-ntp true`), or that of the bootstrap server."
         )

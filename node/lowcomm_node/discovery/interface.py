@@ -20,6 +20,8 @@ class OpenStream:
     """Multiaddress of the other end, which tells whether it goes through a relay; empty if it is not known."""
     socket: socket.socket
     """Non-blocking; whoever takes the stream closes it."""
+    protocol: str = ""
+    """Of a stream that came in: what the other end wants of us."""
 
 
 TakeStream = Callable[[OpenStream], None]
@@ -48,7 +50,10 @@ class Streams(Protocol):
         ...
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
-        """Have ``take`` called with every stream of a protocol that comes in, from now on. Raises LinkLost."""
+        """Have ``take`` called with every stream of a protocol that comes in, from now on. Raises LinkLost.
+
+        Each protocol can be served once.
+        """
         ...
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:

@@ -88,6 +88,23 @@ def relay_of(dial: str) -> str | None:
     return dial.removesuffix(CIRCUIT).rpartition("/p2p/")[2] if dial.endswith(CIRCUIT) else None
 
 
+def host_of(dial: str) -> str | None:
+    """The IP address that an address leads to, or a connection comes from; None if there is a relay or a name instead."""
+    _, kind, host, *_ = [*dial.split("/"), "", ""]
+    if kind not in _FAMILIES or relay_of(dial) is not None:
+        return None
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None
+
+
+def port_of(dial: str) -> int | None:
+    """The port in an address; None if there is none."""
+    port = [*dial.split("/"), "", "", "", "", ""][4]
+    return int(port) if port.isascii() and port.isdecimal() else None
+
+
 def circuit(relay: EntryPoint) -> str:
     """Where a peer is dialed through a relay that is dialed itself."""
     return f"{relay}{CIRCUIT}"

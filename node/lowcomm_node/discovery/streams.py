@@ -94,7 +94,8 @@ class StreamListener:
             async with asyncio.timeout(HEADER_DEADLINE):
                 header = p2pd_pb2.StreamInfo.FromString(await read_message(stream, MAX_HEADER))
             taken = True
-            self._take(OpenStream(base58.b58encode(header.peer).decode(), decode(header.addr) or "", stream))
+            peer_id = base58.b58encode(header.peer).decode()
+            self._take(OpenStream(peer_id, decode(header.addr) or "", stream, header.proto))
         except (LinkLost, OSError, DecodeError) as error:
             log.debug("stream.broken", reason=repr(error))
         finally:

@@ -12,6 +12,7 @@ routes.py       which route to take: direct, or a tunnel        line.py         
 tunnel.py       the service over streams of libp2p              pipe.py         carries their bytes
 tunnel_frames.py   what the ends of a tunnel tell each other    traffic.py      bytes and rates of each peer
 security.py     certificate, call credentials                   fetch.py        state for joiners, both sides
+pinging.py      latency and rate of each route, both sides
 """
 
 import os

@@ -9,12 +9,14 @@ from grpc import aio
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.line import MEASURE_DEADLINE, Dialers, Line, name_tunnel
-from lowcomm_node.exchange.routes import Learned
+from lowcomm_node.exchange.pinging import RouteSpeed, measure_channel
+from lowcomm_node.exchange.routes import Learned, Route
 from lowcomm_node.exchange.security import SERVER_NAME, Gatekeeper, pinned
 from lowcomm_node.exchange.service import MAX_MESSAGE, PING_PATIENCE_MS, WINDOW
+from lowcomm_node.exchange.throttle import Bandwidth
 from lowcomm_node.exchange.traffic import MeteredStub, Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
-from lowcomm_protocol.errors import RecordError
+from lowcomm_protocol.errors import LowcommError, RecordError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.records import PeerInfo
@@ -62,6 +64,7 @@ class Channels:
         self._open: OrderedDict[tuple[str, bytes], aio.Channel] = OrderedDict()
         self._lines: OrderedDict[str, Line] = OrderedDict()
         self._learned = Learned()
+        self._dialers = Dialers(_dial, _dial_local, self._ping, self._doubt)
 
     async def stub(self, peer: PeerInfo) -> MeteredStub:
         """The service of a peer, over the best route. Raises LinkLost that says why there is none."""
@@ -75,6 +78,16 @@ class Channels:
     def metadata(self, peer_id: str) -> tuple[tuple[str, bytes], ...]:
         """What every call to ``peer_id`` carries."""
         return self._gatekeeper.credential_for(peer_id)
+
+    async def ping(self, peer: PeerInfo, bandwidth: Bandwidth) -> list[RouteSpeed]:
+        """Latency and rate on each route that there is to a peer, one after the other, beside the calls under way."""
+        if self._tunnels is None:
+            return []
+        line = Line(peer, self._dialers, self._tunnels, Learned())
+        try:
+            return [await self._ping_over(line, route, peer.peer_id, bandwidth) for route in Route]
+        finally:
+            await line.close()
 
     def describe(self, peer_id: str) -> dict[str, Any]:
         """What ``peers`` shows of how a peer is reached: route, why not the better one, seconds, bytes a second."""
@@ -110,13 +123,20 @@ class Channels:
     async def _line(self, peer: PeerInfo, tunnels: Tunnels) -> Line:
         line = self._lines.get(peer.peer_id)
         if line is None:
-            dialers = Dialers(_dial, _dial_local, self._ping, self._doubt)
-            line = self._lines[peer.peer_id] = Line(peer, dialers, tunnels, self._learned)
+            line = self._lines[peer.peer_id] = Line(peer, self._dialers, tunnels, self._learned)
         self._lines.move_to_end(peer.peer_id)
         while len(self._lines) > MAX_CHANNELS:
             _, oldest = self._lines.popitem(last=False)
             await oldest.close()
         return line
+
+    async def _ping_over(self, line: Line, route: Route, peer_id: str, bandwidth: Bandwidth) -> RouteSpeed:
+        try:
+            async with line.apart(route) as (channel, name):
+                speed = await measure_channel(channel, self.metadata(peer_id), bandwidth)
+        except LowcommError as error:
+            return RouteSpeed(route=route.value, reason=str(error))
+        return RouteSpeed(route=name, round_trip=speed.round_trip, up=speed.up, down=speed.down)
 
     def _doubt(self) -> None:
         self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)

@@ -5,7 +5,8 @@ another is opened with the next call; so no call waits for a dead address.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -104,6 +105,25 @@ class Line:
         for route, connected in self._open.items():
             if connected.channel is channel:
                 self._choice.measured(route, self._clock(), size, seconds)
+
+    @asynccontextmanager
+    async def apart(self, route: Route) -> AsyncIterator[tuple[aio.Channel, str]]:
+        """A connection over one route, beside whatever calls use, and its name. Raises LinkLost that says why not."""
+        connected: Connected | None = None
+        try:
+            try:
+                async with asyncio.timeout(self._choice.renewal(route).deadline):
+                    connected = self._dial(route)
+                    if not await _is_ready(connected):
+                        raise LinkLost(await self._why(route, connected))
+            except TimeoutError:
+                raise LinkLost("did not answer in time") from None
+            except LowcommError as error:
+                raise LinkLost(str(error)) from None
+            yield connected.channel, _told(connected)
+        finally:
+            if connected is not None:
+                await _end(connected)
 
     def describe(self) -> dict[str, Any]:
         """What ``peers`` shows of the route that is taken, or why there is none."""

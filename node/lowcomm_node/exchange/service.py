@@ -18,6 +18,7 @@ import grpc
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost, PortInUse, RetryLater
+from lowcomm_node.exchange.pinging import Echo
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.traffic import Traffic
@@ -64,10 +65,11 @@ class ExchangeService(ExchangeServicer):
         handlers: Handlers,
         tunnel_of: Callable[[str], str | None] = lambda name: None,
         traffic: Traffic | None = None,
+        echo: Echo | None = None,
     ) -> None:
         """``tunnel_of``: the peer at the other end of the tunnel that has a name (``Tunnels.peer_of``)."""
         self._gatekeeper, self._handlers, self._tunnel_of = gatekeeper, handlers, tunnel_of
-        self._traffic = traffic or Traffic()
+        self._traffic, self._echo = traffic or Traffic(), echo or Echo()
         self._calls: Counter[str] = Counter()
 
     async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name in the .proto
@@ -95,6 +97,11 @@ class ExchangeService(ExchangeServicer):
         """Hello and goodbye: both sides hand over their newest signed record."""
         peer = await self._authenticate(context)
         return self._handlers.describe(peer, request)
+
+    async def Ping(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        """How long and how fast is the line?"""
+        peer = await self._authenticate(context)
+        await self._guard(context, peer, lambda: self._echo.answer(peer, CalleeStream(context)))
 
     async def _authenticate(self, context: Any) -> str:
         try:

@@ -305,3 +305,87 @@ class SignedRemovalList(_message.Message):
     payload: bytes
     signature: bytes
     def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("content", "wanted")
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    wanted: int
+    def __init__(self, content: _Optional[bytes] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("content", "refused")
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    refused: str
+    def __init__(self, content: _Optional[bytes] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("look", "dial_back", "ping")
+    LOOK_FIELD_NUMBER: _ClassVar[int]
+    DIAL_BACK_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    look: Look
+    dial_back: DialBack
+    ping: Ping
+    def __init__(self, look: _Optional[_Union[Look, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+
+class Probed(_message.Message):
+    __slots__ = ("seen", "dialed_back", "pong", "refused")
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    DIALED_BACK_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    seen: Seen
+    dialed_back: DialedBack
+    pong: Pong
+    refused: str
+    def __init__(self, seen: _Optional[_Union[Seen, _Mapping]] = ..., dialed_back: _Optional[_Union[DialedBack, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class Look(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Seen(_message.Message):
+    __slots__ = ("address", "time_ms", "entry_points")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_POINTS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    time_ms: int
+    entry_points: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, address: _Optional[str] = ..., time_ms: _Optional[int] = ..., entry_points: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DialBack(_message.Message):
+    __slots__ = ("peer_id", "targets")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    targets: _containers.RepeatedCompositeFieldContainer[Target]
+    def __init__(self, peer_id: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ...) -> None: ...
+
+class Target(_message.Message):
+    __slots__ = ("kind", "port", "certificate")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DIRECT: _ClassVar[Target.Kind]
+        TCP: _ClassVar[Target.Kind]
+        QUIC: _ClassVar[Target.Kind]
+    DIRECT: Target.Kind
+    TCP: Target.Kind
+    QUIC: Target.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    kind: Target.Kind
+    port: int
+    certificate: bytes
+    def __init__(self, kind: _Optional[_Union[Target.Kind, str]] = ..., port: _Optional[int] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class DialedBack(_message.Message):
+    __slots__ = ("reached",)
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    reached: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, reached: _Optional[_Iterable[bool]] = ...) -> None: ...

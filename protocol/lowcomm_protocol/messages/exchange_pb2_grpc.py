@@ -49,6 +49,11 @@ class ExchangeStub:
                 request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Introduction.SerializeToString,
                 response_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Introduction.FromString,
                 _registered_method=True)
+        self.Ping = channel.stream_stream(
+                '/lowcomm.v1.Exchange/Ping',
+                request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Ping.SerializeToString,
+                response_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Pong.FromString,
+                _registered_method=True)
 
 
 class ExchangeServicer:
@@ -81,6 +86,14 @@ class ExchangeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ping(self, request_iterator, context):
+        """How long and how fast is the line? Each Ping is answered by one Pong, in their order.
+        in full, or it would name itself
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExchangeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -98,6 +111,11 @@ def add_ExchangeServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Introduction.FromString,
                     response_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Introduction.SerializeToString,
+            ),
+            'Ping': grpc.stream_stream_rpc_method_handler(
+                    servicer.Ping,
+                    request_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Ping.FromString,
+                    response_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Pong.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +199,33 @@ class Exchange:
             '/lowcomm.v1.Exchange/Describe',
             lowcomm__protocol_dot_messages_dot_exchange__pb2.Introduction.SerializeToString,
             lowcomm__protocol_dot_messages_dot_exchange__pb2.Introduction.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ping(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/lowcomm.v1.Exchange/Ping',
+            lowcomm__protocol_dot_messages_dot_exchange__pb2.Ping.SerializeToString,
+            lowcomm__protocol_dot_messages_dot_exchange__pb2.Pong.FromString,
             options,
             channel_credentials,
             insecure,

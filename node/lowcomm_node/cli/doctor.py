@@ -1,0 +1,132 @@
+"""``doctor`` and ``ping``: what is wrong here, and how good the line to a peer is."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import NotRunning, Unhealthy
+from lowcomm_node.formatting import clean, milliseconds, rate
+from lowcomm_node.logs import configure_logs
+from lowcomm_node.settings import NodeSettings, find_home, load_settings
+
+if TYPE_CHECKING:
+    from lowcomm_node.doctor.findings import Finding
+
+_STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "unknown": "dim"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(doctor)
+    app.command()(ping)
+
+
+def doctor(
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of the swarm, where no node runs; default: what this home is set to."),
+    ] = None,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Look what is wrong with this machine or its network, and say what to do about it.
+
+    Asks the node of this home if it runs. Peers are asked to call this machine back. Takes up to a minute. Exit code: 0
+    if nothing is broken, 4 if something is, 6 if nobody of the swarm answers.
+
+    Example: lowcomm-node doctor --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    from lowcomm_node.doctor.findings import exit_code
+
+    configure_logs(verbose - quiet - 1)
+    settings = load_settings({"home": home, "peers": peers}).settings
+    findings = _examine(settings, peers or [])
+    code = exit_code(findings)
+    if json_:
+        show({"exit_code": code, "findings": [finding.to_json() for finding in findings]}, True, "")
+    else:
+        _print_findings(findings)
+    raise SystemExit(code)
+
+
+def ping(
+    peer: Annotated[
+        str, typer.Argument(help="Peer id, the beginning of it, or its last characters as `peers` has them.")
+    ],
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Measure latency and rate on each route to a peer of the run; the node of this home must run.
+
+    Sends and receives up to 8 MB on each route, within what the node may use. Exit code 4 if no route works.
+
+    Example: lowcomm-node ping 8fX2aA
+    """
+    with ControlClient(find_home(home)) as client:
+        found = client.ping(peer)
+    if json_:
+        show(found, True, "")
+    else:
+        _print_routes(found)
+    if all(route["up"] is None for route in found["routes"]):
+        raise Unhealthy("No route to that peer works: `lowcomm-node doctor` looks at this end.")
+
+
+def _examine(settings: NodeSettings, peers: Sequence[str]) -> "Sequence[Finding]":
+    """By the node of this home if it runs, else by ourselves."""
+    from lowcomm_node.doctor.findings import read_finding
+
+    try:
+        with ControlClient(settings.home) as client:
+            return [read_finding(found) for found in client.doctor(peers)]
+    except NotRunning:
+        unanswered = ""
+    except Unhealthy as error:
+        unanswered = str(error)
+    from lowcomm_node.doctor.examining import examine_alone  # takes seconds to import
+
+    return run_async(examine_alone(settings, unanswered))
+
+
+def _print_findings(findings: "Sequence[Finding]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # One thing to do may mend several findings.
+    numbers = {remedy: number for number, remedy in enumerate(dict.fromkeys(f.remedy for f in findings if f.remedy), 1)}
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in findings:
+        state = Text(finding.state.value, _STYLES[finding.state.value])
+        see = f"see {numbers[finding.remedy]}" if finding.remedy else ""
+        table.add_row(finding.name, state, Text(clean(finding.value)), Text(see, "dim", no_wrap=True))
+    console = Console(highlight=False)
+    console.print(table)
+    if not numbers:
+        return
+    remedies = Table(box=None, show_header=False, pad_edge=False)
+    for remedy, number in numbers.items():
+        remedies.add_row(f"{number}.", Text(clean(remedy)))
+    console.print(Text("\nwhat to do", "bold"))
+    console.print(remedies)
+
+
+def _print_routes(found: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("route", "round trip", "up", "down", "", box=None, pad_edge=False, header_style="dim")
+    for route in found["routes"]:
+        figures = (milliseconds(route["round_trip"]), rate(route["up"]), rate(route["down"]))
+        table.add_row(Text(clean(route["route"])), *figures, Text(clean(route["reason"])))
+    console = Console(highlight=False)
+    console.print(found["peer_id"], soft_wrap=True)
+    console.print(table)

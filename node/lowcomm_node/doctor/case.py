@@ -1,0 +1,33 @@
+"""Everything that is known of a machine and its node, before it is judged."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lowcomm_node.doctor.machine import Machine
+from lowcomm_node.doctor.sights import Subject, Survey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Everything that is known of this machine and its node."""
+
+    home: Path
+    machine: Machine
+    peers: tuple[str, ...] = ()
+    """Where the swarm was looked for."""
+    subject: Subject | None = None
+    survey: Survey | None = None
+    dht_peers: int | None = None
+    """Peers of the DHT that are known; None if it was not entered."""
+    runs: int | None = None
+    """Runs that are published; None if that was not looked up."""
+    trouble: str = ""
+    """Why the network could not be entered."""
+    status: Mapping[str, Any] | None = None
+    """Of the node that runs, as ``status`` tells it."""
+    members: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    """Peers of the run, as ``peers`` tells them."""
+    unanswered: str = ""
+    """Why the node of this home does not answer, if it should."""

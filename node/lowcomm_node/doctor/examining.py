@@ -1,0 +1,115 @@
+"""Examine this machine: as part of a node that runs, or for the time of the examination alone."""
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING
+
+from lowcomm_node.discovery.interface import Discovery
+from lowcomm_node.discovery.keys import RUNS_KEY
+from lowcomm_node.doctor.case import Case
+from lowcomm_node.doctor.findings import Finding
+from lowcomm_node.doctor.judging import judge
+from lowcomm_node.doctor.machine import look_at_machine, own_hosts
+from lowcomm_node.doctor.sights import Subject
+from lowcomm_node.doctor.survey import survey
+from lowcomm_node.errors import NodeError
+from lowcomm_node.exchange.security import make_certificate
+from lowcomm_node.files import ephemeral_identity
+from lowcomm_node.finding import open_discovery
+from lowcomm_node.membership import listening
+from lowcomm_node.settings import NodeSettings
+
+if TYPE_CHECKING:
+    from lowcomm_node.daemon import Daemon
+
+
+async def examine_node(node: "Daemon", peers: Sequence[str]) -> tuple[Finding, ...]:
+    """Findings of a node that runs, with its own identity, ports and peers; ``peers`` are asked before those."""
+    settings, discovery = node.settings, node.discovery
+    case = await _look(settings.home, settings.peers)
+    case = replace(case, status=node.status(), members=node.peers())
+    if discovery is None:
+        return judge(replace(case, trouble=node.waiting or f"the node is {node.phase}"))
+    members = node.membership.roster.alive(time()) if node.membership is not None else ()
+    entries = [*peers, *settings.peers, *(entry for info in members for entry in info.entry_points)]
+    told = node.membership.addresses if node.membership is not None else ()
+    port, certificate = node.serving or (None, b"")
+    subject = _subject(discovery, settings, _announced(settings) or port, certificate, told)
+    dht_peers = await discovery.check_connection()
+    return judge(replace(case, subject=subject, dht_peers=dht_peers, survey=await survey(discovery, subject, entries)))
+
+
+async def examine_alone(settings: NodeSettings, unanswered: str = "") -> tuple[Finding, ...]:
+    """Findings where no node runs: the network under a passing identity, if an address of the swarm is known.
+
+    ``unanswered``: why the node that should run does not answer. Raises ConfigError on a malformed address.
+    """
+    case = replace(await _look(settings.home, settings.peers), unanswered=unanswered)
+    if unanswered:  # it may hold its ports
+        settings = settings.model_copy(update={"port": 0, "dht_port": 0})
+    if not settings.peers:
+        return judge(case)
+    with ephemeral_identity() as (identity, key_file):
+        discovery = open_discovery(settings, identity, key_file=key_file)
+        discovery.max_clock_offset = inf  # it is a finding
+        try:
+            await discovery.start()
+            async with _serving(settings) as (port, certificate, told):
+                subject = _subject(discovery, settings, _announced(settings) or port, certificate, told)
+                runs = await discovery.lookup(RUNS_KEY)
+                found = await survey(discovery, subject, settings.peers)
+                case = replace(case, subject=subject, survey=found, runs=len(runs))
+                return judge(replace(case, dht_peers=await discovery.check_connection()))
+        except NodeError as error:
+            return judge(replace(case, trouble=str(error)))
+        finally:
+            await discovery.close()
+
+
+async def _look(home: Path, peers: Iterable[str]) -> Case:
+    return Case(home=home, machine=await asyncio.to_thread(look_at_machine, home), peers=tuple(peers))
+
+
+def _subject(
+    discovery: Discovery, settings: NodeSettings, direct: int | None, certificate: bytes, told: tuple[str, ...]
+) -> Subject:
+    host, _ = listening(settings)
+    return Subject(
+        peer_id=discovery.peer_id,
+        hosts=own_hosts(),
+        listens=tuple(address.rpartition("/p2p/")[0] for address in discovery.addresses()),
+        direct=direct,
+        certificate=certificate,
+        told=told,
+        loopback=host in ("127.0.0.1", "[::1]"),
+    )
+
+
+def _announced(settings: NodeSettings) -> int | None:
+    """The port that others are told to call, where it differs from the one that we listen on."""
+    return int(settings.announce[0].rpartition(":")[2]) if settings.announce else None
+
+
+@asynccontextmanager
+async def _serving(settings: NodeSettings) -> AsyncIterator[tuple[int, bytes, tuple[str, ...]]]:
+    """Something that answers calls as the Exchange service does: its port, its certificate, and where it is."""
+    from grpc import aio  # kept quiet by lowcomm_node.exchange, if that is imported first
+
+    certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+    server = aio.server(options=(("grpc.so_reuseport", 0),))
+    host, hosts = listening(settings)
+    try:
+        port = server.add_secure_port(f"{host}:{settings.port}", certificate.server_credentials())
+    except RuntimeError:
+        raise NodeError(f"Port {settings.port} of {host} is in use: choose another with --port.") from None
+    await server.start()
+    try:
+        yield port, certificate.der, settings.announce or tuple(f"{host}:{port}" for host in hosts)
+    finally:
+        await server.stop(None)

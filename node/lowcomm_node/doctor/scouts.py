@@ -1,0 +1,146 @@
+"""Scouts: each a p2pd with a throw-away identity, for ours is connected already, by whatever came first.
+
+a scout ── QUIC, to the first helper ── look              does UDP get out
+           the second helper, whom the scout has not called, calls it: does UDP get in
+        ── QUIC, to the others       ── look              does the router show the same port to all
+a scout ── IPv6, to one              ── look, dial back   our own ports, over IPv6
+"""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+from lowcomm_node.discovery.control import Control
+from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, parse_entry_point, port_of
+from lowcomm_node.discovery.p2pd import P2pDaemon
+from lowcomm_node.doctor.nat import Sight
+from lowcomm_node.doctor.sights import Helper, Scouting, Subject
+from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.probing.asker import Asker
+from lowcomm_node.probing.dialing import multiaddress
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.probes import PROTOCOL, Kind, Target
+
+SCOUT_DEADLINE = 5.0
+_ANY = {4: "0.0.0.0", 6: "::"}
+
+
+async def scout_udp(askers: Sequence[tuple[Asker, Helper]], subject: Subject) -> Scouting | None:
+    """Whether UDP gets out and in; None if the first helper has none. Never raises."""
+    first, *others = [helper for _, helper in askers]
+    entry = _over_quic(first)
+    if ":" in first.host or not entry.dial:
+        return None
+    try:
+        async with _scout(4, subject.loopback) as control:
+            return await _scout_over_quic(control, askers, entry, others)
+    except NodeError:
+        return None  # p2pd could not be started
+
+
+async def _scout_over_quic(
+    control: Control, askers: Sequence[tuple[Asker, Helper]], entry: EntryPoint, others: Sequence[Helper]
+) -> Scouting:
+    asker = await _call(control, entry)
+    if asker is None:
+        return Scouting(False, helper=str(entry))
+    with asker:
+        try:
+            sight = await _sight(asker)
+            peer_id, _ = await control.identify()
+        except LowcommError:
+            return Scouting(True, helper=str(entry))
+        # Somebody else if there is one: who was called may be let in where others are not.
+        caller = askers[1][0] if others else asker
+        called, _ = await ask_back(caller, peer_id, [Target(Kind.QUIC, sight.port)])
+    sights = [sight]
+    for helper in others:
+        if (another := await _call(control, _over_quic(helper))) is not None:
+            with another:
+                try:
+                    sights.append(await _sight(another))
+                except LowcommError:
+                    continue
+    gets_in = called[0][1] if called else None
+    return Scouting(True, tuple(sights), gets_in, bool(others), helper=str(entry))
+
+
+async def scout_ipv6(helpers: Sequence[Helper], subject: Subject) -> Scouting | None:
+    """Whether IPv6 gets out and in; None if no helper has it. Never raises."""
+    entry = next((found for helper in helpers if (found := _over_ipv6(helper)) is not None), None)
+    if entry is None:
+        return None
+    try:
+        async with _scout(6, subject.loopback) as control:
+            asker = await _call(control, entry)
+            if asker is None:
+                return Scouting(False, helper=str(entry))
+            with asker:
+                reached, _ = await ask_back(asker, subject.peer_id, subject.targets(6))
+                return Scouting(True, reached=reached, helper=str(entry))
+    except NodeError:
+        return None
+
+
+async def _call(control: Control, entry: EntryPoint) -> Asker | None:
+    try:
+        await control.connect(entry.peer_id, [entry], SCOUT_DEADLINE)
+        return Asker(await control.open_stream(entry.peer_id, PROTOCOL, SCOUT_DEADLINE))
+    except LowcommError:
+        return None
+
+
+async def _sight(asker: Asker) -> Sight:
+    """How the other end sees a scout. Raises LinkLost, ProtocolViolation."""
+    seen, _ = await asker.look()
+    host, port = host_of(seen.address), port_of(seen.address)
+    if host is None or port is None:
+        raise ProtocolViolation("does not see our address")
+    return Sight(host_of(asker.address) or "", "scout", host, port)
+
+
+def _over_quic(helper: Helper) -> EntryPoint:
+    """Where a helper is dialed over QUIC: as he says, or at the port that he serves over TCP, as bootstrap servers do."""
+    told = (dial for dial in _dials(helper) if "/udp/" in dial and host_of(dial) == helper.host)
+    port = port_of(helper.entry.dial)
+    guess = multiaddress(helper.host, Kind.QUIC, port) if port is not None else ""
+    return EntryPoint(helper.entry.peer_id, next(told, guess))
+
+
+def _over_ipv6(helper: Helper) -> EntryPoint | None:
+    dial = next((dial for dial in _dials(helper) if dial.startswith("/ip6/") and "/tcp/" in dial), None)
+    return EntryPoint(helper.entry.peer_id, dial) if dial is not None else None
+
+
+def _dials(helper: Helper) -> Iterable[str]:
+    """Where a helper says that he can be dialed: a stranger's word, so only what leads to himself, and without a relay."""
+    for text in (str(helper.entry), *helper.seen.entry_points):
+        try:
+            entry = parse_entry_point(text)
+        except ConfigError:
+            continue
+        if entry.peer_id == helper.entry.peer_id and entry.relay is None:
+            yield entry.dial
+
+
+async def ask_back(asker: Asker, peer_id: str, targets: Sequence[Target]) -> tuple[tuple[tuple[Kind, bool], ...], str]:
+    """Which of these ports of ours are reached, and why nobody tried if nobody did."""
+    if not targets:
+        return (), "there is no port of ours to call"
+    try:
+        reached = await asker.dial_back(peer_id, targets)
+    except LowcommError as error:
+        return (), str(error)
+    return tuple((target.kind, ok) for target, ok in zip(targets, reached, strict=True)), ""
+
+
+@asynccontextmanager
+async def _scout(version: int, loopback: bool) -> AsyncIterator[Control]:
+    host = {4: "127.0.0.1", 6: "::1"}[version] if loopback else _ANY[version]
+    kind = f"/ip{version}/{host}"
+    # Only the transport that is looked at: libp2p would choose for itself else.
+    daemon = P2pDaemon(None, [f"{kind}/udp/0/quic-v1"] if version == 4 else [f"{kind}/tcp/0"], punching=False)
+    await daemon.start()
+    try:
+        yield Control(daemon.control)
+    finally:
+        await daemon.stop()

@@ -1,0 +1,60 @@
+"""A fresh connection to somebody who asked for it: does the right one answer?
+
+Our own libp2p may be connected already, and keeps what it knows of addresses; so each call of libp2p comes from a p2pd of its own,
+which lives as long as the call.
+"""
+
+import asyncio
+import ssl
+from hashlib import sha256
+
+from lowcomm_node.discovery.client import load_hivemind
+from lowcomm_node.discovery.control import Control
+from lowcomm_node.discovery.multiaddress import EntryPoint
+from lowcomm_node.discovery.p2pd import P2pDaemon
+from lowcomm_node.errors import NodeError
+from lowcomm_protocol.probes import Kind, Target
+
+DIAL_DEADLINE = 5.0
+"""Seconds for TCP and TLS, or QUIC: the second SYN goes out after one, the third after three."""
+_TRANSPORTS = {Kind.TCP: "tcp/{}", Kind.QUIC: "udp/{}/quic-v1"}
+
+
+async def is_reached(host: str, peer_id: str, target: Target) -> bool:
+    """Whether a fresh connection to a port of ``host`` (an IP address) leads to who is named. Takes DIAL_DEADLINE at most,
+    for libp2p the start of a process more."""
+    if target.kind is Kind.DIRECT:
+        return await _shows_certificate(host, target)
+    return await _answers_as(EntryPoint(peer_id, multiaddress(host, target.kind, target.port)))
+
+
+def multiaddress(host: str, kind: Kind, port: int) -> str:
+    """Where libp2p is dialed."""
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/{_TRANSPORTS[kind].format(port)}"
+
+
+async def _shows_certificate(host: str, target: Target) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is compared below
+    context.set_alpn_protocols(["h2"])
+    try:
+        async with asyncio.timeout(DIAL_DEADLINE):
+            _, writer = await asyncio.open_connection(host, target.port, ssl=context)
+    except (OSError, TimeoutError):  # ssl.SSLError is an OSError
+        return False
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return shown is not None and sha256(shown).digest() == target.certificate
+
+
+async def _answers_as(entry: EntryPoint) -> bool:
+    """Whether libp2p finds that very peer there."""
+    caller = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"], punching=False)
+    try:
+        await asyncio.gather(caller.start(), load_hivemind())
+        await Control(caller.control).connect(entry.peer_id, [entry], DIAL_DEADLINE)
+    except NodeError:
+        return False
+    finally:
+        await caller.stop()
+    return True

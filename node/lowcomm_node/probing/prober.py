@@ -1,0 +1,190 @@
+"""Answers probes (lowcomm_protocol.probes says what may be asked), within what its owner gives to strangers.
+
+stream of libp2p ── look ──────► where it comes from, our time         anybody
+                 ── dial back ─► calls to that address, no other       a few an hour, two at a time
+                 ── ping ──────► as many bytes as it wants             so many a day, at most at a rate
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Protocol
+
+from lowcomm_node.discovery.interface import OpenStream, Streams
+from lowcomm_node.discovery.multiaddress import host_of
+from lowcomm_node.logs import log
+from lowcomm_node.probing.allowance import Allowance, Allowed, network_of
+from lowcomm_node.probing.dialing import is_reached
+from lowcomm_node.probing.measuring import answer_to
+from lowcomm_node.probing.wire import receive_message, send_message
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.probes import (
+    MAX_ENTRY_POINTS,
+    PROTOCOL,
+    Target,
+    check_ping,
+    read_dial_back,
+    read_probe,
+)
+
+MAX_STREAMS = 64
+MAX_STREAMS_PER_CALLER = 4
+"""A household may have several nodes; each needs up to two."""
+MAX_DIALING = 2
+"""Requests that are dialed for at once: each costs up to four processes for a moment."""
+OVERHEAD = 256
+"""Bytes that a probe counts as beside its contents: those without any are not free."""
+STREAM_SECONDS = 120.0
+IDLE_SECONDS = 45.0
+"""Whoever asks several waits for the slowest of them."""
+HOUR, DAY = 3600.0, 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeLimits:
+    """What this machine gives to those that probe."""
+
+    calls: Allowed
+    """Ports that are called."""
+    bytes: Allowed
+    """What probes carry."""
+    rate: float
+    """Bytes a second of all pings together."""
+
+
+FOR_A_BOOTSTRAP = ProbeLimits(
+    calls=Allowed(each=32, all=1000, seconds=HOUR),
+    bytes=Allowed(each=256_000_000, all=8_000_000_000, seconds=DAY),
+    rate=12.5e6,
+)
+FOR_A_NODE = ProbeLimits(
+    calls=Allowed(each=16, all=100, seconds=HOUR),
+    bytes=Allowed(each=32_000_000, all=256_000_000, seconds=DAY),
+    rate=2.5e6,
+)
+"""A node has better things to do: it helps where there is no bootstrap server, and as a second pair of eyes."""
+
+Dial = Callable[[str, str, Target], Awaitable[bool]]
+
+
+class Paced(Protocol):
+    """One direction of a link that its owner limits."""
+
+    async def pass_(self, count: int) -> None:
+        """Wait until so many bytes may pass."""
+        ...
+
+
+class Prober:
+    """Answers whoever asks, until it is closed."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        entry_points: Callable[[], tuple[str, ...]],
+        limits: ProbeLimits,
+        dial: Dial = is_reached,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """``entry_points``: where we ourselves can be dialed."""
+        self._streams, self._entry_points, self._dial, self._clock = streams, entry_points, dial, clock
+        self._calls, self._bytes = Allowance(limits.calls), Allowance(limits.bytes)
+        self._paces: list[Paced] = [Pace(limits.rate, clock)]
+        self._open: Counter[str] = Counter()
+        self._dialing = asyncio.Semaphore(MAX_DIALING)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Answer from now on. Raises LinkLost."""
+        await self._streams.serve_streams(PROTOCOL, self._take)
+
+    def keep_to(self, *paces: Paced) -> None:
+        """Keep pings within these limits as well."""
+        self._paces += paces
+
+    async def close(self) -> None:
+        """Answer no more."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _take(self, stream: OpenStream) -> None:
+        host = host_of(stream.address)
+        caller = network_of(host) if host else stream.peer_id
+        if self._open[caller] >= MAX_STREAMS_PER_CALLER or self._open.total() >= MAX_STREAMS:
+            stream.socket.close()
+            return
+        self._open[caller] += 1
+        task = asyncio.create_task(self._serve(stream, host, caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, stream: OpenStream, host: str | None, caller: str) -> None:
+        try:
+            async with asyncio.timeout(STREAM_SECONDS):
+                while True:
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        data = await receive_message(stream.socket)
+                    probe = read_probe(data)
+                    if not self._bytes.take(caller, OVERHEAD, self._clock()):
+                        return
+                    probed = await self._answer(probe, stream.address, host, caller)
+                    await send_message(stream.socket, probed.SerializeToString())
+        except (LowcommError, TimeoutError) as error:
+            log.debug("probe.ended", peer=stream.peer_id, reason=str(error) or "took too long")
+        finally:
+            self._open[caller] -= 1
+            if not self._open[caller]:
+                del self._open[caller]
+            with suppress(OSError):
+                stream.socket.close()
+
+    async def _answer(self, probe: pb.Probe, address: str, host: str | None, caller: str) -> pb.Probed:
+        match probe.WhichOneof("kind"):
+            case "look":
+                told = self._entry_points()[:MAX_ENTRY_POINTS]
+                return pb.Probed(seen=pb.Seen(address=address, time_ms=round(time() * 1000), entry_points=told))
+            case "dial_back":
+                return await self._dial_back(probe.dial_back, host, caller)
+            case _:
+                return await self._pong(probe.ping, host, caller)
+
+    async def _dial_back(self, message: pb.DialBack, host: str | None, caller: str) -> pb.Probed:
+        wanted = read_dial_back(message)
+        if host is None:
+            return pb.Probed(refused="you come through a relay: your own address is not seen")
+        if not self._calls.take(caller, len(wanted.targets), self._clock()):
+            return pb.Probed(refused="too many calls were asked for lately: ask again in an hour")
+        async with self._dialing:
+            found = await asyncio.gather(*(self._dial(host, wanted.peer_id, target) for target in wanted.targets))
+        return pb.Probed(dialed_back=pb.DialedBack(reached=found))
+
+    async def _pong(self, ping: pb.Ping, host: str | None, caller: str) -> pb.Probed:
+        check_ping(ping)
+        size = len(ping.content) + ping.wanted
+        if host is None:
+            return pb.Probed(refused="you come through a relay, which is not there to be measured")
+        if not self._bytes.take(caller, size, self._clock()):
+            return pb.Probed(refused="too much was measured lately: measure again tomorrow")
+        for pace in self._paces:
+            await pace.pass_(size)
+        return pb.Probed(pong=answer_to(ping))
+
+
+class Pace:
+    """Passes so many bytes a second."""
+
+    def __init__(self, rate: float, clock: Callable[[], float] = monotonic) -> None:
+        self._rate, self._clock, self._free = rate, clock, 0.0
+
+    async def pass_(self, count: int) -> None:
+        """See Paced."""
+        begins = max(self._clock(), self._free)
+        self._free = begins + count / self._rate
+        if (seconds := begins - self._clock()) > 0:
+            await asyncio.sleep(seconds)

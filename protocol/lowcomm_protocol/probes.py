@@ -1,0 +1,153 @@
+"""Probes: what a peer asks of another to learn how the internet sees it, and how fast its line is.
+
+    asker                                       whoever helps: a bootstrap server, or any peer
+      │ ── look ──────────────────────────────►│
+      │◄── seen: address, time, entry points ──│
+      │ ── dial back: ports, who is there ────►│ ── a fresh connection to each ──► asker's address
+      │◄── reached? for each ──────────────────│
+      │ ── ping ──────────────────────────────►│   many at once, to measure a rate
+      │◄── pong ───────────────────────────────│
+
+Only the address that the request comes from is ever called, at most MAX_TARGETS ports, and all that is told is whether the one
+who was named answered there: so nobody is called who has not asked, and nobody learns what else listens.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from google.protobuf.message import DecodeError
+
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.identity import public_key_of
+from lowcomm_protocol.messages import exchange_pb2 as pb
+
+PROTOCOL = "/lowcomm/probe/1"
+"""The name of the streams in libp2p."""
+MAX_TARGETS = 4
+MAX_CONTENT = 64 * 1024
+"""Bytes of the content of a Ping or Pong."""
+MAX_MESSAGE = MAX_CONTENT + 1024
+"""Bytes of a serialized Probe or Probed."""
+MAX_ENTRY_POINTS = 8
+MAX_ADDRESS = 256
+"""Characters of a multiaddress."""
+MAX_REASON = 200
+"""Characters of a reason to refuse that are shown."""
+_DIGEST = 32
+
+
+class Kind(Enum):
+    """A way in."""
+
+    DIRECT = pb.Target.DIRECT
+    """The Exchange service over TLS."""
+    TCP = pb.Target.TCP
+    QUIC = pb.Target.QUIC
+
+
+@dataclass(frozen=True)
+class Target:
+    """A port that should be called."""
+
+    kind: Kind
+    port: int
+    certificate: bytes = b""
+    """SHA-256 of the certificate that should answer; of ``DIRECT`` only."""
+
+
+@dataclass(frozen=True)
+class DialBack:
+    """A request to call."""
+
+    peer_id: str
+    """Who should answer at ports of libp2p."""
+    targets: tuple[Target, ...]
+
+    def to_message(self) -> pb.Probe:
+        """As it travels."""
+        targets = [pb.Target(kind=t.kind.value, port=t.port, certificate=t.certificate) for t in self.targets]
+        return pb.Probe(dial_back=pb.DialBack(peer_id=self.peer_id, targets=targets))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How somebody else sees us."""
+
+    address: str
+    """Multiaddress that our connection comes from."""
+    time: float
+    """Its clock, Unix time in seconds."""
+    entry_points: tuple[str, ...]
+    """Where else it can be dialed, as it says; still to be read."""
+
+
+def read_probe(data: bytes) -> pb.Probe:
+    """What was asked. Raises ProtocolViolation."""
+    if len(data) > MAX_MESSAGE:
+        raise ProtocolViolation(f"sent a probe of {len(data)} bytes: at most {MAX_MESSAGE}")
+    try:
+        probe = pb.Probe.FromString(data)
+    except DecodeError:
+        raise ProtocolViolation("sent bytes that are no probe") from None
+    if probe.WhichOneof("kind") is None:
+        raise ProtocolViolation("sent an empty probe")
+    return probe
+
+
+def read_dial_back(message: pb.DialBack) -> DialBack:
+    """A request, checked. Raises ProtocolViolation."""
+    if not 0 < len(message.targets) <= MAX_TARGETS:
+        raise ProtocolViolation(f"asked for {len(message.targets)} calls: 1 to {MAX_TARGETS} are possible")
+    try:
+        public_key_of(message.peer_id)
+    except LowcommError:
+        raise ProtocolViolation("asked for calls to what is no peer id") from None
+    return DialBack(message.peer_id, tuple(_read_target(target) for target in message.targets))
+
+
+def check_ping(ping: pb.Ping) -> None:
+    """Raise ProtocolViolation if a Ping is too large, or asks for too much."""
+    if max(len(ping.content), ping.wanted) > MAX_CONTENT:
+        raise ProtocolViolation(f"sent a ping of {len(ping.content)} and {ping.wanted} bytes: at most {MAX_CONTENT}")
+
+
+def read_probed(data: bytes, wanted: str) -> pb.Probed:
+    """The answer of the kind that is ``wanted``, or a refusal. Raises ProtocolViolation."""
+    try:
+        probed = pb.Probed.FromString(data)
+    except DecodeError:
+        raise ProtocolViolation("sent bytes that answer nothing") from None
+    kind = probed.WhichOneof("kind")
+    if kind not in (wanted, "refused"):
+        raise ProtocolViolation(f"answered {kind!r} where {wanted!r} was expected")
+    return probed
+
+
+def read_seen(seen: pb.Seen) -> Seen:
+    """How we are seen; what strangers wrote is cut to what can be of use."""
+    texts = [text for text in seen.entry_points[:MAX_ENTRY_POINTS] if len(text) <= MAX_ADDRESS]
+    return Seen(seen.address[:MAX_ADDRESS], seen.time_ms / 1000, tuple(texts))
+
+
+def read_reached(message: pb.DialedBack, count: int) -> tuple[bool, ...]:
+    """Which of ``count`` targets were reached. Raises ProtocolViolation."""
+    if len(message.reached) != count:
+        raise ProtocolViolation(f"told of {len(message.reached)} calls where {count} were asked for")
+    return tuple(message.reached)
+
+
+def in_words(reason: str) -> str:
+    """Why somebody refuses, as it can be shown: a stranger wrote it."""
+    return "".join(char if char.isprintable() else " " for char in reason[:MAX_REASON])
+
+
+def _read_target(target: pb.Target) -> Target:
+    if not 0 < target.port < 65536:
+        raise ProtocolViolation(f"asked for a call to port {target.port}")
+    try:
+        kind = Kind(target.kind)
+    except ValueError:
+        raise ProtocolViolation(f"asked for a call of a kind {target.kind} that there is not") from None
+    if len(target.certificate) != (_DIGEST if kind is Kind.DIRECT else 0):
+        raise ProtocolViolation(f"named a certificate by {len(target.certificate)} bytes")
+    return Target(kind, target.port, target.certificate)
