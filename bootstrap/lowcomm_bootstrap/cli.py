@@ -38,6 +38,10 @@ def serve(
     announce: Annotated[
         list[str] | None, typer.Option(help="Multiaddress to tell, such as /dns4/HOST/tcp/PORT.")
     ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of another bootstrap server or peer of the swarm; may be repeated."),
+    ] = None,
     run: Annotated[list[Path] | None, typer.Option(help="run.toml or signed run to keep published.")] = None,
     closed: Annotated[bool, typer.Option("--closed", help="Publish only the runs given here or kept before.")] = False,
     max_runs: Annotated[int, typer.Option(help="Runs to keep, at most.", min=1)] = 64,
@@ -62,6 +66,7 @@ def serve(
         host=host,
         port=port,
         announce=tuple(announce or ()),
+        peers=tuple(peers or ()),
         runs=tuple(run or ()),
         closed=closed,
         max_runs=max_runs,

@@ -12,6 +12,7 @@ from typing import Any
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
+from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.errors import NodeError
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.run import SignedRun, read_signed_run
@@ -26,10 +27,19 @@ class BootstrapServer:
     """Publishes the runs of a registry, and takes in those that creators publish, unless it is closed to them."""
 
     def __init__(
-        self, discovery: Discovery, registry: Registry, closed: bool, tell: Tell, look_every: float = LOOK_EVERY
+        self,
+        discovery: Discovery,
+        registry: Registry,
+        closed: bool,
+        tell: Tell,
+        lifeline: Lifeline | None = None,
+        look_every: float = LOOK_EVERY,
     ) -> None:
+        """``lifeline``: what keeps us together with other bootstrap servers."""
         self._discovery, self._registry, self._closed, self._tell = discovery, registry, closed, tell
-        self._look_every = look_every
+        self._look_every, self._lifeline = look_every, lifeline
+        if lifeline is not None:
+            lifeline.publish_with(self._publish, None)
         self._published = 0.0
         self._peers: dict[str, int] = {}
         self._refused: set[str] = set()
@@ -49,7 +59,10 @@ class BootstrapServer:
 
     async def look(self) -> None:
         """Do once what is due every LOOK_EVERY seconds."""
-        await self._discovery.check_connection()
+        if self._lifeline is not None:
+            await self._lifeline.step()
+        else:
+            await self._discovery.check_connection()
         if not self._closed:
             await self._adopt()
         if monotonic() - self._published >= RUN_LIFE / 3:

@@ -12,6 +12,7 @@ from typing import Any
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_node.discovery.hivemind import HivemindDiscovery
+from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.discovery.p2pd import listeners
 from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.errors import ConfigError
@@ -32,6 +33,7 @@ class ServeSettings:
     host: str
     port: int
     announce: tuple[str, ...]
+    peers: tuple[str, ...]
     runs: tuple[Path, ...]
     closed: bool
     max_runs: int
@@ -60,12 +62,16 @@ async def _serve(settings: ServeSettings) -> int:
             identity=identity,
             key_file=settings.home / "identity.key",
             listen=listeners(host, settings.port),
+            initial_peers=settings.peers,
+            require_peers=False,
             announce=settings.announce,
             relay=settings.relay,
         )
         printer = Printer(settings.json, settings.quiet)
         prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP)
-        server = BootstrapServer(discovery, registry, settings.closed, printer.tell)
+        # Whoever lost us dials us: there is no need to start p2pd again, and with it all that it relays.
+        lifeline = Lifeline(discovery, settings.peers, None, printer.tell, restarts=False)
+        server = BootstrapServer(discovery, registry, settings.closed, printer.tell, lifeline)
         _stop_on_signal(asyncio.current_task())
         try:
             await server.start()
@@ -140,6 +146,12 @@ def _in_words(event: dict[str, Any]) -> str:
             return f"run {run} has {event['peers']} peers"
         case "run.not_kept" | "run.not_published":
             return f"warning: run {run}: {event['reason']}"
+        case "door.closed":
+            return f"warning: {event['address']}: {event['reason']}; tried again"
+        case "door.open":
+            return f"connected to {event['address']}"
+        case "swarm.lost" | "swarm.unlisted":
+            return f"warning: {event['reason']}"
         case "run.damaged":
             return f"warning: {event['path']} is not a sound signed run and not published; restore it or remove it"
         case other:

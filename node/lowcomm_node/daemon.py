@@ -23,9 +23,12 @@ from lowcomm_node.allocator import keep_freed_memory
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.discovery.interface import Discovery
+from lowcomm_node.discovery.keys import peers_key
+from lowcomm_node.discovery.known import KnownDoors
+from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.discovery.p2pd import runtime_folder
 from lowcomm_node.doctor.examining import examine_node
-from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NotAdmitted, TrainerError
+from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NoPeers, NotAdmitted, TrainerError
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.exchanger import Exchanger
 from lowcomm_node.exchange.fetch import Fetcher, SnapshotServer
@@ -36,9 +39,9 @@ from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.traffic import Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_node.files import HomeLock, ephemeral_identity, load_or_create_identity
-from lowcomm_node.finding import find_run, open_discovery
+from lowcomm_node.finding import find_run, open_discovery, remembered_run
 from lowcomm_node.logs import log
-from lowcomm_node.membership import Membership, listening
+from lowcomm_node.membership import Membership, any_host, listening
 from lowcomm_node.news import News
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.report import report, report_peers
@@ -74,6 +77,7 @@ class Daemon:
         self.membership: Membership | None = None
         self.discovery: Discovery | None = None
         """While it is in the DHT."""
+        self.lifeline: Lifeline | None = None
         self.serving: tuple[int, bytes] | None = None
         """Port and certificate (DER) of the Exchange service, once it listens."""
         self._prober: Prober | None = None
@@ -168,17 +172,32 @@ class Daemon:
         return 0
 
     async def _live(self) -> None:
-        discovery = open_discovery(self.settings, self.identity, key_file=self._key_file, refusals=self.refusals)
+        kept = remembered_run(self.settings)
+        known = self._known_doors(kept) if kept is not None else None
+        self._remembered = [address for door in (known.doors() if known else ()) for address in door.addresses]
+        discovery = open_discovery(
+            self.settings,
+            self.identity,
+            require_peers=False,
+            key_file=self._key_file,
+            refusals=self.refusals,
+            remembered=self._remembered,
+        )
+        self.lifeline = Lifeline(discovery, self.settings.peers, known, self._tell, self._warn)
         try:
-            self._enter("joining", f"looking for the swarm at {', '.join(self.settings.peers) or 'no address'}")
+            self._enter(
+                "joining", f"looking for the swarm at {', '.join([*self.settings.peers, *self._remembered][:8])}"
+            )
             await discovery.start()
             self.discovery = discovery
             self._prober = Prober(discovery, discovery.addresses, FOR_A_NODE)
             await self._prober.serve()
-            self.waiting = "no run is published yet"
-            self.run_ = await self._unless_finished(find_run(discovery, self.settings))
+            self.run_ = await self._unless_finished(self._find_run(discovery, kept))
             if self.run_ is None:
                 return
+            if kept is None or kept.run_id != self.run_.run_id:
+                self.lifeline.keep(self._known_doors(self.run_))
+            self._tasks.append(asyncio.create_task(self.lifeline.run()))
             self.standing = Standing(self.settings, self.run_, self.peer_id, time())
             await self.standing.look(discovery)
             self.standing.check_ourselves(time())
@@ -191,11 +210,29 @@ class Daemon:
             self.discovery = None
             if self._prober is not None:
                 await self._prober.close()
+            await self.lifeline.save()
             await discovery.close()
             self._enter("left", None)
 
-    async def _take_part(self, discovery: Any) -> None:
-        assert self.run_ is not None
+    async def _find_run(self, discovery: Discovery, kept: SignedRun | None) -> SignedRun:
+        """The run of the swarm; if nobody answers, the one that this home keeps. Raises NoPeers if there is none."""
+        assert self.lifeline is not None
+        self.waiting = None  # the lifeline tells
+        if await self.lifeline.enter(0.0 if kept is not None else self.settings.join_deadline):
+            self.waiting = "no run is published yet"
+            return await find_run(discovery, self.settings, kept)
+        if kept is None:
+            raise NoPeers(
+                f"No peer answers at {self.lifeline.unanswered()}: check the address, and that the bootstrap server runs."
+            )
+        self._warn(f"{self.lifeline.reason}: training alone on what this home knows of the run, until a peer answers")
+        return kept
+
+    def _known_doors(self, run: SignedRun) -> KnownDoors:
+        return KnownDoors(self.settings.paths.doors(run.fingerprint), time())
+
+    async def _take_part(self, discovery: Discovery) -> None:
+        assert self.run_ is not None and self.lifeline is not None
         spec, paths = self.run_.spec, self.settings.paths
         self._enter("joining", "starting the trainer: text, model, newest checkpoint")
         checkpoints = paths.checkpoints(self.run_.fingerprint)
@@ -234,8 +271,8 @@ class Daemon:
         echo = Echo(bandwidth)
         server = ExchangeServer(certificate, ExchangeService(gatekeeper, self, tunnels.peer_of, traffic, echo))
         server.listen_locally(runtime_folder())
-        host, announce = listening(self.settings)
-        port = await server.start(host, self.settings.port)
+        host, announce = listening(self.settings, self._remembered)
+        port = await server.start(any_host() if host == "0.0.0.0" else host, self.settings.port)
         self.serving = port, certificate.der
         if self._prober is not None:
             self._prober.keep_to(bandwidth.up, bandwidth.down)
@@ -255,7 +292,10 @@ class Daemon:
             refusals=self.refusals,
             on_removals=self._drop_removed,
             on_barred=self._leave_barred,
+            lifeline=self.lifeline,
         )
+        self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
+        self.lifeline.on_move(lambda: self._move(port))
         self._tasks += [asyncio.create_task(self._follow_trainer()), asyncio.create_task(self.membership.run())]
         try:
             await self._unless_finished(self._sync_and_train())
@@ -447,6 +487,12 @@ class Daemon:
         return int(saved["swarm_step"])
 
     # small things
+
+    def _move(self, port: int) -> None:
+        """The addresses of this machine have changed: tell the new ones, unless the owner decides what is told."""
+        if self.membership is not None and not self.settings.announce:
+            _, hosts = listening(self.settings, self._remembered)
+            self.membership.addresses = tuple(f"{host}:{port}" for host in hosts)
 
     def _own_progress(self) -> tuple[int, int, float]:
         get = self.progress.get

@@ -1,11 +1,14 @@
-"""Enter the DHT and find the run that the owner means."""
+"""Enter the DHT and find the run that the owner means: in the swarm, or in the home, where it was found before."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
+from lowcomm_node.discovery.doors import by_peer
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY
+from lowcomm_node.discovery.known import KnownDoors
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.files import write_atomic
 from lowcomm_node.membership import listening
@@ -13,9 +16,11 @@ from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.refusals import Refusals
-from lowcomm_protocol.run import SignedRun, read_signed_run
+from lowcomm_protocol.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 FIND_DEADLINE = 60.0
+KEPT_AFTER = 5.0
+"""Seconds after which a run that the home keeps is taken though no peer that answers publishes it: we do then."""
 
 
 def open_discovery(
@@ -24,21 +29,23 @@ def open_discovery(
     require_peers: bool = True,
     key_file: Path | None = None,
     refusals: Refusals | None = None,
+    remembered: Sequence[str] = (),
 ) -> Discovery:
     """The DHT as these settings have it; not started yet. Raises ConfigError on a malformed address.
 
-    ``key_file``: where the key of ``identity`` lies, if not in the home; ``refusals``: where refused records are counted.
+    ``key_file``: where the key of ``identity`` lies, if not in the home; ``refusals``: where refused records are counted;
+    ``remembered``: addresses that have answered before, the best first.
     """
     from lowcomm_node.discovery.hivemind import HivemindDiscovery  # takes seconds to import
     from lowcomm_node.discovery.p2pd import listeners
 
-    if not settings.peers:
+    if not settings.peers and not remembered:
         raise ConfigError(
             "No address of the swarm is known: give one with --peers, as `lowcomm-bootstrap serve` prints it."
         )
-    host, _ = listening(settings)
+    host, _ = listening(settings, remembered)
     host = host.strip("[]")
-    discovery = HivemindDiscovery(
+    return HivemindDiscovery(
         identity=identity,
         key_file=key_file or settings.paths.identity,
         listen=listeners(host, settings.dht_port),
@@ -46,22 +53,39 @@ def open_discovery(
         require_peers=require_peers,
         # Nobody can know from inside whether others get through a router; on loopback there is none.
         wants_places=host not in ("127.0.0.1", "::1"),
+        refusals=refusals,
+        learned=remembered[::-1],  # the last ones hold where there are too many
     )
-    if refusals is not None:
-        discovery._provenances.refusals = refusals
-    return discovery
 
 
-async def find_run(discovery: Discovery, settings: NodeSettings) -> SignedRun:
-    """The run that ``--run`` names, or the invite is for, or the only one that there is; it is kept in the home.
+def remembered_run(settings: NodeSettings) -> SignedRun | None:
+    """The run that this home knows from before and that is meant, if there is one.
 
-    Raises NoPeers if none is found within the deadline, ConfigError if several are and none was named.
+    It is that which ``--run`` or the invite names. Without them, that which was found at the addresses in ``--peers``;
+    without any address, the only one that there is. Raises ConfigError if it is not clear which.
     """
     invited_to = settings.token.invite.run_id if settings.token is not None else None
-    deadline = monotonic() + FIND_DEADLINE
-    while monotonic() < deadline:
+    runs = _kept(settings)
+    if settings.run is None and invited_to is None and settings.peers:
+        # Else a mistyped address of another swarm would train an old run.
+        given, now = by_peer(settings.peers), time()
+        runs = [run for run in runs if _was_entered_at(settings, run, list(given), now)]
+        return runs[0] if len(runs) == 1 else None
+    return choose(runs, settings.run, invited_to)
+
+
+async def find_run(discovery: Discovery, settings: NodeSettings, kept: SignedRun | None = None) -> SignedRun:
+    """The run that ``--run`` names, or the invite is for, or the only one that there is; it is kept in the home.
+
+    ``kept``, which the home knows, is taken if it is among several, or if none is published. Raises NoPeers if none is
+    found within the deadline, ConfigError if several are and none was named.
+    """
+    invited_to = settings.token.invite.run_id if settings.token is not None else None
+    began = monotonic()
+    while monotonic() < began + FIND_DEADLINE:
         found = await _published(discovery)
-        chosen = choose(found, settings.run, invited_to)
+        known = kept is not None and (any(run.run_id == kept.run_id for run in found) or _is_late(began, found))
+        chosen = kept if known else choose(found, settings.run, invited_to)
         if chosen is not None:
             path = settings.paths.signed_run(chosen.fingerprint)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +119,29 @@ def choose(runs: list[SignedRun], wanted: str | None, invited_to: str | None = N
         names = ", ".join(sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in runs)[:8])
         raise ConfigError(f"There are several runs: choose one with --run: {names}.")
     return runs[0] if runs else None
+
+
+def _is_late(began: float, found: list[SignedRun]) -> bool:
+    return not found and monotonic() >= began + KEPT_AFTER
+
+
+def _kept(settings: NodeSettings) -> list[SignedRun]:
+    """The signed runs in the home; what is damaged there counts as not there."""
+    runs: list[SignedRun] = []
+    for path in sorted(settings.paths.runs.glob("*/run.json")):
+        try:
+            with path.open("rb") as file:
+                run = read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))
+        except (LowcommError, OSError):
+            continue
+        if settings.paths.signed_run(run.fingerprint) == path:
+            runs.append(run)
+    return runs
+
+
+def _was_entered_at(settings: NodeSettings, run: SignedRun, peer_ids: list[str], now: float) -> bool:
+    doors = KnownDoors(settings.paths.doors(run.fingerprint), now)
+    return any(peer_id in doors for peer_id in peer_ids)
 
 
 async def _published(discovery: Discovery) -> list[SignedRun]:

@@ -2,16 +2,17 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, time
 
 import grpc
-import psutil
 
 from lowcomm_node.admitting import Standing
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
+from lowcomm_node.discovery.lifeline import Lifeline, own_addresses
+from lowcomm_node.discovery.p2pd import has_ipv6
 from lowcomm_node.errors import LinkLost, NotAdmitted
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.settings import NodeSettings
@@ -36,27 +37,29 @@ MAX_TOLD_OFF = 8
 """Warnings that a peer does not take us: the first ones say why."""
 
 
-def listening(settings: NodeSettings) -> tuple[str, tuple[str, ...]]:
-    """The host to listen on, and the hosts to tell others: loopback only, if all known peers are on loopback."""
+def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[str, tuple[str, ...]]:
+    """The host to listen on, and the hosts to tell others: loopback only, if all known peers are on loopback.
+
+    ``remembered``: addresses of the swarm from before; they decide where the owner gave none.
+    """
+    peers = settings.peers or tuple(remembered)
     if settings.host is not None:
         return settings.host, (settings.host,) if settings.host not in ("0.0.0.0", "[::]") else _own_hosts()
-    if settings.peers and all("/ip4/127." in peer or "/ip6/::1/" in peer for peer in settings.peers):
+    if peers and all("/ip4/127." in peer or "/ip6/::1/" in peer for peer in peers):
         return "127.0.0.1", ("127.0.0.1",)
     return "0.0.0.0", _own_hosts()
 
 
+def any_host() -> str:
+    """Where to listen to be reached at every address: IPv6 includes IPv4, where this machine has it."""
+    return "[::]" if has_ipv6() else "0.0.0.0"
+
+
 def _own_hosts() -> tuple[str, ...]:
-    found = [address.address for addresses in psutil.net_if_addrs().values() for address in addresses]
-    numbers: list[str] = []
-    for text in found:
-        try:
-            address = ipaddress.IPv4Address(text)
-        except ValueError:
-            continue
-        if not address.is_loopback:
-            numbers.append(text)
+    numbers = [ipaddress.ip_address(text) for text in own_addresses()]
     # Public addresses first: most peers are not in our home network.
-    return tuple(sorted(numbers, key=lambda text: ipaddress.IPv4Address(text).is_private)[:8]) or ("127.0.0.1",)
+    numbers.sort(key=lambda address: address.is_private)
+    return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
 
 
 class Membership:
@@ -79,6 +82,7 @@ class Membership:
         refusals: Refusals,
         on_removals: Callable[[], None],
         on_barred: Callable[[NotAdmitted], None],
+        lifeline: Lifeline | None = None,
     ) -> None:
         self.roster, self.addresses = roster, addresses
         self.dht_peers = 0
@@ -86,8 +90,8 @@ class Membership:
         self._settings, self._certificate = settings, certificate
         self._progress, self._warn = progress, warn
         self._standing, self._refusals = standing, refusals
-        self._on_removals, self._on_barred = on_removals, on_barred
-        self._removals_due, self._told_off = 0.0, 0
+        self._on_removals, self._on_barred, self._lifeline = on_removals, on_barred, lifeline
+        self._removals_due, self._told_off, self._run_due = 0.0, 0, 0.0
         self._has_looked = False
         self._phase = Phase.JOINING
         self._changed = asyncio.Event()
@@ -157,15 +161,21 @@ class Membership:
             await asyncio.sleep(self._settings.poll)
 
     async def _watching(self) -> None:
-        published = 0.0
         while True:
-            self.dht_peers = await self._discovery.check_connection()
-            if self.dht_peers and time() - published > RUN_LIFE / 3:
-                # Every peer keeps the run published, so that it outlives its bootstrap server.
-                published = time()
-                await self._discovery.publish(RUNS_KEY, self._run.run_id, self._run.to_bytes(), RUN_LIFE)
-                await self._standing.publish(self._discovery)
+            self.dht_peers = self._discovery.known_peers()
+            if self.dht_peers and monotonic() >= self._run_due:
+                await self._publish_run()
             await asyncio.sleep(CHECK_EVERY if self.dht_peers else 2.0)
+
+    async def republish(self) -> None:
+        """Publish all that is ours at once: others have forgotten it, or were not there."""
+        await asyncio.gather(self._publish(), self._publish_run())
+
+    async def _publish_run(self) -> None:
+        # Every peer keeps the run published, so that it outlives its bootstrap server.
+        self._run_due = monotonic() + RUN_LIFE / 3
+        await self._discovery.publish(RUNS_KEY, self._run.run_id, self._run.to_bytes(), RUN_LIFE)
+        await self._standing.publish(self._discovery)
 
     async def look(self) -> None:
         """Read the records in the DHT, and greet the peers that are new."""
@@ -178,10 +188,21 @@ class Membership:
             info = self._hear(data, greet=True)
             if info is not None:
                 self._discovery.add_entry_points(info.entry_points)
+                self._tell_lifeline(info)
+        if self._lifeline is not None:
+            self._lifeline.listed(set(records) - {self._identity.peer_id})
         try:
             self._standing.check_ourselves(time())
         except NotAdmitted as error:
             self._on_barred(error)
+
+    def _tell_lifeline(self, info: PeerInfo) -> None:
+        if self._lifeline is None:
+            return
+        if info.phase in (Phase.LEFT, Phase.FINISHED):
+            self._lifeline.left(info.peer_id)
+        else:
+            self._lifeline.learned(info.peer_id, info.entry_points)
 
     async def _look_for_removals(self) -> None:
         if monotonic() < self._removals_due:

@@ -39,6 +39,8 @@ def node_panel(status: Status, rounds: Sequence[Status] = ()) -> RenderableType:
     rows.add_row("exchange", _exchange(status))
     rows.add_row("counts", _counts(status))
     rows.add_row("peers", _peers(status))
+    for trouble in _troubles(status.get("swarm") or {}):
+        rows.add_row("swarm", Text(clean(trouble), "yellow"))
     for index in range(ROUNDS):
         recent = list(rounds)[-ROUNDS:][::-1]
         rows.add_row("rounds" if index == 0 else "", _round(recent[index]) if index < len(recent) else Text(""))
@@ -176,6 +178,14 @@ def _peers(status: Status) -> Text:
         (f" ({status.get('dht_peers', 0)} in the DHT)", "dim"),
         f"   ↑ {size(status.get('bytes_sent'))}   ↓ {size(status.get('bytes_received'))}",
     )
+
+
+def _troubles(swarm: Mapping[str, Any]) -> list[str]:
+    """Why we are not in the swarm, and which of the owner's addresses do not answer; empty if all is well."""
+    if swarm.get("reason"):
+        return [swarm["reason"]]
+    shut = [door for door in swarm.get("doors") or () if door["named"] and door["reason"]]
+    return [f"{door['address']} does not answer: {door['reason']}" for door in shut[:3]]
 
 
 def _refusals(counts: Mapping[str, int]) -> Text:

@@ -53,6 +53,10 @@ class Paths:
         """The signed specification of one run."""
         return self.run(fingerprint) / "run.json"
 
+    def doors(self, fingerprint: str) -> Path:
+        """Peers and bootstrap servers of one run that have answered, for the next start."""
+        return self.run(fingerprint) / "doors.json"
+
     def claim(self, fingerprint: str) -> Path:
         """By which invite this node came to a run; good for no other peer."""
         return self.run(fingerprint) / "claim"

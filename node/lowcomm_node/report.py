@@ -37,6 +37,7 @@ def report(node: "Daemon") -> dict[str, Any]:
         "run": _run(node),
         "phase": node.phase,
         "waiting": node.waiting or _why_alone(node),
+        "swarm": node.lifeline.describe() if node.lifeline else None,
         "uptime": monotonic() - node.began,
         "trainer": {
             "state": node.phase,
@@ -116,11 +117,14 @@ def _run(node: "Daemon") -> dict[str, Any] | None:
 
 def _why_alone(node: "Daemon") -> str | None:
     """Training never waits; but if the last exchange was not applied, the owner wants to know why."""
+    if node.phase == "joining" and node.lifeline is not None:
+        return node.lifeline.reason
     if node.phase != "training" or node.exchanger is None or node.run_ is None:
         return None
     if node.run_.spec.sync.group == 1:
         return None
     if node.membership is not None and node.membership.count() == 0:
-        return "training alone: no other peer is alive"
+        why = node.lifeline.reason if node.lifeline is not None else None
+        return f"training alone: {why or 'no other peer is alive'}"
     reason = node.exchanger.history.last_reason
     return f"training on; the last exchange was not applied: {reason}" if reason else None

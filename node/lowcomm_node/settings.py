@@ -81,6 +81,8 @@ class NodeSettings(BaseModel):
     """Seconds that others believe this node alive after its last record."""
     poll: Seconds = 2.0
     """Seconds between two looks at the DHT."""
+    join_deadline: Seconds = 30.0
+    """Seconds to look for the swarm at the first start; later ones need none."""
     exchange_deadline: Seconds = 60.0
     """Seconds that one exchange may take, at most."""
 

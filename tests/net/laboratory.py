@@ -56,6 +56,8 @@ class Host(Namespace):
         self.hosts: list[Host] = []
         """Behind it, where it is a router."""
         self.uplink: EmulatedLink | None = None
+        self.device, self.far = "", ""
+        """Its device to the internet, and the other end of that."""
         self._blocks: tuple[Block, ...] = ()
         self._has_rules = False
 
@@ -206,11 +208,24 @@ class Lab:
             self._internet.ip(f"route add {inside6} via {router.addresses[6]}")
         return router.host(name)
 
+    def move(self, host: Host) -> str:
+        """Give a public host another address of IPv4, as providers do: nothing reaches the old one any more."""
+        old, new = host.addresses[4], str(_PUBLIC4[next(self._numbers)])
+        self._internet.ip(f"route del {old}/32 dev {host.far}", f"route add {new}/32 dev {host.far}")
+        host.ip(
+            f"address del {old}/32 dev {host.device}",
+            f"address add {new}/32 dev {host.device}",
+            f"route replace default via {_GATEWAY4} dev {host.device} onlink",
+        )
+        host.addresses[4] = new
+        return new
+
     def _attach(
         self, machine: Host, device: str, ip: tuple[int, ...], number: int, link: Link | None, down: Link | None
     ) -> None:
         self._machines.append(machine)
         far = f"h{number}"
+        machine.device, machine.far = device, far
         if link is None:
             self._internet.ip(f"link add {far} type veth peer name {device} netns {machine.namespace}")
         else:

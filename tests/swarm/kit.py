@@ -97,8 +97,9 @@ class Node(Process):
 
     def __init__(self, home: Path, address: str, *arguments: str) -> None:
         super().__init__(
-            home, "lowcomm_node", "join", "--json", "--home", str(home), "--peers", address, "--threads", "1",
-            "--poll", "1", "--record-life", "10", "--exchange-deadline", "15", *arguments,
+            home, "lowcomm_node", "join", "--json", "--home", str(home), "--threads", "1",
+            "--poll", "1", "--record-life", "10", "--exchange-deadline", "15",
+            *(("--peers", address) if address else ()), *arguments,
         )  # fmt: skip
 
     def status(self) -> dict[str, Any] | None:
@@ -171,9 +172,9 @@ class Swarm:
         path.write_text(TINY.format(method=method, steps=steps, start_peers=start_peers, evaluate_every=evaluate_every))
         return path
 
-    def node(self, name: str, *arguments: str) -> Node:
-        """Start a node, or start it again."""
-        node = Node(self.folder / name, self.address, *arguments)
+    def node(self, name: str, *arguments: str, address: str | None = None) -> Node:
+        """Start a node, or start it again; ``address``: where it enters, if not at the bootstrap server; empty: nowhere."""
+        node = Node(self.folder / name, self.address if address is None else address, *arguments)
         self.processes.append(node)
         return node
 

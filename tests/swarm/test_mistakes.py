@@ -41,15 +41,15 @@ def test_an_address_that_is_none(tmp_path: Path) -> None:
 
 def test_a_bootstrap_that_is_dead(tmp_path: Path) -> None:
     address = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{PEER}"
-    done = run("lowcomm_node", "join", "--peers", address, "--home", str(tmp_path))
-    assert_one_clear_line(done, 6, address, "check the address")
+    done = run("lowcomm_node", "join", "--peers", address, "--home", str(tmp_path), "--join-deadline", "3")
+    assert_one_clear_line(done, 6, address, "connection refused", "check the address")
 
 
 def test_a_wrong_peer_id_at_a_right_address(swarm: Swarm) -> None:
     swarm.bootstrap()
     wrong = swarm.address.rpartition("/")[0] + "/" + PEER
-    done = run("lowcomm_node", "join", "--peers", wrong, "--home", str(swarm.folder / "a"))
-    assert_one_clear_line(done, 6, wrong)
+    done = run("lowcomm_node", "join", "--peers", wrong, "--home", str(swarm.folder / "a"), "--join-deadline", "3")
+    assert_one_clear_line(done, 6, wrong, "check the peer id")
 
 
 def test_mistakes_in_a_specification(swarm: Swarm) -> None:

@@ -264,3 +264,17 @@ def test_addresses_that_reach_further_come_first() -> None:
     far, near, here = "/ip4/8.8.8.8/tcp/1", "/ip4/192.168.1.2/tcp/1", "/ip4/127.0.0.1/tcp/1"
     assert sorted([here, far, near], key=lambda dial: -reach(dial)) == [far, near, here]
     assert reach("/dns4/example.org/tcp/1") == reach("/ip6/2a00::1/tcp/1") == 2
+
+
+async def test_what_its_signer_says_is_newer_holds_though_it_expires_earlier(
+    ada: MemoryDiscovery, clock: Clock
+) -> None:
+    old = record_of(ADA, issued=NOW, life=500, step=1)
+    clock.now += 1
+    new = record_of(ADA, issued=NOW + 1, life=30, step=2)
+    assert await ada.publish(KEY, ADA.peer_id, old, 400)
+    assert await ada.publish(KEY, ADA.peer_id, new, 30), "such as a goodbye"
+    assert not await ada.publish(KEY, ADA.peer_id, old, 400), "an old one can't be replayed over it"
+    assert await ada.lookup(KEY) == {ADA.peer_id: new}
+    clock.now += 31
+    assert await ada.publish(KEY, ADA.peer_id, old, 400), "nobody remembers what has expired"

@@ -267,3 +267,15 @@ def test_what_strangers_wrote_can_not_steer_the_terminal(hostile: str) -> None:
 )
 def test_figures_are_short(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+def test_a_swarm_that_is_not_there_is_told_and_of_one_that_is_only_the_addresses_that_are_not() -> None:
+    shut = {"address": "/ip4/203.0.113.7/tcp/1/p2p/A", "named": True, "answers": False, "reason": "connection refused"}
+    learned = shut | {"address": "/ip4/203.0.113.8/tcp/1/p2p/B", "named": False}
+    good = shut | {"address": "/ip4/203.0.113.9/tcp/1/p2p/C", "answers": True, "reason": None}
+    swarm = {"state": "connected", "reason": None, "doors": [shut, learned, good]}
+    shown = text(node_panel(TRAINING | {"swarm": swarm}))
+    assert "203.0.113.7" in shown and "connection refused" in shown
+    assert "203.0.113.8" not in shown and "203.0.113.9" not in shown
+    lost = swarm | {"state": "lost", "reason": "no peer answers for 30 s"}
+    assert "no peer answers for 30 s" in text(node_panel(TRAINING | {"swarm": lost}))

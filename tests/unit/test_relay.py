@@ -177,14 +177,14 @@ def test_p2pd_is_told_what_the_owner_says():
 
 
 def test_all_of_a_machine_is_ipv4_and_ipv6_over_tcp_and_quic(monkeypatch):
-    monkeypatch.setattr(p2pd, "_has_ipv6", lambda: True)
+    monkeypatch.setattr(p2pd, "has_ipv6", lambda: True)
     assert listeners("0.0.0.0", 7) == (
         *("/ip4/0.0.0.0/tcp/7", "/ip4/0.0.0.0/udp/7/quic-v1"),
         *("/ip6/::/tcp/7", "/ip6/::/udp/7/quic-v1"),
     )
     assert listeners("127.0.0.1", 0) == ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1")
     assert listeners("::1", 7) == ("/ip6/::1/tcp/7", "/ip6/::1/udp/7/quic-v1")
-    monkeypatch.setattr(p2pd, "_has_ipv6", lambda: False)
+    monkeypatch.setattr(p2pd, "has_ipv6", lambda: False)
     assert listeners("0.0.0.0", 7) == ("/ip4/0.0.0.0/tcp/7", "/ip4/0.0.0.0/udp/7/quic-v1")
 
 

@@ -20,7 +20,7 @@ def node(history: History, **progress: Any) -> Any:
         "peer_id": "me", "phase": "training", "began": 0.0, "warnings": [], "progress": progress,
         "exchanger": SimpleNamespace(history=history, running={}), "refusals": Refusals(),
     }  # fmt: skip
-    names = ("waiting", "run_", "membership", "ready", "checkpoint")
+    names = ("waiting", "run_", "membership", "lifeline", "ready", "checkpoint")
     return SimpleNamespace(**known, **dict.fromkeys(names))
 
 

@@ -44,6 +44,9 @@ def join(
     stay: Annotated[bool | None, typer.Option(help="Serve the state to others after the run has finished.")] = None,
     record_life: Annotated[float | None, typer.Option(help="Seconds that others believe us alive.")] = None,
     poll: Annotated[float | None, typer.Option(help="Seconds between two looks at the DHT.")] = None,
+    join_deadline: Annotated[
+        float | None, typer.Option(help="Seconds to look for the swarm at the first start.")
+    ] = None,
     exchange_deadline: Annotated[float | None, typer.Option(help="Seconds one exchange may take, at most.")] = None,
     home: Home = None,
     json_: Json = False,

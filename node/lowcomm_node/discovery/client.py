@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from time import time
 from typing import Any
@@ -17,6 +18,20 @@ CALL_DEADLINE = 15.0
 DIAL_DEADLINE = 5.0
 CLOSE_DEADLINE = 3.0
 ROUTING_DEADLINE = 2.0
+BACKED_OFF = "no answer (p2pd waits before it dials there again)"
+_FAILURES = (
+    ("connection refused", "connection refused: nothing listens there"),
+    ("peer id mismatch", "somebody else answers there: check the peer id"),
+    ("network is unreachable", "network is unreachable: this machine has no way there"),
+    ("no route to host", "no route to host"),
+    ("no such host", "its name is not known to DNS"),
+    ("dial backoff", BACKED_OFF),
+    ("no good addresses", "no address of it can be dialed from here"),
+    ("i/o timeout", "no answer in time"),
+    ("deadline exceeded", "no answer in time"),
+    ("did not answer in time", "no answer in time"),
+)
+"""What p2pd says, and what we say. Of several addresses the most telling comes first."""
 
 
 async def load_hivemind() -> None:
@@ -111,6 +126,23 @@ async def ping(node: Any, peer_id: str) -> float | None:
     # Hivemind keeps away from a silent peer longer and longer; this one has just answered.
     node.blacklist.register_success(peer)
     return answer.dht_time - min(max(answer.dht_time, asked), time())
+
+
+def read_entry(entries: Mapping[Any, Any], subkey: str) -> bytes | None:
+    """The value of a subkey among the records that a peer keeps under one key; not checked."""
+    from hivemind.utils import MSGPackSerializer
+
+    entry = entries.get(subkey)
+    try:
+        value = MSGPackSerializer.loads(entry.value) if entry is not None else None
+    except Exception:  # msgpack of a stranger, and its extension types: anything can be raised
+        return None
+    return value if isinstance(value, bytes) else None
+
+
+def in_words(failure: str) -> str:
+    """What p2pd says of a peer that it could not connect, as an owner says it."""
+    return next((words for sign, words in _FAILURES if sign in failure), failure)
 
 
 def _import_hivemind() -> None:

@@ -8,10 +8,12 @@ Hivemind trusts the peers of a DHT. Measured on 1.1.12, each of these is one cal
 - an answer that claims to expire never ends the search for better ones -> the claim is recomputed from the records
 - any number of records, of any size               -> at most MAX_KEYS keys, and MAX_KEY_BYTES for each
 - an older record over a newer one                 -> what its signer says is newer holds
-- any place in the DHT, such as next to a key      -> the place is the hash of the peer id, else a peer is ignored
+- any place in the DHT, such as next to a key      -> the place is the hash of the peer id, else a peer is ignored;
+                                                      one that the owner has named may stand anywhere, as hivemind's
+                                                      own programs do
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import time
 from typing import Any
 
@@ -41,18 +43,34 @@ def place_of(peer_id: str) -> DHTID:
     return DHTID.generate(source=peer_id)
 
 
-def guard(protocol: DHTProtocol, provenances: Provenances) -> None:
-    """Make a protocol that was just created, and has met nobody yet, safe to use among strangers."""
+def guard(protocol: DHTProtocol, provenances: Provenances, named: Collection[str] = ()) -> None:
+    """Make a protocol that was just created, and has met nobody yet, safe to use among strangers.
+
+    ``named``: ids of the peers that our owner has named.
+    """
     call_find, update_routing_table = protocol.call_find, protocol.update_routing_table
+
+    def is_in_place(node_id: DHTID, peer: PeerID) -> bool:
+        # What others say of where a named peer stands must be what that one has told us.
+        name = peer.to_base58()
+        return node_id == place_of(name) or (name in named and protocol.routing_table.get(peer_id=peer) == node_id)
 
     async def find(peer: PeerID, keys: Any) -> Any:
         answer = await call_find(peer, keys)
-        return answer and {key: (_honest(value), _in_place(near)) for key, (value, near) in answer.items()}
+        return answer and {
+            key: (_honest(value), {place: one for place, one in near.items() if is_in_place(place, one)})
+            for key, (value, near) in answer.items()
+        }
 
     async def update(node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
         known = node_id if node_id is not None else protocol.routing_table.get(peer_id=peer_id)
-        if known is not None and known == place_of(peer_id.to_base58()):
-            await update_routing_table(known, peer_id, responded=responded)
+        name, table = peer_id.to_base58(), protocol.routing_table
+        if known is None or not (known == place_of(name) or name in named):
+            return
+        before = table.get(peer_id=peer_id)
+        if before is not None and before != known and before in table:
+            del table[before]  # hivemind's own programs stand elsewhere each time that they start
+        await update_routing_table(known, peer_id, responded=responded)
 
     protocol.storage, protocol.cache = BoundedStorage(provenances), NoCache()
     protocol.record_validator = OwnRecords(provenances)
@@ -159,10 +177,6 @@ def _honest(found: ValueWithExpiration[Any] | None) -> ValueWithExpiration[Any] 
         return None
     with found.value.freeze():
         return ValueWithExpiration(found.value, max(entry.expiration_time for _, entry in found.value.items()))
-
-
-def _in_place(near: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:
-    return {node_id: peer for node_id, peer in near.items() if node_id == place_of(peer.to_base58())}
 
 
 def _copy(records: DictionaryDHTValue) -> DictionaryDHTValue:

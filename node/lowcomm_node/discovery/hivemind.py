@@ -2,32 +2,38 @@
 
 Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never its processes, averaging or optimizers.
 
-    start              p2pd -> client -> DHTNode, guarded -> dial and ping the entry points -> look for neighbours
-    check_connection   p2pd died: all of the above again; else ping the entry points, and peers' if those are dead;
-                       keep places at relays, so that others reach us behind a NAT
+    start              p2pd -> client -> DHTNode, guarded -> knock at the entry points -> look for neighbours
+    knock              connect and ping; a peer that is connected and silent is connected anew
+    check_connection   p2pd died: all of the above again; else knock at the entry points, and at peers' if those are
+                       dead; keep places at relays, so that others reach us behind a NAT
     connect            to a peer, at its addresses and through our entry points as relays, whichever works first; if that
                        is a relay, a hole is tried to be punched
 """
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
 from typing import Any
 
 from lowcomm_node.discovery.client import (
+    BACKED_OFF,
     CALL_DEADLINE,
     CLOSE_DEADLINE,
+    DIAL_DEADLINE,
     attach,
     detach,
-    dial,
+    in_words,
     load_hivemind,
     ping,
+    read_entry,
     wait_routing,
 )
 from lowcomm_node.discovery.control import Control
-from lowcomm_node.discovery.interface import OpenStream, TakeStream, check_size
+from lowcomm_node.discovery.doors import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
+from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream, check_size
 from lowcomm_node.discovery.keys import MAX_LIFE, Provenances, pack, unpack
 from lowcomm_node.discovery.multiaddress import (
     EntryPoint,
@@ -35,6 +41,7 @@ from lowcomm_node.discovery.multiaddress import (
     parse_announced,
     parse_entry_point,
     reach,
+    relay_of,
 )
 from lowcomm_node.discovery.p2pd import START_DEADLINE, P2pDaemon
 from lowcomm_node.discovery.punching import PROTOCOL as PUNCH
@@ -43,20 +50,23 @@ from lowcomm_node.discovery.relay import Places, RelayLimits
 from lowcomm_node.discovery.relaying import start_as_relay
 from lowcomm_node.discovery.streams import StreamListener
 from lowcomm_node.discovery.twin import refuse_twin
-from lowcomm_node.errors import ConfigError, LinkLost, NodeError, NoPeers, Unhealthy
+from lowcomm_node.errors import ConfigError, LinkLost, NodeError, NoPeers, PortInUse
 from lowcomm_node.logs import log
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.refusals import Refusals
 
 MAX_ENTRY_POINTS = 32
 MAX_RECORDS = 4096
+MAX_REASONS = 256
+"""Peers of whom we remember why they could not be reached."""
 MAX_DIALED = 8
 """Addresses of one peer that are dialed for a stream; a record has no more."""
 MAX_DETOURS = 4
 """Entry points of ours that are tried as relays for a peer whose own addresses name none."""
 MAX_OBSERVERS = 2
 """Peers that are asked where they see us."""
-MAX_CLOCK_OFFSET = 3.0
-"""Seconds; records live for seconds to minutes, and would seem dead or not yet issued."""
+REPLICAS = 5
+"""Peers that keep a record, at most; hivemind's own default."""
 _BAN = 10.0
 """Seconds that hivemind keeps away from a silent peer; they do not grow, or one that returns is ignored for hours."""
 
@@ -77,8 +87,12 @@ class HivemindDiscovery:
         relay: RelayLimits | None = None,
         wants_places: bool = False,
         punching: bool = True,
+        learned: Sequence[str] = (),
+        refusals: Refusals | None = None,
     ) -> None:
         """``relay``: what we give as a relay. ``wants_places``: whether we may not be dialable, and need relays.
+
+        ``learned``: addresses to enter at that the owner has not named; ``refusals``: where refused records are counted.
 
         Raises ConfigError that names a malformed address.
         """
@@ -88,7 +102,7 @@ class HivemindDiscovery:
         self._announce = tuple(parse_announced(text, self.peer_id) for text in announce)
         self._key_file, self._listen = key_file, tuple(listen)
         self._require_peers, self._start_deadline = require_peers, start_deadline
-        self._provenances = Provenances()
+        self._provenances = Provenances(refusals)
         self._daemon: P2pDaemon | None = None
         self._node: Any = None
         self._p2p: Any = None
@@ -104,6 +118,8 @@ class HivemindDiscovery:
         self._served: dict[str, TakeStream] = {}
         if punching:
             self._served[PUNCH] = lambda stream: self._puncher.take(self._control(), stream)
+        self._reasons: dict[str, str] = {}
+        self.add_entry_points(learned)
 
     async def start(self) -> None:
         """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock is off."""
@@ -111,12 +127,12 @@ class HivemindDiscovery:
             others = [entry for entry in self._entry_points if entry.peer_id != self.peer_id]
             if others:
                 await refuse_twin(self.peer_id, others)
-            await self._open()
-            offsets = await self._enter(self._entry_points)
-            if self._entry_points and not offsets and self._require_peers:
-                tried = ", ".join(str(entry) for entry in self._entry_points)
-                raise NoPeers(f"No peer answers at {tried}: check the address, and that the bootstrap server runs.")
-            _check_clock(offsets, self.max_clock_offset)
+            await self._open(self._listen)
+            knocks = await self._knock_at(self._entry_points)
+            if self._entry_points and self._require_peers and all(knock.reason for knock in knocks.values()):
+                raise NoPeers(no_answer([str(entry) for entry in self._entry_points], knocks))
+            check_clock(knocks, self.max_clock_offset)
+            await self.find_neighbours()
             await self._look_from_outside()
             await self._keep_places()
         except BaseException:
@@ -165,20 +181,83 @@ class HivemindDiscovery:
     async def check_connection(self) -> int:
         """See Discovery. Never raises: whatever is wrong is tried again at the next call."""
         try:
+            if not await self.revive():
+                return 0
+            knocks = await self._knock_at(self._entry_points[: self._given])
+            if all(knock.reason for knock in knocks.values()) and not self.known_peers():
+                knocks = await self._knock_at(self._entry_points[self._given :])
+            check_clock(knocks, self.max_clock_offset)
+            if not all(knock.reason for knock in knocks.values()):
+                await self.find_neighbours()
+        except NodeError as error:
+            log.warning("dht.trouble", reason=str(error))
+        return self.known_peers()
+
+    async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
+        """See Discovery."""
+        alone, wanted = not self.known_peers(), {peer: self._ways(peer, texts) for peer, texts in doors.items()}
+        knocks = await asyncio.gather(*(self._knock(peer, ways) for peer, ways in wanted.items()))
+        if alone and any(knock.reason is None for knock in knocks):
+            await wait_routing(self._p2p)
+        return dict(zip(wanted, knocks, strict=True))
+
+    async def find_neighbours(self) -> None:
+        """See Discovery."""
+        if self._node is not None and self.known_peers():
+            await self._call("find_nearest_nodes", [self._node.node_id])
+
+    async def revive(self) -> bool:
+        """See Discovery."""
+        try:
             if self._daemon is None or not self._daemon.running:
                 log.warning("dht.lost", reason="p2pd ended; it is started again")
-                await self._shut()
-                await self._open()
-            offsets = await self._enter(self._entry_points[: self._given])
-            if not offsets and not self._known_peers():
-                offsets = await self._enter(self._entry_points[self._given :])
-            _check_clock(offsets, self.max_clock_offset)
+                await self._renew()
             await self._look_at_ourselves()
             await self._look_from_outside()
             await self._keep_places()
         except (NodeError, OSError) as error:
             log.warning("dht.trouble", reason=str(error))
-        return self._known_peers()
+            return False
+        return True
+
+    async def restart(self) -> bool:
+        """See Discovery."""
+        try:
+            await self._renew()
+        except (NodeError, OSError) as error:
+            log.warning("dht.trouble", reason=str(error))
+            return False
+        return await self.revive()
+
+    async def forget_connections(self) -> None:
+        """See Discovery."""
+        with suppress(LinkLost):
+            peers = {connection.peer_id for connection in await self._control().connections()}
+            await asyncio.gather(*(self.disconnect(peer) for peer in peers))
+
+    async def has_connections(self) -> bool:
+        """See Discovery."""
+        try:
+            return bool(await self._control().connections())
+        except LinkLost:
+            return False
+
+    async def held_by_others(self, key: str, subkey: str) -> bytes | None:
+        """See Discovery."""
+        from hivemind.dht.routing import DHTID
+
+        place = DHTID.generate(source=key)
+        options = {"k_nearest": REPLICAS, "exclude_self": True}
+        near = await self._call("find_nearest_nodes", [place], **options) or {}
+        answers = await asyncio.gather(*(self._find_at(peer, place) for peer in near.get(place, {}).values()))
+        held = [value for entries in answers if (value := read_entry(entries, subkey)) is not None]
+        checked = [(found, value) for value in held if (found := self._provenances.check(value, subkey, time()))]
+        right = [(found.order, value) for found, value in checked if found.key == key]
+        return unpack(max(right)[1]) if right else None
+
+    def known_peers(self) -> int:
+        """See Discovery."""
+        return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
         """See Streams."""
@@ -234,9 +313,17 @@ class HivemindDiscovery:
         if daemon is not None:
             await daemon.stop()
 
-    async def _open(self) -> None:
+    async def _renew(self) -> None:
+        """Close and open, at the ports that we had, so that the addresses that others know of us stay good."""
+        await self._shut()
         try:
-            self._daemon = await self._start_daemon()
+            await self._open(tuple(_with_port(listen, self._visible) for listen in self._listen))
+        except PortInUse:
+            await self._open(self._listen)
+
+    async def _open(self, listen: Sequence[str]) -> None:
+        try:
+            self._daemon = await self._start_daemon(listen)
             self._p2p = await attach(self._daemon)
             self._node = await self._make_node()
             await self._look_at_ourselves()
@@ -245,10 +332,10 @@ class HivemindDiscovery:
             await self._shut()
             raise
 
-    async def _start_daemon(self) -> P2pDaemon:
+    async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
         def make() -> P2pDaemon:
             options = {"relay": self._relay, "punching": self._punching}
-            return P2pDaemon(self._key_file, self._listen, self._announce, self._start_deadline, **options)
+            return P2pDaemon(self._key_file, listen, self._announce, self._start_deadline, **options)
 
         if self._relay is not None and self._relay.peers > 0:
             await load_hivemind()
@@ -284,16 +371,21 @@ class HivemindDiscovery:
         return Control(self._daemon.control)
 
     def _ways_to(self, peer_id: str, entry_points: Sequence[str]) -> list[EntryPoint]:
-        """Where to dial a peer; what its record says is a stranger's word, so only what leads to that peer is taken."""
+        """Where to dial a peer."""
+        ways = self._ways(peer_id, entry_points)
+        relays = [e for e in self._entry_points if e.relay is None and e.peer_id not in (peer_id, self.peer_id)]
+        ways += [EntryPoint(peer_id, circuit(relay)) for relay in relays[:MAX_DETOURS]]
+        return list(dict.fromkeys(ways))
+
+    def _ways(self, peer_id: str, entry_points: Sequence[str]) -> list[EntryPoint]:
+        """What a record says is a stranger's word, so only what leads to that peer is taken."""
         ways: list[EntryPoint] = []
         for text in entry_points[:MAX_DIALED]:
             with suppress(ConfigError):
                 entry = parse_entry_point(text)
                 if entry.peer_id == peer_id:
                     ways.append(entry)
-        relays = [e for e in self._entry_points if e.relay is None and e.peer_id not in (peer_id, self.peer_id)]
-        ways += [EntryPoint(peer_id, circuit(relay)) for relay in relays[:MAX_DETOURS]]
-        return list(dict.fromkeys(ways))
+        return ways
 
     async def _make_node(self) -> Any:
         from hivemind.dht.node import DHTNode
@@ -312,7 +404,7 @@ class HivemindDiscovery:
                 )
         except TimeoutError:
             raise NodeError("p2pd started, but does not answer: is this machine overloaded? Try again.") from None
-        guard(node.protocol, self._provenances)
+        guard(node.protocol, self._provenances, {entry.peer_id for entry in self._entry_points[: self._given]})
         return node
 
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -349,24 +441,43 @@ class HivemindDiscovery:
         """Addresses at which others may reach us, also those that only a hole in a NAT leads to."""
         return (*self._observed, *sorted(self._announce or self._visible, key=lambda dial: "/udp/" not in dial))
 
-    def _known_peers(self) -> int:
-        return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
+    async def _knock_at(self, entries: Sequence[EntryPoint]) -> dict[str, Knock]:
+        return await self.knock(by_peer([str(entry) for entry in entries]))
 
-    async def _enter(self, entries: Sequence[EntryPoint]) -> list[float]:
-        """Dial and ping peers, then look for our neighbours; by how many seconds the clocks of those are ahead."""
-        alone = not self._known_peers()
-        answers = await asyncio.gather(*(self._knock(entry) for entry in entries))
-        offsets = [offset for offset in answers if offset is not None]
-        if offsets:
-            if alone:
-                await wait_routing(self._p2p)
-            await self._call("find_nearest_nodes", [self._node.node_id])
-        return offsets
+    async def _knock(self, peer_id: str, ways: Sequence[EntryPoint]) -> Knock:
+        if peer_id == self.peer_id or self._node is None:
+            return Knock("is ourselves" if peer_id == self.peer_id else "p2pd is not running: it is started again")
+        try:
+            await self._control().connect(peer_id, ways, DIAL_DEADLINE)
+            ahead = await ping(self._node, peer_id)
+            if ahead is None:
+                # A connection that is dead looks like one for minutes; only a new one tells.
+                await self.disconnect(peer_id)
+                await self._control().connect(peer_id, ways, DIAL_DEADLINE)
+                ahead = await ping(self._node, peer_id)
+        except LinkLost as error:
+            return Knock(self._why(peer_id, in_words(str(error))))
+        return Knock(None, ahead) if ahead is not None else Knock("is there, but does not answer as a peer of the DHT")
 
-    async def _knock(self, entry: EntryPoint) -> float | None:
-        if entry.peer_id == self.peer_id or not await dial(self._p2p, entry.peer_id, entry):
-            return None
-        return await ping(self._node, entry.peer_id)
+    def _why(self, peer_id: str, reason: str) -> str:
+        """That p2pd has not even dialed says less than why it did not get through before."""
+        if reason == BACKED_OFF:
+            return self._reasons.get(peer_id, reason)
+        if len(self._reasons) >= MAX_REASONS:
+            self._reasons.clear()
+        self._reasons[peer_id] = reason
+        return reason
+
+    async def _find_at(self, peer: Any, place: Any) -> dict[Any, Any]:
+        """The records under a key that one peer keeps."""
+        try:
+            async with asyncio.timeout(CALL_DEADLINE):
+                answer = await self._node.protocol.call_find(peer, [place])
+        except Exception as error:  # whatever the answers of strangers make hivemind raise
+            log.debug("dht.call_failed", method="call_find", error=repr(error))
+            return {}
+        found = answer[place][0] if answer else None
+        return dict(found.value.items()) if found is not None else {}
 
 
 def _preference(dial: str) -> tuple[int, bool]:
@@ -374,12 +485,14 @@ def _preference(dial: str) -> tuple[int, bool]:
     return -reach(dial), "/udp/" in dial
 
 
-def _check_clock(offsets: Sequence[float], most: float) -> None:
-    """Raise Unhealthy if our clock differs from everybody's."""
-    nearest = min(offsets, key=abs, default=0.0)
-    if abs(nearest) > most:
-        where = "behind" if nearest > 0 else "ahead of"
-        raise Unhealthy(
-            f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {most:.0f} s are "
-            "allowed: set it right (`timedatectl set-ntp true`), or that of the bootstrap server."
-        )
+def _with_port(listen: str, dials: Sequence[str]) -> str:
+    """Where to listen next time to be found at the same port."""
+    place, _, rest = listen.partition("/0")
+    if not re.fullmatch("/ip[46]/[^/]+/(tcp|udp)", place):
+        return listen
+    _, family, _, transport = place.split("/")
+    for dial in dials:
+        _, its_family, _, its_transport, port, *_ = [*dial.split("/"), "", "", ""]
+        if (its_family, its_transport) == (family, transport) and relay_of(dial) is None:
+            return f"{place}/{port}{rest}"
+    return listen

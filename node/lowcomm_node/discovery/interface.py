@@ -1,7 +1,7 @@
 """What the node asks of a DHT, and of the streams to its peers."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,16 @@ class OpenStream:
     """Non-blocking; whoever takes the stream closes it."""
     protocol: str = ""
     """Of a stream that came in: what the other end wants of us."""
+
+
+@dataclass(frozen=True)
+class Knock:
+    """What came of knocking at a peer of the DHT."""
+
+    reason: str | None
+    """Why it is not there; None: it answered."""
+    ahead: float = 0.0
+    """Seconds that its clock is ahead of ours; 0 within the time that the call took."""
 
 
 TakeStream = Callable[[OpenStream], None]
@@ -88,6 +98,38 @@ class Discovery(Streams, Protocol):
 
     async def check_connection(self) -> int:
         """Find lost entry points again; how many DHT peers we know."""
+        ...
+
+    async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
+        """Connect to peers, of which the addresses are given, and have them know us. Never raises."""
+        ...
+
+    async def find_neighbours(self) -> None:
+        """Have the DHT tell us of its other peers, and them of us; after somebody has answered."""
+        ...
+
+    async def revive(self) -> bool:
+        """Start again what has died on this machine, and look at our own addresses; whether that works."""
+        ...
+
+    async def restart(self) -> bool:
+        """Start everything on this machine again, as ``revive``: what is left of connections is given up."""
+        ...
+
+    async def forget_connections(self) -> None:
+        """Give up all connections, because our own address is another one now: they are dead, and do not know it."""
+        ...
+
+    async def has_connections(self) -> bool:
+        """Whether we are connected to anybody at all, as far as that is known."""
+        ...
+
+    async def held_by_others(self, key: str, subkey: str) -> bytes | None:
+        """The newest valid record of a subkey that others keep, to see whether ours has arrived; None if there is none."""
+        ...
+
+    def known_peers(self) -> int:
+        """How many DHT peers we know."""
         ...
 
     async def close(self) -> None:

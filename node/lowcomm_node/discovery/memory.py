@@ -1,11 +1,11 @@
 """The twin of the DHT without a network, for tests: same records, same checks."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowcomm_node.discovery.interface import OpenStream, TakeStream, check_size
-from lowcomm_node.discovery.keys import MAX_LIFE, key_of, pack, unpack
+from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream, check_size
+from lowcomm_node.discovery.keys import MAX_LIFE, key_of, pack, provenance, unpack
 from lowcomm_node.errors import LinkLost
 
 
@@ -38,9 +38,14 @@ class MemoryDiscovery:
         check_size(value)
         now, stored = self._network.clock(), pack(key, value)
         expires = now + min(lifetime, MAX_LIFE)
-        known = self._network.records.get((key, subkey))
-        if key_of(stored, subkey, now) != key or (known is not None and known[1] >= expires):
+        found, known = provenance(stored, subkey, now), self._network.records.get((key, subkey))
+        if found is None or found.key != key:
             return False
+        if known is not None and known[1] > now:
+            # As guard.py has it: what its signer says is newer holds; if that is the same, what lives longer.
+            kept = provenance(known[0], subkey, now)
+            if kept is not None and (kept.order, known[1]) >= (found.order, expires):
+                return False
         self._network.records[key, subkey] = (stored, expires)
         return True
 
@@ -61,6 +66,37 @@ class MemoryDiscovery:
         """See Discovery."""
 
     async def check_connection(self) -> int:
+        """See Discovery."""
+        return self.known_peers()
+
+    async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
+        """See Discovery."""
+        there = self._network.peers - {self.peer_id}
+        return {peer: Knock(None if peer in there else "connection refused") for peer in doors}
+
+    async def find_neighbours(self) -> None:
+        """See Discovery."""
+
+    async def revive(self) -> bool:
+        """See Discovery."""
+        return True
+
+    async def restart(self) -> bool:
+        """See Discovery."""
+        return True
+
+    async def forget_connections(self) -> None:
+        """See Discovery."""
+
+    async def has_connections(self) -> bool:
+        """See Discovery."""
+        return bool(self.known_peers())
+
+    async def held_by_others(self, key: str, subkey: str) -> bytes | None:
+        """See Discovery."""
+        return (await self.lookup(key)).get(subkey) if self.known_peers() else None
+
+    def known_peers(self) -> int:
         """See Discovery."""
         return len(self._network.peers - {self.peer_id})
 

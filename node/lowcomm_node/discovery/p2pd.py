@@ -170,12 +170,13 @@ async def _drain(process: asyncio.subprocess.Process) -> None:
 
 def listeners(host: str, port: int) -> tuple[str, ...]:
     """What to listen on at a host, over TCP and QUIC; "0.0.0.0" stands for IPv6 too, where this machine has it."""
-    hosts = ("0.0.0.0", "::") if host == "0.0.0.0" and _has_ipv6() else (host,)
+    hosts = ("0.0.0.0", "::") if host == "0.0.0.0" and has_ipv6() else (host,)
     places = [f"/{'ip6' if ':' in one else 'ip4'}/{one}" for one in hosts]
     return tuple(f"{place}/{rest}" for place in places for rest in (f"tcp/{port}", f"udp/{port}/quic-v1"))
 
 
-def _has_ipv6() -> bool:
+def has_ipv6() -> bool:
+    """Whether this machine can listen on IPv6."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
             probe.bind(("::", 0))

@@ -1,6 +1,7 @@
 """The calling side: channels to peers, over TLS pinned to the certificate in the signed record, or through a tunnel."""
 
 import asyncio
+import socket
 from collections import OrderedDict
 from functools import partial
 from typing import Any
@@ -155,7 +156,21 @@ def _dial_local(target: str) -> aio.Channel:
 
 
 def _target(addresses: tuple[str, ...]) -> str:
-    """All addresses at once where gRPC can try them in turn; it can't mix names and numbers."""
+    """All addresses of one kind at once, which gRPC tries in turn; it can't mix names, IPv4 and IPv6."""
     numbers = [address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()]
+    longer = [address for address in addresses if address.startswith("[")]
+    if numbers and (not longer or _has_way(numbers[0])):
+        return "ipv4:" + ",".join(numbers)
     # With its scheme, or a host named "unix" would be a path on this machine.
-    return "ipv4:" + ",".join(numbers) if numbers else f"dns:///{addresses[0]}"
+    return "ipv6:" + ",".join(longer) if longer else f"dns:///{addresses[0]}"
+
+
+def _has_way(address: str) -> bool:
+    """Whether this machine has a route to an address of IPv4; nothing is sent."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+    except OSError:
+        return False
+    return True

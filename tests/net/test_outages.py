@@ -1,0 +1,92 @@
+"""An outage, and an address that changes, in the middle of a run: training never stops, and nobody restarts anything."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from laboratory import Lab
+from outage_nodes import START, HostNode, start_bootstrap
+from shaping import Link
+
+from waiting import until
+
+pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
+BACK = 120.0
+"""Seconds for an exchange after all is well again: p2pd and gRPC wait longer and longer between two dials."""
+
+
+@pytest.fixture(autouse=True)
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of control sockets for this test alone, a short one, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
+def steps(node: HostNode) -> int:
+    return node.until(lambda s: s["trainer"]["steps"], "steps")["trainer"]["steps"]
+
+
+def told(node: HostNode, other: str) -> dict[str, Any]:
+    return next((peer for peer in node.peers() if peer["peer_id"] == other), {})
+
+
+@pytest.mark.parametrize("seconds", [8, pytest.param(30, marks=pytest.mark.soak)])
+def test_training_outlives_an_outage_and_a_change_of_address(
+    lab: Lab, tmp_path: Path, seconds: int, record_property: Any
+) -> None:
+    server, near, far = lab.public("server"), lab.public("near", link=Link()), lab.public("far")
+    address = start_bootstrap(server, tmp_path)
+    a, b = HostNode(near, tmp_path / "a", address), HostNode(far, tmp_path / "b", address)
+    for node in (a, b):
+        node.until_completed(1, START)
+    a_id = a.until(bool, "answering")["peer_id"]
+
+    before = steps(a)
+    near.link.outage(True)
+    cut = monotonic()
+    a.until(lambda s: s["swarm"]["state"] == "lost", "it sees that it is alone", 60)
+    lost = a.until(lambda s: s["swarm"]["reason"], "it says why")
+    assert "no peer answers" in lost["swarm"]["reason"] and "next attempt in" in lost["swarm"]["reason"]
+    until(lambda: monotonic() - cut > seconds, seconds + 60, "the outage lasts")
+    during = steps(a)
+    assert during > before, "training goes on"
+    near.link.outage(False)
+    mended = monotonic()
+    a.until_completed(1, BACK)
+    record_property("back_after_outage", monotonic() - mended)
+    a.until(lambda s: s["swarm"]["state"] == "connected", "in the swarm", BACK)
+
+    new = lab.move(near)
+    moved = monotonic()
+    a.until(lambda s: any(new in entry for entry in s["entry_points"]), "it tells its new address", BACK)
+    assert a.until(bool, "answering")["addresses"][0].startswith(f"{new}:")
+    a.until_completed(2, BACK)
+    record_property("back_after_move", monotonic() - moved)
+    until(lambda: (told(b, a_id).get("address") or "").startswith(new), BACK, "the other knows the new address")
+    b.until_completed(1, BACK)
+    assert a.child.poll() is None and b.child.poll() is None
+    assert steps(a) > during
+    assert a.events("addresses.changed")
+
+
+def test_a_pair_that_has_only_ipv6_exchanges_directly(lab: Lab, tmp_path: Path) -> None:
+    server, one, other = (lab.public(name, ip=(6,)) for name in ("server", "one", "other"))
+    address = start_bootstrap(server, tmp_path, version=6)
+    a, b = HostNode(one, tmp_path / "a", address), HostNode(other, tmp_path / "b", address)
+    for node in (a, b):
+        node.until_completed(1, START)
+    b_id, a_id = (node.until(bool, "answering")["peer_id"] for node in (b, a))
+    routes = until(
+        lambda: [
+            told(node, peer).get("route") for node, peer in ((a, b_id), (b, a_id)) if told(node, peer).get("route")
+        ],
+        START,
+        "a route is known",
+    )
+    assert any(route.startswith("direct [2a00:") for route in routes), routes
+    assert os.environ["XDG_RUNTIME_DIR"]

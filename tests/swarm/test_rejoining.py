@@ -1,0 +1,243 @@
+"""How a node finds its swarm, and gets back to it: real processes, doors that close, and none of the nodes is restarted."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dht import KEY, Dht, free_port
+from kit import Node, Process, Swarm, environment, run
+
+from lowcomm_node.discovery.keys import RUNS_KEY
+from lowcomm_protocol.identity import Identity
+from waiting import until, until_async
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+NOBODY = Identity(b"n" * 32).peer_id
+
+
+def remembers(node: Node, other: str) -> bool:
+    """Whether a node has kept another as a door for its next start."""
+    return any(other in path.read_text() for path in node.home.glob("runs/*/doors.json"))
+
+
+def id_of(node: Node) -> str:
+    return node.until(bool, "answering")["peer_id"]
+
+
+def door(status: dict[str, Any], peer_id: str) -> dict[str, Any]:
+    """What a status tells of a door; nothing if it tells of none."""
+    return next((door for door in status["swarm"]["doors"] if door["peer_id"] == peer_id), {})
+
+
+def alone(status: dict[str, Any]) -> bool:
+    return status["phase"] == "training" and "training alone: no peer answered" in (status["waiting"] or "")
+
+
+def test_training_goes_on_while_the_door_is_shut_and_a_node_comes_back_without_it(swarm: Swarm) -> None:
+    boot = swarm.bootstrap("--run", str(swarm.spec()))
+    boot_id = swarm.address.rpartition("/")[2]
+    a, b = swarm.node("a"), swarm.node("b")
+    for node in (a, b):
+        node.until_completed(1)
+    step = a.until(lambda s: s["trainer"]["swarm_step"], "training")["trainer"]["swarm_step"]
+
+    boot.end(signal.SIGKILL)
+    a.until(lambda s: not door(s, boot_id).get("answers", True), "it sees that the door is shut")
+    told = a.until(lambda s: door(s, boot_id).get("reason"), "it tells why")
+    assert "connection refused" in door(told, boot_id)["reason"]
+    assert door(told, boot_id)["address"] == swarm.address
+    assert a.until_completed(2)["trainer"]["swarm_step"] > step
+    b.until(lambda s: s["swarm"]["state"] == "connected", "the other one is enough")
+
+    # With nothing but what it remembers a node comes back.
+    until(lambda: remembers(b, id_of(a)), 60, "the door is kept")
+    assert b.end() == 0
+    b = swarm.node("b", address="")
+    b.until_completed(1)
+
+    # The server comes back with nothing in its tables: it is found by those who know it, and told everything again.
+    again = swarm.bootstrap()
+    a.until(lambda s: door(s, boot_id).get("answers"), "the door is open")
+    until(lambda: [event for event in again.events("run.peers") if event["peers"] == 2], 60, "both are in its tables")
+    a.until_completed(1)
+    assert len(a.events("door.closed")) == len(a.events("door.open")) - 1 == 1
+
+
+def test_a_node_that_nobody_answers_trains_alone_says_why_and_joins_when_somebody_comes(swarm: Swarm) -> None:
+    boot = swarm.bootstrap("--run", str(swarm.spec()))
+    a = swarm.node("a")
+    a.until(lambda s: s["phase"] == "training", "training")
+    until(lambda: remembers(a, swarm.address), 60, "the door is kept")
+    assert a.end() == 0
+    assert boot.end() == 0
+
+    a = swarm.node("a")
+    told = a.until(alone, "training alone")
+    assert "connection refused" in told["waiting"] and "next attempt in" in told["waiting"]
+    assert swarm.address in told["waiting"]
+    first = told["trainer"]["swarm_step"]
+    a.until(lambda s: s["trainer"]["swarm_step"] > first, "it trains")
+
+    swarm.bootstrap()
+    b = swarm.node("b")
+    for node in (a, b):
+        node.until_completed(1)
+    assert a.until(lambda s: s["swarm"]["state"] == "connected", "connected")["swarm"]["reason"] is None
+
+
+def test_what_a_home_remembers_is_not_used_for_a_mistyped_address_of_another_swarm(swarm: Swarm) -> None:
+    swarm.bootstrap("--run", str(swarm.spec()))
+    a = swarm.node("a")
+    a.until(lambda s: s["phase"] == "training", "training")
+    until(lambda: remembers(a, swarm.address), 60, "the door is kept")
+    assert a.end() == 0
+    other = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{NOBODY}"
+    done = run("lowcomm_node", "join", "--peers", other, "--home", str(a.home), "--join-deadline", "1")
+    assert done.returncode == 6 and other in done.stderr, done.stderr
+    done = run("lowcomm_node", "join", "--home", str(swarm.folder / "new"))
+    assert done.returncode == 78 and "--peers" in done.stderr, done.stderr
+
+
+def test_two_servers_are_one_service_and_a_dead_address_beside_a_good_one_is_only_named(swarm: Swarm) -> None:
+    swarm.bootstrap("--run", str(swarm.spec()))
+    home = swarm.folder / "second"
+    second = Process(
+        home, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", "0", "--home", str(home),
+        "--peers", swarm.address,
+    )  # fmt: skip
+    swarm.processes.append(second)
+    (ready,) = until(lambda: second.events("ready"), 90, "the second is ready")
+    dead = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{NOBODY}"
+    a = swarm.node("a", "--peers", dead)
+    b = swarm.node("b", address=ready["addresses"][0])
+    for node in (a, b):
+        node.until_completed(1)
+    told = a.until(lambda s: door(s, NOBODY).get("reason"), "the dead one is told")
+    assert "connection refused" in door(told, NOBODY)["reason"]
+    assert door(told, NOBODY)["next_attempt"] is not None
+    assert told["swarm"]["state"] == "connected"
+    until(lambda: second.events("run.adopted"), 60, "the second keeps the run, too")
+
+
+@pytest.fixture
+async def dht(tmp_path: Path, swarm: Swarm) -> AsyncIterator[Dht]:
+    dht = Dht(tmp_path / "dht")
+    try:
+        yield dht
+    finally:
+        await dht.close()
+
+
+async def test_two_halves_of_a_swarm_are_one_when_a_peer_knows_both(dht: Dht) -> None:
+    door, other_door = await dht.peer(), await dht.peer()
+    ada, bob = await dht.peer(door.addresses()), await dht.peer(other_door.addresses())
+    assert await ada.tell() and await bob.tell()
+    assert await ada.sees() == {ada.peer_id} and await bob.sees() == {bob.peer_id}
+    assert await ada.held_by_others(KEY, bob.peer_id) is None
+    await dht.peer(door.addresses(), other_door.addresses())
+
+    async def merged() -> bool:
+        return [await peer.sees() for peer in (ada, bob)] == 2 * [{ada.peer_id, bob.peer_id}]
+
+    await until_async(merged, 30, "all see both")
+
+
+async def test_what_others_keep_of_us_is_told_from_what_we_keep_ourselves(dht: Dht) -> None:
+    door = await dht.peer()
+    ada = await dht.peer(door.addresses())
+    assert await ada.held_by_others(KEY, ada.peer_id) is None
+    assert await ada.tell()
+    assert await ada.held_by_others(KEY, ada.peer_id) == (await ada.lookup(KEY))[ada.peer_id]
+    door._node.protocol.storage.clear()
+    assert ada.peer_id in await ada.sees(), "our own copy says nothing"
+    assert await ada.held_by_others(KEY, ada.peer_id) is None
+
+
+async def test_a_fresh_p2pd_listens_where_the_old_one_did(dht: Dht) -> None:
+    door = await dht.peer()
+    ada = await dht.peer(door.addresses(), listen=["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"])
+    before = ada.addresses()
+    assert len(before) == 2
+    assert await ada.restart()
+    assert ada.addresses() == before
+    doors = {door.peer_id: door.addresses()}
+    assert (await ada.knock(doors))[door.peer_id].reason is None
+    assert ada.known_peers() == 1
+
+
+class HivemindDht:
+    """hivemind's own ``hivemind-dht``."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        program = Path(sys.executable).with_name("hivemind-dht")
+        self.log = log
+        with log.open("wb") as file:
+            self.child = subprocess.Popen(
+                [program, "--host_maddrs", "/ip4/127.0.0.1/tcp/0", "--refresh_period", "2", *arguments],
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment(),
+            )  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        """Where it listens; empty until it does."""
+        assert self.child.poll() is None, self.log.read_text()
+        found = re.search(r"--initial_peers (\S+)", self.log.read_text())
+        return found[1] if found else ""
+
+    def end(self) -> None:
+        if self.child.poll() is None:
+            self.child.terminate()
+        try:
+            self.child.wait(20)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+
+
+@pytest.fixture
+def hivemind_dht(tmp_path: Path, swarm: Swarm) -> Iterator[HivemindDht]:
+    # With a key file it has an RSA key, and so a peer id of another form than ours.
+    program = HivemindDht(tmp_path / "hivemind.log", "--identity_path", str(tmp_path / "rsa.key"))
+    try:
+        yield program
+    finally:
+        program.end()
+
+
+def test_hiveminds_own_program_is_a_door_of_the_swarm(swarm: Swarm, hivemind_dht: HivemindDht) -> None:
+    address = until(lambda: hivemind_dht.address, 90, "hivemind-dht is ready")
+    assert "/p2p/Qm" in address
+    boot = swarm.bootstrap("--run", str(swarm.spec()))
+    a, b = (swarm.node(name, "--peers", address) for name in "ab")
+    for node in (a, b):
+        node.until_completed(1)
+    boot.end(signal.SIGKILL)
+    late = swarm.node("late", address=address)
+    late.until(lambda s: s["peers"] == 2, "it finds both through hivemind-dht alone")
+    late.until_completed(1)
+
+
+async def test_what_hiveminds_own_program_keeps_is_checked_when_it_is_read(dht: Dht, hivemind_dht: HivemindDht) -> None:
+    from hivemind.dht.routing import DHTID
+    from hivemind.p2p import PeerID
+    from hivemind.utils import MSGPackSerializer
+
+    await asyncio.to_thread(until, lambda: hivemind_dht.address, 90, "hivemind-dht is ready")
+    address = hivemind_dht.address
+    ada, evil = await dht.peer([address]), await dht.peer([address])
+    assert await ada.tell()
+    # It carries no checks of ours, and takes whatever it is given.
+    forged = MSGPackSerializer.dumps(b"P" + b"forged")
+    key = DHTID.generate(source=KEY)
+    peer = PeerID.from_base58(address.rpartition("/")[2])
+    options = {"subkeys": [NOBODY], "in_cache": False}
+    assert await evil._node.protocol.call_store(peer, [key], [forged], [4e9], **options) == [True]
+    reader = await dht.peer([address])
+    assert await reader.sees() == {ada.peer_id}, "the forged one is dropped, and hides no other"
+    assert await reader.lookup(RUNS_KEY) == {}

@@ -1,0 +1,144 @@
+"""What carries out the watchdog's decisions, on a DHT in memory."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+
+from lowcomm_node.discovery.interface import Knock
+from lowcomm_node.discovery.known import KnownDoors
+from lowcomm_node.discovery.lifeline import Lifeline, own_addresses
+from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.discovery.watchdog import State
+from lowcomm_protocol.identity import Identity
+
+ADA, BOOT, PEER = (Identity(seed * 32) for seed in (b"a", b"b", b"p"))
+
+
+def address(peer: Identity) -> str:
+    return f"/ip4/203.0.113.7/tcp/1/p2p/{peer.peer_id}"
+
+
+class Discovery(MemoryDiscovery):
+    """Counts what it is asked to do."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        super().__init__(ADA.peer_id, network)
+        self.done: list[str] = []
+        self.ahead = 0.0
+
+    async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
+        found = await super().knock(doors)
+        return {peer: Knock(knock.reason, self.ahead) for peer, knock in found.items()}
+
+    async def forget_connections(self) -> None:
+        self.done.append("forget")
+
+    async def find_neighbours(self) -> None:
+        self.done.append("find")
+
+
+class Node:
+    """A lifeline, and what it tells."""
+
+    def __init__(self, path: Path) -> None:
+        self.network = MemoryNetwork(time)
+        self.discovery = Discovery(self.network)
+        self.events: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
+        self.addresses = ("192.0.2.1",)
+        self.published = self.moved = 0
+        self.known = KnownDoors(path, time())
+        self.lifeline = Lifeline(
+            self.discovery,
+            [address(BOOT)],
+            self.known,
+            self.events.append,
+            self.warnings.append,
+            lambda: self.addresses,
+        )
+        self.lifeline.publish_with(self._publish, None)
+        self.lifeline.on_move(self._move)
+
+    async def _publish(self) -> None:
+        self.published += 1
+
+    def _move(self) -> None:
+        self.moved += 1
+
+    def told(self) -> list[str]:
+        return [event["event"] for event in self.events]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "doors.json")
+
+
+async def test_a_door_that_opens_is_told_remembered_and_told_of_us(node: Node, tmp_path: Path) -> None:
+    assert not await node.lifeline.enter(0.0)
+    assert node.told() == ["door.closed"]
+    assert address(BOOT) in node.lifeline.unanswered() and "connection refused" in node.lifeline.unanswered()
+    assert not node.known.doors()
+    node.network.peers.add(BOOT.peer_id)
+    assert await node.lifeline.enter(20.0), "it goes on trying"
+    assert node.told() == ["door.closed", "door.open", "swarm.connected"]
+    assert node.published == 1
+    assert node.discovery.done == ["find"]
+    await node.lifeline.save()
+    (door,) = KnownDoors(tmp_path / "doors.json", time()).doors()
+    assert (door.peer_id, door.addresses, door.named) == (BOOT.peer_id, (address(BOOT),), True)
+
+
+async def test_doors_that_were_not_named_are_remembered_and_not_told(node: Node) -> None:
+    node.network.peers.add(PEER.peer_id)
+    node.lifeline.learned(PEER.peer_id, [address(PEER)])
+    await node.lifeline.step()
+    assert "door.open" not in node.told()
+    assert [(door.peer_id, door.named) for door in node.known.doors()] == [(PEER.peer_id, False)]
+    again = Lifeline(node.discovery, [], node.known, node.events.append)
+    assert await again.enter(0.0), "it suffices for the next start"
+
+
+async def test_what_was_found_before_the_run_was_known_is_kept_for_the_run(node: Node, tmp_path: Path) -> None:
+    lifeline = Lifeline(node.discovery, [address(BOOT)], None, node.events.append)
+    node.network.peers.add(BOOT.peer_id)
+    assert await lifeline.enter(0.0)
+    known = KnownDoors(tmp_path / "other.json", time())
+    lifeline.keep(known)
+    assert BOOT.peer_id in known
+
+
+async def test_a_change_of_address_is_told_and_ends_connections(node: Node) -> None:
+    node.network.peers.add(BOOT.peer_id)
+    await node.lifeline.step()
+    node.addresses = ("198.51.100.1",)
+    await node.lifeline.step()
+    assert node.moved == 1
+    assert "forget" in node.discovery.done
+    assert node.published == 2
+    assert {"event": "addresses.changed", "addresses": ["198.51.100.1"]} in node.events
+
+
+async def test_a_clock_that_is_off_is_warned_of_once(node: Node) -> None:
+    node.network.peers.add(BOOT.peer_id)
+    node.discovery.ahead = 20.0
+    for _ in range(2):
+        node.addresses = (*node.addresses, f"192.0.2.{len(node.addresses) + 1}")  # so that it knocks again at once
+        await node.lifeline.step()
+    assert len(node.warnings) == 1 and "20 s behind" in node.warnings[0]
+
+
+async def test_a_folder_that_can_not_be_written_stops_nothing(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    lifeline = Lifeline(node.discovery, [address(BOOT)], KnownDoors(tmp_path / "file" / "x.json", time()), print)
+    node.network.peers.add(BOOT.peer_id)
+    assert await lifeline.enter(0.0)
+    await lifeline.save()
+    assert lifeline.describe()["state"] == State.CONNECTED
+
+
+def test_own_addresses_are_numbers_and_none_is_of_this_machine_alone() -> None:
+    assert all(not text.startswith("127.") and text != "::1" for text in own_addresses())

@@ -1,0 +1,327 @@
+"""The watchdog in virtual time: outages, splits, moves, and doors that stay shut."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_node.discovery import watchdog as module
+from lowcomm_node.discovery.watchdog import (
+    AT_ONCE,
+    HEARTBEAT,
+    LONGEST_ASIDE,
+    LONGEST_PAUSE,
+    MAX_DOORS,
+    MISSED_FOR,
+    MISSING_AFTER,
+    READ_BACK,
+    RESTART_AFTER,
+    Plan,
+    State,
+    Watchdog,
+)
+
+ADDRESS = "/ip4/203.0.113.7/tcp/1/p2p/"
+
+
+class World:
+    """A node, its doors, and a clock that goes on by itself; ``open`` are the doors that answer."""
+
+    def __init__(self, named: tuple[str, ...] = ("boot",), remembered: tuple[str, ...] = (), **options: bool) -> None:
+        self.now, self.open = 1000.0, set[str]()
+        self.listed: set[str] | None = None
+        self.held = True
+        self.isolated = False
+        self.knocks: list[tuple[float, str]] = []
+        self.published: list[float] = []
+        self.restarts: list[float] = []
+        self.forgotten: list[float] = []
+        self.dog = Watchdog(self.now, _doors(named), _doors(remembered), **options)
+
+    def step(self) -> Plan:
+        """One round of what a lifeline does."""
+        plan = self.dog.plan(self.now, self.isolated)
+        if plan.restart:
+            self.restarts.append(self.now)
+            self.dog.restarted(self.now)
+            self.now += 0.1
+            return plan
+        self.forgotten += [self.now] if plan.forget else []
+        for peer_id in plan.knock:
+            self.knocks.append((self.now, peer_id))
+            if peer_id in self.open:
+                self.dog.answered(peer_id, self.now)
+            else:
+                self.dog.silent(peer_id, "connection refused", self.now)
+        if self.dog.must_publish(self.now):
+            self.published.append(self.now)
+            self.dog.published()
+        if plan.read_back:
+            self.dog.read_back(self.held, self.now)
+        if self.listed is not None:
+            self.dog.listed(self.listed, self.now)
+        assert 0 < plan.wait <= HEARTBEAT
+        self.now += plan.wait
+        return plan
+
+    def run(self, seconds: float) -> "World":
+        end = self.now + seconds
+        while self.now < end:
+            self.step()
+        return self
+
+    @property
+    def state(self) -> State:
+        return self.dog.state(self.now)
+
+    def knocked(self, peer_id: str, since: float = 0.0) -> list[float]:
+        return [at for at, door in self.knocks if door == peer_id and at >= since]
+
+
+def _doors(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    return {name: (ADDRESS + name,) for name in names}
+
+
+def test_of_several_named_doors_one_that_answers_suffices_and_the_others_are_named_with_the_reason() -> None:
+    world = World(("dead", "alive"))
+    world.open = {"alive"}
+    world.step()
+    assert world.state is State.CONNECTED
+    assert world.dog.reason(world.now) is None
+    world.run(120)
+    told = {door["peer_id"]: door for door in world.dog.describe(world.now)["doors"]}
+    assert told["alive"]["answers"] and told["alive"]["reason"] is None
+    assert not told["dead"]["answers"] and told["dead"]["reason"] == "connection refused"
+    assert 0 <= told["dead"]["next_attempt"] <= LONGEST_PAUSE
+    times = world.knocked("dead")
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses[0] < 5 and pauses == sorted(pauses), "later and later"
+    assert max(pauses) <= LONGEST_PAUSE + HEARTBEAT
+    world.open = {"alive", "dead"}
+    world.run(LONGEST_PAUSE + 10)
+    assert next(door for door in world.dog.describe(world.now)["doors"] if door["peer_id"] == "dead")["answers"]
+
+
+def test_when_all_named_doors_are_dead_remembered_ones_are_tried_a_few_at_a_time() -> None:
+    world = World(("dead",), tuple(f"peer{number}" for number in range(12)))
+    world.open = {"peer11"}
+    plan = world.step()
+    assert len(plan.knock) == 1 + AT_ONCE
+    world.run(60)
+    assert world.state is State.CONNECTED
+    assert len(world.knocked("peer11")) >= 4, "it is watched from now on"
+
+
+def test_nobody_answers_is_told_with_address_reason_and_the_next_attempt() -> None:
+    world = World()
+    world.step()
+    assert world.state is State.LOOKING
+    reason = world.dog.reason(world.now)
+    assert reason is not None
+    assert ADDRESS + "boot: connection refused" in reason
+    assert "next attempt in" in reason
+
+
+def test_an_outage_is_noticed_and_what_is_ours_is_published_again_when_it_is_over() -> None:
+    world = World(("a", "b"))
+    world.open = {"a", "b"}
+    world.run(60)
+    before = len(world.published)
+    assert before == 1, "once is enough while nothing happens"
+    world.open = set()
+    world.run(30)
+    assert world.state is State.LOST
+    assert "no peer answers for" in (world.dog.reason(world.now) or "")
+    assert len(world.published) == before
+    world.open = {"a", "b"}
+    world.run(LONGEST_PAUSE + 5)
+    assert world.state is State.CONNECTED
+    assert len(world.published) > before
+
+
+def test_a_bootstrap_that_was_restarted_is_told_of_us_again_though_others_answered_all_the_time() -> None:
+    world = World(("boot",), ("peer",))
+    world.open = {"boot", "peer"}
+    world.run(60)
+    world.open = {"peer"}
+    world.run(30)
+    assert world.state is State.CONNECTED
+    before = len(world.published)
+    world.open = {"boot", "peer"}
+    world.run(LONGEST_PAUSE + 5)
+    assert len(world.published) == before + 1
+
+
+def test_a_peer_that_the_dht_no_longer_tells_of_is_knocked_at_and_one_that_said_goodbye_is_not() -> None:
+    world = World(("a", "b"))
+    world.open = {"a", "b", "other", "gone"}
+    world.step()
+    for peer in ("other", "gone"):
+        world.dog.learned(peer, (ADDRESS + peer,), world.now)
+    world.listed = {"other", "gone"}
+    world.run(60)
+    assert not world.knocked("other"), "two named doors answer: nobody else is bothered"
+    world.listed = set()
+    world.dog.left("gone")
+    split = world.now
+    world.run(MISSING_AFTER + 10)
+    assert len(world.knocked("other", split)) == 1
+    assert not world.knocked("gone")
+
+
+def test_a_peer_that_is_gone_for_good_is_asked_for_ever_more_rarely_and_then_forgotten() -> None:
+    world = World(("a", "b"))
+    world.open = {"a", "b"}
+    world.dog.learned("other", (ADDRESS + "other",), world.now)
+    world.listed = set()
+    world.run(MISSED_FOR - 60)
+    times = world.knocked("other")
+    assert 5 < len(times) < 20
+    assert times[-1] - times[-2] > LONGEST_ASIDE / 2
+    world.run(120)
+    end = world.now
+    world.run(2 * LONGEST_ASIDE)
+    assert not world.knocked("other", end)
+
+
+def test_others_that_answer_but_do_not_have_our_record_are_a_split() -> None:
+    world = World(("a", "b"), ("other",))
+    world.open = {"a", "b", "other"}
+    world.run(60)
+    assert len(world.knocked("other")) == 1, "at the start, when nobody had answered yet"
+    world.held = False
+    world.run(3 * READ_BACK)
+    assert world.state is State.UNLISTED
+    assert "do not tell of us" in (world.dog.reason(world.now) or "")
+    assert len(world.knocked("other")) > 1, "whoever we know may bring the halves together"
+    assert len(world.published) > 1
+    world.held = True
+    world.run(2 * READ_BACK)
+    assert world.state is State.CONNECTED
+
+
+def test_one_look_that_does_not_find_our_record_is_no_split() -> None:
+    world = World()
+    world.open = {"boot"}
+    world.run(60)
+    world.dog.read_back(False, world.now)
+    assert world.state is State.CONNECTED
+
+
+def test_an_address_that_is_gone_ends_its_connections_and_is_published_anew() -> None:
+    world = World()
+    world.open = {"boot"}
+    assert not world.dog.own_addresses({"192.0.2.1"}, world.now)
+    world.run(60)
+    before = len(world.published)
+    assert world.dog.own_addresses({"198.51.100.1"}, world.now)
+    moved = world.now
+    world.step()
+    assert world.forgotten == [moved]
+    assert world.knocked("boot", moved) == [moved], "at once"
+    assert world.published[before:] == [moved]
+    assert not world.dog.own_addresses({"198.51.100.1"}, world.now)
+
+
+def test_a_new_address_beside_the_old_one_breaks_nothing_and_is_published() -> None:
+    world = World()
+    world.open = {"boot"}
+    world.dog.own_addresses({"192.0.2.1"}, world.now)
+    world.run(60)
+    before = len(world.published)
+    assert world.dog.own_addresses({"192.0.2.1", "198.51.100.1"}, world.now)
+    world.run(10)
+    assert not world.forgotten
+    assert len(world.published) == before + 1
+
+
+def test_p2pd_is_started_again_only_where_nothing_is_connected_and_ever_more_rarely() -> None:
+    world = World()
+    world.open = {"boot"}
+    world.run(60)
+    world.open = set()
+    world.run(10 * RESTART_AFTER)
+    assert not world.restarts, "something is connected, such as a tunnel in a home network"
+    world.isolated = True
+    world.run(20 * RESTART_AFTER)
+    assert len(world.restarts) >= 2
+    pauses = [after - before for before, after in pairwise(world.restarts)]
+    assert pauses == sorted(pauses) and pauses[-1] > 1.5 * pauses[0]
+    world.open = {"boot"}
+    world.run(LONGEST_PAUSE + 5)
+    assert world.state is State.CONNECTED
+
+
+def test_after_a_move_that_p2pd_can_not_follow_it_is_started_again_soon() -> None:
+    world = World()
+    world.open = {"boot"}
+    world.dog.own_addresses({"192.0.2.1"}, world.now)
+    world.run(60)
+    world.open = set()
+    world.dog.own_addresses({"198.51.100.1"}, world.now)
+    moved = world.now
+    world.run(module.RESTART_MOVED + 10)
+    assert len(world.restarts) == 1 and world.restarts[0] - moved < module.RESTART_MOVED + HEARTBEAT
+
+
+def test_a_server_that_relays_for_others_is_never_started_again() -> None:
+    world = World(restarts=False)
+    world.isolated = True
+    world.run(20 * RESTART_AFTER)
+    assert not world.restarts
+
+
+def test_whoever_knows_nobody_has_nothing_to_look_for() -> None:
+    world = World(())
+    world.isolated = True
+    world.run(300)
+    assert not world.knocks and not world.restarts
+    assert world.dog.reason(world.now) is None
+
+
+def test_doors_are_bounded_and_named_ones_stay() -> None:
+    world = World(("boot",))
+    for number in range(3 * MAX_DOORS):
+        world.dog.learned(f"peer{number}", (ADDRESS,) * 20, world.now + number)
+    assert world.dog.addresses("boot")
+    kept = [number for number in range(3 * MAX_DOORS) if world.dog.addresses(f"peer{number}")]
+    assert len(kept) == MAX_DOORS - 1
+    assert kept[-1] == 3 * MAX_DOORS - 1, "the newest are kept"
+
+
+def test_a_peer_can_not_replace_the_addresses_that_the_owner_gave() -> None:
+    world = World(("boot",))
+    world.dog.learned("boot", ("/ip4/192.0.2.9/tcp/9/p2p/boot",), world.now)
+    assert world.dog.addresses("boot")[0] == ADDRESS + "boot"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["open", "shut", "split", "heal", "isolate", "move", "left"]), st.integers(1, 200)),
+        max_size=25,
+    )
+)
+def test_whatever_happens_it_rejoins_within_two_minutes_once_a_door_is_open(events: list[tuple[str, int]]) -> None:
+    world = World(("boot",), ("peer",))
+    for number, (event, seconds) in enumerate(events):
+        match event:
+            case "open":
+                world.open = {"boot", "peer"}
+            case "shut":
+                world.open = set()
+            case "split" | "heal":
+                world.held = event == "heal"
+            case "isolate":
+                world.isolated = not world.isolated
+            case "move":
+                world.dog.own_addresses({f"192.0.2.{number}"}, world.now)
+            case _:
+                world.dog.left("peer")
+        world.run(seconds)
+    world.open, world.held = {"boot"}, True
+    world.run(120)
+    assert world.state is State.CONNECTED
+    quiet = world.now
+    world.run(300)
+    assert len(world.published) == len([at for at in world.published if at < quiet]), "and then it is quiet"
+    assert world.dog.reason(world.now) is None
