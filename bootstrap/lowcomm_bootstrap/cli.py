@@ -14,6 +14,7 @@ from lowcomm_node.durable import disk_full_error
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.files import load_or_create_identity
 from lowcomm_node.logs import configure_logs
+from lowcomm_node.units import read_size, write_size
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
 app = typer.Typer(
@@ -51,7 +52,9 @@ def serve(
     relay_circuits: Annotated[
         int, typer.Option(help="Connections that each of them may have relayed at once.", min=1)
     ] = _RELAY.circuits,
-    relay_bytes: Annotated[int, typer.Option(help="Bytes of one relayed connection, each way.", min=1)] = _RELAY.bytes,
+    relay_bytes: Annotated[
+        str, typer.Option(help="Size that one relayed connection may carry each way, such as 4GiB or 500MB.")
+    ] = write_size(_RELAY.bytes),
     relay_seconds: Annotated[int, typer.Option(help="Seconds of one relayed connection.", min=1)] = _RELAY.seconds,
     json_: Json = False,
     quiet: Quiet = False,
@@ -72,7 +75,7 @@ def serve(
         max_runs=max_runs,
         json=json_,
         quiet=quiet,
-        relay=RelayLimits(peers=relay_peers, circuits=relay_circuits, bytes=relay_bytes, seconds=relay_seconds),
+        relay=RelayLimits(peers=relay_peers, circuits=relay_circuits, bytes=_size(relay_bytes), seconds=relay_seconds),
     )
     raise SystemExit(run_server(settings))
 
@@ -123,6 +126,16 @@ def exit_code(error: LowcommError | OSError) -> int:
 def _prepare(quiet: bool, verbose: bool) -> None:
     os.environ[_TRACEBACK] = "1" if verbose else ""
     configure_logs(-2 if quiet else int(verbose))
+
+
+def _size(text: str) -> int:
+    try:
+        size = read_size(text)
+    except ValueError as error:
+        raise ConfigError(f"flag --relay-bytes: {error}.") from None
+    if size < 1:
+        raise ConfigError("flag --relay-bytes: at least 1B; --relay-peers 0 relays for nobody.")
+    return size
 
 
 def _home(given: Path | None) -> Path:

@@ -36,6 +36,7 @@ from lowcomm_node.exchange.pinging import Echo, match_peer
 from lowcomm_node.exchange.security import Gatekeeper, make_certificate
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
 from lowcomm_node.exchange.stream import CalleeStream
+from lowcomm_node.exchange.throttle import flow_options
 from lowcomm_node.exchange.traffic import Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_node.files import HomeLock, ephemeral_identity, load_or_create_identity
@@ -43,6 +44,7 @@ from lowcomm_node.finding import find_run, open_discovery, remembered_run
 from lowcomm_node.logs import log
 from lowcomm_node.membership import Membership, any_host, listening
 from lowcomm_node.news import News
+from lowcomm_node.owner import Allowance
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
@@ -84,6 +86,7 @@ class Daemon:
         self._examining = asyncio.Lock()
         self.refusals = Refusals()
         """Records, calls and connections that this node refused."""
+        self.allowance = Allowance(settings)
         self.peer_id = ""
         self.progress: dict[str, Any] = {}
         self.checkpoint: dict[str, Any] | None = None
@@ -93,6 +96,7 @@ class Daemon:
         self._failure: NodeError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._main: asyncio.Task[Any] | None = None
+        self._server: ExchangeServer | None = None
 
     # what the command line asks
 
@@ -115,6 +119,21 @@ class Daemon:
     def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
         """The counterpart of ``subscribe``."""
         self.news.unsubscribe(queue)
+
+    def limits(self) -> dict[str, Any]:
+        """The owner's limits on traffic, and what is used of them."""
+        return self.allowance.describe()
+
+    async def change_limits(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Take other limits, at once and for the next start. Raises ConfigError."""
+        self.settings = self.allowance.change(self.settings, changes)
+        self._tell({"event": "limits", **self.limits()})
+        if self._server is not None:
+            flow = flow_options(self.settings.max_down)
+            self.channels.renew(flow)
+            await self._server.renew(flow)
+            await self.channels.trim()
+        return self.limits()
 
     def request_finish(self) -> None:
         """End the running exchanges, save, say goodbye, leave."""
@@ -253,7 +272,8 @@ class Daemon:
             refusals=self.refusals,
         )
         traffic, tunnels = Traffic(), Tunnels(discovery, self.run_.run_id)
-        self.channels = Channels(gatekeeper, tunnels, traffic, self.refusals)
+        allowance, flow = self.allowance, flow_options(self.settings.max_down)
+        self.channels = Channels(gatekeeper, tunnels, traffic, self.refusals, allowance.company, flow)
         roster = Roster(self.peer_id, self.run_.run_id, admission, self.refusals)
         self.exchanger = Exchanger(
             peer_id=self.peer_id,
@@ -264,18 +284,21 @@ class Daemon:
             channels=self.channels,
             deadline=self.settings.exchange_deadline,
             tell=self._tell,
+            bandwidth=allowance.bandwidth,
         )
-        self._snapshots = SnapshotServer(CheckpointStore(checkpoints, self.settings.keep), self._refresh, max_age=2.0)
+        store = CheckpointStore(checkpoints, self.settings.keep)
+        self._snapshots = SnapshotServer(store, self._refresh, max_age=2.0, up=allowance.bandwidth.up)
+        self.exchanger.joiners = lambda: self._snapshots.joiners
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
-        bandwidth = self.exchanger.bandwidth
-        echo = Echo(bandwidth)
-        server = ExchangeServer(certificate, ExchangeService(gatekeeper, self, tunnels.peer_of, traffic, echo))
+        echo = Echo(allowance.bandwidth)
+        service = ExchangeService(gatekeeper, self, tunnels.peer_of, traffic, echo, allowance.company)
+        server = ExchangeServer(certificate, service, flow)
         server.listen_locally(runtime_folder())
         host, announce = listening(self.settings, self._remembered)
         port = await server.start(any_host() if host == "0.0.0.0" else host, self.settings.port)
-        self.serving = port, certificate.der
+        self._server, self.serving = server, (port, certificate.der)
         if self._prober is not None:
-            self._prober.keep_to(bandwidth.up, bandwidth.down)
+            self._prober.keep_to(allowance.bandwidth.up, allowance.bandwidth.down)
         await tunnels.serve(server.local)
         self.membership = Membership(
             identity=self.identity,
@@ -350,7 +373,7 @@ class Daemon:
         def tell(part: str, have: int, size: int) -> None:
             self.waiting = f"{told}: {part}, {have / 1e6:.1f} of {size / 1e6:.1f} MB" if part != "manifest" else told
 
-        fetcher = Fetcher(self.channels, folder, parameters, tell)
+        fetcher = Fetcher(self.channels, folder, parameters, tell, self.allowance.bandwidth.down)
         info = await fetcher.fetch(donor)
         self.waiting = "checking the state and loading it"
         self.ready = await self.trainer.adopt(str(folder), info.step, donor.peer_id)
@@ -401,6 +424,7 @@ class Daemon:
                 if self.phase in ("training", "syncing") and sound and not self._stopped_now():
                     await self._conclude()
                 await self.membership.say_goodbye()
+        self._server = None
         await server.close()
         await self.channels.close()
 

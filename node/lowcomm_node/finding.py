@@ -55,6 +55,8 @@ def open_discovery(
         wants_places=host not in ("127.0.0.1", "::1"),
         refusals=refusals,
         learned=remembered[::-1],  # the last ones hold where there are too many
+        # What p2pd carries for others is not counted, so where traffic is limited it carries nothing.
+        relays=settings.max_up is None and settings.max_down is None,
     )
 
 

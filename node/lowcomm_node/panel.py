@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
+from lowcomm_node.units import write_rate
 
 Status = Mapping[str, Any]
 ROUNDS = 4
@@ -41,6 +42,9 @@ def node_panel(status: Status, rounds: Sequence[Status] = ()) -> RenderableType:
     rows.add_row("peers", _peers(status))
     for trouble in _troubles(status.get("swarm") or {}):
         rows.add_row("swarm", Text(clean(trouble), "yellow"))
+    limits = status.get("limits") or {}
+    if limits.get("max_up") or limits.get("max_down"):
+        rows.add_row("limits", _line(limits_text(limits)))
     for index in range(ROUNDS):
         recent = list(rounds)[-ROUNDS:][::-1]
         rows.add_row("rounds" if index == 0 else "", _round(recent[index]) if index < len(recent) else Text(""))
@@ -186,6 +190,15 @@ def _troubles(swarm: Mapping[str, Any]) -> list[str]:
         return [swarm["reason"]]
     shut = [door for door in swarm.get("doors") or () if door["named"] and door["reason"]]
     return [f"{door['address']} does not answer: {door['reason']}" for door in shut[:3]]
+
+
+def limits_text(limits: Status) -> str:
+    """What is used of the owner's limits on traffic, in a line."""
+    ways = [
+        f"{arrow} {write_rate(limits[way])} of {write_rate(limits[f'max_{way}'])}"
+        for arrow, way in (("↑", "up"), ("↓", "down"))
+    ]
+    return "   ".join((*ways, f"{limits['peers']} of {limits['max_peers']} peers"))
 
 
 def _refusals(counts: Mapping[str, int]) -> Text:

@@ -57,6 +57,7 @@ def report(node: "Daemon") -> dict[str, Any]:
         },
         "bytes_sent": (history.bytes_sent if history else 0) + sent,
         "bytes_received": (history.bytes_received if history else 0) + received,
+        "limits": node.limits(),
         "peers": membership.count() if membership else 0,
         "dht_peers": membership.dht_peers if membership else 0,
         "checkpoint": node.checkpoint,
@@ -126,5 +127,7 @@ def _why_alone(node: "Daemon") -> str | None:
     if node.membership is not None and node.membership.count() == 0:
         why = node.lifeline.reason if node.lifeline is not None else None
         return f"training alone: {why or 'no other peer is alive'}"
+    if (hindrance := node.exchanger.hindrance) is not None:
+        return f"training on without exchanges of our own: {hindrance}"
     reason = node.exchanger.history.last_reason
     return f"training on; the last exchange was not applied: {reason}" if reason else None

@@ -14,10 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.paths import Paths
+from lowcomm_node.units import NONE, read_rate, write_rate
 from lowcomm_protocol.errors import AdmissionError
 
 if TYPE_CHECKING:
@@ -31,9 +42,16 @@ _SECRETS = ("invite",)
 _RUN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(@[0-9a-f]{12,64})?")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 
+
+def _read_limit(value: Any) -> float | None:
+    return read_rate(str(value))
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Text = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float | None, BeforeValidator(_read_limit), PlainSerializer(write_rate, when_used="json")]
+"""Bytes a second, written such as 20Mbit or 2.5MB; None, written none: as many as come."""
 
 
 class NodeSettings(BaseModel):
@@ -73,6 +91,12 @@ class NodeSettings(BaseModel):
     """Checkpoints to keep."""
     max_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """GiB that daemon and trainer may use together."""
+    max_up: Rate = None
+    """Contents that go out, over all streams together."""
+    max_down: Rate = None
+    """Contents that come in, over all streams together."""
+    max_peers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Peers to talk with at once; None: 64."""
     control_port: Port = 0
     """Loopback port of the control API; 0: any free one."""
     stay: bool = False
@@ -95,6 +119,11 @@ class NodeSettings(BaseModel):
     def token(self) -> "Token | None":
         """The invite that was given."""
         return _read_token(self.invite) if self.invite is not None else None
+
+    @field_validator("max_peers", mode="before")
+    @classmethod
+    def _no_limit(cls, value: Any) -> Any:
+        return None if value == NONE else value
 
     @field_validator("home")
     @classmethod
@@ -179,6 +208,13 @@ def load_settings(flags: Mapping[str, Any] | None = None, env: Mapping[str, str]
         if key not in values:
             values[key], sources[key] = value, source
     return LoadedSettings(_validate(values, sources), sources)
+
+
+def change_settings(settings: NodeSettings, changes: Mapping[str, Any]) -> NodeSettings:
+    """Settings with changes, each as its owner writes it. Raises ConfigError that names what is not valid."""
+    sources = {name: f"--{name.replace('_', '-')}" for name in NodeSettings.model_fields}
+    checked = _validate({"home": settings.home, **changes}, sources)
+    return settings.model_copy(update={name: getattr(checked, name) for name in changes})
 
 
 def find_home(flag: Path | None = None, env: Mapping[str, str] | None = None) -> Path:

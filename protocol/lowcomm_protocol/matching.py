@@ -22,6 +22,7 @@ class Refusal(StrEnum):
     CROSSED = "crossed"
     TOO_SOON = "too-soon"
     FULL = "full"
+    TOO_SLOW = "too-slow"
     NOT_TRAINING = "not-training"
     OTHER_PROTOCOL = "other-protocol"
     OTHER_RUN = "other-run"
@@ -38,6 +39,7 @@ REFUSAL_TEXT: dict[Refusal, str] = {
     Refusal.CROSSED: "has called us at the same moment",
     Refusal.TOO_SOON: "has merged this fragment a few steps ago",
     Refusal.FULL: "holds as many contributions as it can",
+    Refusal.TOO_SLOW: "would wait too long: its limits on traffic or ours let an exchange take longer than it allows",
     Refusal.NOT_TRAINING: "is not training now",
     Refusal.OTHER_PROTOCOL: "speaks another protocol version",
     Refusal.OTHER_RUN: "takes part in another run",
@@ -66,6 +68,8 @@ class Offer:
     tokens: int
     version: int
     slow_digest: bytes
+    seconds: int = 0
+    """That contents may take at the rates which its owner allows; 0: no limit."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Readiness:
     min_steps: int
     step_is_supported: bool
     fragment_count: int
+    longest: float = float("inf")
+    """Seconds that an exchange may take."""
 
 
 def order(seed: int, fragment: int, number: int, peers: Iterable[str]) -> list[str]:
@@ -129,6 +135,7 @@ def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:
         (ready.busy, Refusal.BUSY),
         (ours.steps < ready.min_steps, Refusal.TOO_SOON),
         (not ready.has_room, Refusal.FULL),
+        (max(theirs.seconds, ours.seconds) > ready.longest, Refusal.TOO_SLOW),
     )
     return next((refusal for applies, refusal in reasons if applies), None)
 

@@ -16,7 +16,7 @@ import pytest
 
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
 from lowcomm_node.control.server import ControlServer
-from lowcomm_node.errors import NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
 from lowcomm_node.paths import Paths
 from waiting import until
 
@@ -39,6 +39,15 @@ class StandIn:
 
     def rounds(self, limit: int) -> list[dict[str, Any]]:
         return [{"round": number} for number in range(limit)]
+
+    def limits(self) -> dict[str, Any]:
+        return {"max_up": None}
+
+    async def change_limits(self, changes: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append(changes)
+        if self.refusal is not None:
+            raise self.refusal
+        return changes
 
     def subscribe(self) -> asyncio.Queue[dict[str, Any]]:
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -185,6 +194,17 @@ def test_what_the_node_refuses_is_told_in_its_own_words(node: StandIn, tmp_path:
     node.refusal = RetryLater("The model is still being built: try again in a minute.")
     with ControlClient(tmp_path) as client, pytest.raises(NodeError, match="still being built"):
         client.generate("x", 1, 0.0, 0)
+
+
+def test_limits_are_shown_or_changed(node: StandIn, tmp_path: Path) -> None:
+    with ControlClient(tmp_path) as client:
+        assert client.limits() == client.limits({}) == {"max_up": None}
+        assert node.calls == [], "whoever looks changes nothing"
+        assert client.limits({"max_up": "5Mbit"}) == {"max_up": "5Mbit"}
+        node.refusal = ConfigError("--max-up: max_up = '5Mb': write 5Mbit or 5MB.")
+        with pytest.raises(NodeError, match="write 5Mbit") as refused:
+            client.limits({"max_up": "5Mb"})
+    assert refused.value.exit_code == 78
 
 
 def test_a_proxy_of_the_environment_is_not_asked(

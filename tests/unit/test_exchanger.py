@@ -1,13 +1,15 @@
 """What must hold for who exchanges with whom, in pairs and groups: who is refused and why, what is due, what waits."""
 
 from dataclasses import replace
-from time import time
+from math import ceil
+from time import monotonic, time
 
 import pytest
 from exchanging import INTERVAL, MIN_STEPS, Node, eventually, say, swarm
 from scripted import SIZE
 
 from lowcomm_node.exchange import offers
+from lowcomm_node.exchange.exchanger import SLACK
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.roster import Roster
@@ -193,3 +195,86 @@ async def test_a_caller_that_is_gone_before_it_is_accepted_is_noticed(group: int
         stream.cancel()
         assert (await node.ended())["outcome"] == outcome
         assert node.exchanger.history.of(puppet.peer_id).failed == 1
+
+
+def seconds_of(node: Node, size: int = SIZE) -> int:
+    """What an offer of a node must tell of a limit that leaves so many bytes ten seconds."""
+    node.exchanger.bandwidth.up.allow(size / 10.0)
+    return ceil(10.0 * SLACK)
+
+
+async def test_an_offer_tells_how_long_the_owners_limits_make_contents_take():
+    async with swarm(1) as one:
+        node = one.nodes[0]
+        assert node.exchanger._offer(0, 1).seconds == 0, "there is no limit"
+        assert node.exchanger._offer(0, 1).seconds == 0 != seconds_of(node) == node.exchanger._offer(0, 1).seconds
+        node.exchanger.bandwidth.down.allow(SIZE / 20.0)
+        assert node.exchanger._offer(0, 1).seconds == ceil(20.0 * SLACK), "the slower direction decides"
+        node.exchanger.joiners = lambda: 2
+        assert node.exchanger._offer(0, 1).seconds == 3 * ceil(20.0 * SLACK), "joiners share the link"
+        assert offers.from_message(offers.to_message(node.exchanger._offer(0, 1))).seconds == 90
+
+
+@pytest.mark.parametrize("limited", [0, 1])
+async def test_both_wait_as_long_as_the_limits_of_either_ask_for(limited: int):
+    async with swarm(2) as one:
+        for node in one.nodes:
+            node.exchanger.history.usual_seconds = lambda: 1.0  # type: ignore[method-assign]
+            assert node.exchanger.deadline == 14.0
+            node.trainer.holds["capture"].clear()
+        seconds_of(one.nodes[limited])
+        one.nodes[0].step(INTERVAL)
+        await eventually(lambda: all("capture" in node.trainer.asked for node in one.nodes), "both have agreed")
+        assert [node.exchanger.running[0].deadline for node in one.nodes] == [14.0 + 15.0] * 2
+        for node in one.nodes:
+            node.trainer.holds["capture"].set()
+            node.exchanger.bandwidth.up.allow(None)
+        assert (await one.nodes[0].ended())["outcome"] == "applied"
+
+
+async def test_who_may_not_wait_so_long_refuses():
+    async with swarm(2) as one:
+        caller, callee = one.nodes
+        seconds_of(caller)
+        callee.exchanger.longest = 14.0
+        caller.step(INTERVAL)
+        await refused_for_good(caller, callee, Refusal.TOO_SLOW)
+
+
+async def test_a_caller_that_may_not_wait_so_long_gives_up_at_once_and_does_not_hold_it_against_the_peer():
+    async with swarm(2) as one:
+        caller, callee = one.nodes
+        seconds_of(callee)
+        caller.exchanger.longest = 14.0
+        caller.step(INTERVAL)
+        entry = await caller.ended()
+        assert "needs 15 s for its contents" in entry["left_out"][callee.peer_id]
+        assert caller.exchanger.trust.trusts(callee.peer_id, caller.exchanger.steps)
+        await callee.ended()
+
+
+async def test_who_could_only_fail_begins_nothing_and_says_so():
+    async with swarm(2) as one:
+        node = one.nodes[0]
+        assert node.exchanger.hindrance is None
+        seconds_of(node)
+        node.exchanger.longest = 14.0
+        node.step(INTERVAL)
+        assert node.exchanger.running == {}
+        assert "15 s, and --exchange-deadline allows 14" in (node.exchanger.hindrance or "")
+        node.exchanger.bandwidth.up.allow(None)
+        node.step(INTERVAL + 1)
+        assert (await node.ended())["outcome"] == "applied", "it stays due"
+
+
+async def test_an_exchange_keeps_to_the_limits_of_its_owner():
+    async with swarm(2) as one:
+        limited, other = one.nodes
+        for throttle in (limited.exchanger.bandwidth.up, limited.exchanger.bandwidth.down):
+            throttle.allow(SIZE / 1.5)
+        began = monotonic()
+        limited.step(INTERVAL)
+        assert (await limited.ended())["outcome"] == "applied"
+        assert monotonic() - began > 1.0, "a limit that makes contents take 1.5 s, less the credit"
+        assert limited.exchanger.bandwidth.up.total == limited.exchanger.bandwidth.down.total == SIZE
+        assert (await other.ended())["outcome"] == "applied"

@@ -184,7 +184,7 @@ async def test_a_node_that_leaves_ends_its_exchange_and_the_others_go_on():
         for node in one.nodes:
             node.step(INTERVAL)
         await eventually(lambda: "share" in leaving.trainer.asked, "all have agreed")
-        leaving.exchanger._longest = 0.1
+        leaving.exchanger.longest = 0.1
         closing = asyncio.create_task(leaving.exchanger.close("the node leaves"))
         for node in others:
             assert (await node.ended())["left_out"] == {leaving.peer_id: "gave up: the node leaves"}
@@ -265,7 +265,7 @@ async def test_the_clock_ends_what_nothing_else_ends(frame: str):
     async with swarm(3, 3, hello_deadline=0.2) as one:
         one.nodes[0].silent[frame].clear()
         for node in one.nodes:
-            node.exchanger._longest = 0.5
+            node.exchanger.longest = 0.5
         for node in one.nodes:
             node.step(INTERVAL)
         for node in one.nodes[1:]:
@@ -290,7 +290,7 @@ async def test_a_share_of_a_list_that_we_do_not_agree_to_is_not_taken_in(leaves:
         reads = round_.links  # it has come to the share when the list before it was heard
         await eventually(lambda: hasty.peer_id in reads and hasty.peer_id in round_.exchange._lists, "named")
         if leaves:
-            node.exchanger._longest = 0.1
+            node.exchanger.longest = 0.1
             await node.exchanger.close("the node leaves")
         else:
             both = sorted([leader.peer_id, node.peer_id])

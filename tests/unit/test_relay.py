@@ -174,6 +174,8 @@ def test_p2pd_is_told_what_the_owner_says():
     assert "-forceReachabilityPublic=1" in arguments
     assert "-relayService=0" in P2pDaemon(None, [], relay=RelayLimits(peers=0))._arguments
     assert "-forceReachabilityPublic=1" not in P2pDaemon(None, [])._arguments
+    assert "-relayService=0" not in P2pDaemon(None, [])._arguments
+    assert "-relayService=0" in P2pDaemon(None, [], relays=False)._arguments
 
 
 def test_all_of_a_machine_is_ipv4_and_ipv6_over_tcp_and_quic(monkeypatch):

@@ -19,6 +19,7 @@ def node(history: History, **progress: Any) -> Any:
     known |= {
         "peer_id": "me", "phase": "training", "began": 0.0, "warnings": [], "progress": progress,
         "exchanger": SimpleNamespace(history=history, running={}), "refusals": Refusals(),
+        "limits": lambda: {"max_up": None},
     }  # fmt: skip
     names = ("waiting", "run_", "membership", "lifeline", "ready", "checkpoint")
     return SimpleNamespace(**known, **dict.fromkeys(names))

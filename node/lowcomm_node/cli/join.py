@@ -40,6 +40,11 @@ def join(
     checkpoint_every: Annotated[int | None, typer.Option(help="Inner steps between two checkpoints.")] = None,
     keep: Annotated[int | None, typer.Option(help="Checkpoints to keep.")] = None,
     max_memory: Annotated[float | None, typer.Option(help="GiB that this node may use.")] = None,
+    max_up: Annotated[
+        str | None, typer.Option(help="Contents sent a second, such as 20Mbit or 2.5MB; none: no limit.")
+    ] = None,
+    max_down: Annotated[str | None, typer.Option(help="Contents received a second; as --max-up.")] = None,
+    max_peers: Annotated[str | None, typer.Option(help="Peers to talk with at once; none: 64.")] = None,
     control_port: Annotated[int | None, typer.Option(help="Loopback port of the control API; 0: any.")] = None,
     stay: Annotated[bool | None, typer.Option(help="Serve the state to others after the run has finished.")] = None,
     record_life: Annotated[float | None, typer.Option(help="Seconds that others believe us alive.")] = None,

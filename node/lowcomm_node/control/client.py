@@ -117,6 +117,12 @@ class ControlClient:
                     if line:
                         yield json.loads(line)
 
+    def limits(self, changes: dict[str, str] | None = None) -> dict[str, Any]:
+        """The limits on traffic and what is used of them; first changed, where ``changes`` name some."""
+        if changes:
+            return self._call("POST", "/v1/limits", body=changes)
+        return self._call("GET", "/v1/limits")
+
     def finish(self) -> None:
         """Ask the node to end in peace: finish what is under way, save, say goodbye."""
         self._call("POST", "/v1/finish")

@@ -2,6 +2,7 @@
 
 GET  /v1/status, /v1/peers, /v1/rounds?limit=N        GET  /v1/events     one JSON object a line, as things happen
 POST /v1/doctor  {"peers"}                            POST /v1/ping       {"peer"}
+GET  /v1/limits                                       POST /v1/limits     {"max_up", "max_down", "max_peers"}: what changes
 POST /v1/finish                                       POST /v1/stop       {"now": bool}
 POST /v1/generate  {"prompt", "tokens", "temperature", "seed"}
 """
@@ -39,6 +40,8 @@ class Controlled(Protocol):
     def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None: ...
     def request_finish(self) -> None: ...
     def request_stop(self) -> None: ...
+    def limits(self) -> dict[str, Any]: ...
+    async def change_limits(self, changes: dict[str, Any]) -> dict[str, Any]: ...
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
     async def doctor(self, peers: Sequence[str]) -> list[dict[str, Any]]: ...
     async def ping(self, peer: str) -> dict[str, Any]: ...
@@ -91,6 +94,7 @@ class ControlServer:
                 Route("/v1/peers", self._guarded(self._peers)),
                 Route("/v1/rounds", self._guarded(self._rounds)),
                 Route("/v1/events", self._guarded(self._events)),
+                Route("/v1/limits", self._guarded(self._limits), methods=["GET", "POST"]),
                 Route("/v1/finish", self._guarded(self._finish), methods=["POST"]),
                 Route("/v1/stop", self._guarded(self._stop), methods=["POST"]),
                 Route("/v1/generate", self._guarded(self._generate), methods=["POST"]),
@@ -131,6 +135,11 @@ class ControlServer:
                 self._node.unsubscribe(queue)
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def _limits(self, request: Request) -> Response:
+        if request.method == "POST":
+            return JSONResponse(await self._node.change_limits(await _body(request)))
+        return JSONResponse(self._node.limits())
 
     async def _finish(self, request: Request) -> Response:
         self._node.request_finish()

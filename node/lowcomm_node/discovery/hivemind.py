@@ -89,10 +89,12 @@ class HivemindDiscovery:
         punching: bool = True,
         learned: Sequence[str] = (),
         refusals: Refusals | None = None,
+        relays: bool = True,
     ) -> None:
         """``relay``: what we give as a relay. ``wants_places``: whether we may not be dialable, and need relays.
 
         ``learned``: addresses to enter at that the owner has not named; ``refusals``: where refused records are counted.
+        ``relays``: False: we carry nothing for others, where ``relay`` says nothing.
 
         Raises ConfigError that names a malformed address.
         """
@@ -110,6 +112,7 @@ class HivemindDiscovery:
         self._observed: tuple[str, ...] = ()
         """Where others see us, if that is none of our own addresses: behind a NAT."""
         self._relay, self._wants_places, self._punching = relay, wants_places, punching
+        self._relays = relays
         self._places = Places()
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""
@@ -334,7 +337,7 @@ class HivemindDiscovery:
 
     async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
         def make() -> P2pDaemon:
-            options = {"relay": self._relay, "punching": self._punching}
+            options = {"relay": self._relay, "punching": self._punching, "relays": self._relays}
             return P2pDaemon(self._key_file, listen, self._announce, self._start_deadline, **options)
 
         if self._relay is not None and self._relay.peers > 0:

@@ -57,10 +57,12 @@ class P2pDaemon:
         start_deadline: float = START_DEADLINE,
         relay: RelayLimits | None = None,
         punching: bool = True,
+        relays: bool = True,
     ) -> None:
         """``relay``: what it gives as a relay; None: what p2pd likes, once it knows itself to be public.
 
         ``punching``: whether connections through a relay are replaced by direct ones where possible.
+        ``relays``: False: it carries nothing for others, where ``relay`` says nothing.
         """
         self.control = runtime_folder() / f"{secrets.token_hex(8)}.sock"
         # No -bootstrapPeers: p2pd ends at once if none of them answers, and can't be told of others later. We dial.
@@ -76,7 +78,7 @@ class P2pDaemon:
             "-relayDiscovery=0",
             f"-relayBufferSize={RELAY_BUFFER}",
             "-tls=1",
-            *(relay.arguments if relay else ()),
+            *(relay.arguments if relay else () if relays else ("-relayService=0",)),
         ]
         self._environment = relay.environment if relay else {}
         self._listen, self._start_deadline = listen, start_deadline

@@ -9,12 +9,13 @@ from typing import Any
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange.company import Company
 from lowcomm_node.exchange.line import MEASURE_DEADLINE, Dialers, Line, name_tunnel
 from lowcomm_node.exchange.pinging import RouteSpeed, measure_channel
 from lowcomm_node.exchange.routes import Learned, Route
 from lowcomm_node.exchange.security import SERVER_NAME, Gatekeeper, pinned
-from lowcomm_node.exchange.service import MAX_MESSAGE, PING_PATIENCE_MS, WINDOW
-from lowcomm_node.exchange.throttle import Bandwidth
+from lowcomm_node.exchange.service import MAX_MESSAGE, PING_PATIENCE_MS, Options
+from lowcomm_node.exchange.throttle import FREE_FLOW, Bandwidth
 from lowcomm_node.exchange.traffic import MeteredStub, Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_protocol.errors import LowcommError, RecordError
@@ -24,23 +25,23 @@ from lowcomm_protocol.records import PeerInfo
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_CHANNELS = 64
-_OPTIONS: tuple[tuple[str, Any], ...] = (
+"""Where there is no choice of routes; else ``Company`` says how many."""
+_OPTIONS: Options = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),  # or a callee could fill our memory before we see a byte
     ("grpc.max_send_message_length", -1),
-    ("grpc.http2.lookahead_bytes", WINDOW),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
 
-_TLS_OPTIONS: tuple[tuple[str, Any], ...] = (
+_TLS_OPTIONS: Options = (
     *_OPTIONS,
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.ssl_target_name_override", SERVER_NAME),
 )
-_LOCAL_OPTIONS: tuple[tuple[str, Any], ...] = (
+_LOCAL_OPTIONS: Options = (
     *_OPTIONS,
     ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
     ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
@@ -50,7 +51,7 @@ _LOCAL_OPTIONS: tuple[tuple[str, Any], ...] = (
 
 
 class Channels:
-    """Channels to the peers that we call, those of the least recently called closed beyond ``MAX_CHANNELS``."""
+    """Channels to the peers that we call; where there is no room for one more, the least recently called goes."""
 
     def __init__(
         self,
@@ -58,14 +59,21 @@ class Channels:
         tunnels: Tunnels | None = None,
         traffic: Traffic | None = None,
         refusals: Refusals | None = None,
+        company: Company | None = None,
+        flow: Options = FREE_FLOW,
     ) -> None:
-        """Without ``tunnels`` there is no choice: channels lead straight to what a record tells."""
+        """Without ``tunnels`` there is no choice: channels lead straight to what a record tells.
+
+        ``flow``: options of gRPC for what comes in (``throttle.flow_options``).
+        """
+        self._company, self._flow = company or Company(), flow
+        self._company.make_room = self._drop_idle
         self._refusals = refusals or Refusals()
         self._gatekeeper, self._tunnels, self._traffic = gatekeeper, tunnels, traffic or Traffic()
         self._open: OrderedDict[tuple[str, bytes], aio.Channel] = OrderedDict()
         self._lines: OrderedDict[str, Line] = OrderedDict()
         self._learned = Learned()
-        self._dialers = Dialers(_dial, _dial_local, self._ping, self._doubt)
+        self._dialers = Dialers(self._dial, self._dial_local, self._ping, self._doubt)
 
     async def stub(self, peer: PeerInfo) -> MeteredStub:
         """The service of a peer, over the best route. Raises LinkLost that says why there is none."""
@@ -73,8 +81,25 @@ class Channels:
         if self._tunnels is None:
             return MeteredStub(ExchangeStub(await self._straight(peer)), meter)
         line = await self._line(peer, self._tunnels)
-        channel = await line.channel(peer)
-        return MeteredStub(ExchangeStub(channel), meter, partial(line.measured, channel))
+        line.on_call(1)  # or it could be closed before its first call
+        try:
+            channel = await line.channel(peer)
+        finally:
+            line.on_call(-1)
+        return MeteredStub(ExchangeStub(channel), meter, partial(line.measured, channel), line.on_call)
+
+    def renew(self, flow: Options) -> None:
+        """Open new channels with other options; calls under way may end on those that there are."""
+        if flow == self._flow:
+            return
+        self._flow = flow
+        for line in self._lines.values():
+            line.renew()
+
+    async def trim(self) -> None:
+        """Close idle channels until there are no more peers than the owner allows."""
+        while self._company.is_over and await self._drop_idle():
+            pass
 
     def metadata(self, peer_id: str) -> tuple[tuple[str, bytes], ...]:
         """What every call to ``peer_id`` carries."""
@@ -103,6 +128,8 @@ class Channels:
         while self._open:
             _, channel = self._open.popitem()
             await channel.close()
+        for peer_id in self._lines:
+            self._company.leave(peer_id)
         lines, self._lines = self._lines, OrderedDict()
         await asyncio.gather(*(line.close() for line in lines.values()))
 
@@ -112,7 +139,7 @@ class Channels:
         key = (",".join(peer.addresses), peer.certificate)
         if key not in self._open:
             try:
-                self._open[key] = _dial(peer)
+                self._open[key] = self._dial(peer)
             except RecordError as error:
                 raise LinkLost(str(error)) from None
         self._open.move_to_end(key)
@@ -122,14 +149,24 @@ class Channels:
         return self._open[key]
 
     async def _line(self, peer: PeerInfo, tunnels: Tunnels) -> Line:
-        line = self._lines.get(peer.peer_id)
-        if line is None:
-            line = self._lines[peer.peer_id] = Line(peer, self._dialers, tunnels, self._learned)
+        if peer.peer_id not in self._lines and not await self._company.has_room_for(peer.peer_id):
+            most = self._company.most
+            raise LinkLost(f"was not called: this node talks with {most} peers already, as --max-peers says")
+        if peer.peer_id not in self._lines:  # still: another call may have been quicker
+            self._lines[peer.peer_id] = Line(peer, self._dialers, tunnels, self._learned)
+            self._company.join(peer.peer_id)
         self._lines.move_to_end(peer.peer_id)
-        while len(self._lines) > MAX_CHANNELS:
-            _, oldest = self._lines.popitem(last=False)
-            await oldest.close()
-        return line
+        return self._lines[peer.peer_id]
+
+    async def _drop_idle(self) -> bool:
+        """Close the channel that has carried no call for longest; whether there was one."""
+        idle = next((peer_id for peer_id, line in self._lines.items() if not line.calls), None)
+        if idle is None:
+            return False
+        line = self._lines.pop(idle)
+        self._company.leave(idle)
+        await line.close()
+        return True
 
     async def _ping_over(self, line: Line, route: Route, peer_id: str, bandwidth: Bandwidth) -> RouteSpeed:
         try:
@@ -139,20 +176,20 @@ class Channels:
             return RouteSpeed(route=route.value, reason=str(error))
         return RouteSpeed(route=name, round_trip=speed.round_trip, up=speed.up, down=speed.down)
 
+    def _dial(self, peer: PeerInfo) -> aio.Channel:
+        return aio.secure_channel(
+            _target(peer.addresses), pinned(peer.certificate), options=(*_TLS_OPTIONS, *self._flow)
+        )
+
+    def _dial_local(self, target: str) -> aio.Channel:
+        return aio.insecure_channel(target, options=(*_LOCAL_OPTIONS, *self._flow))
+
     def _doubt(self) -> None:
         self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
 
     async def _ping(self, channel: aio.Channel, peer_id: str) -> None:
         stub = ExchangeStub(channel)
         await stub.Describe(pb.Introduction(), metadata=self.metadata(peer_id), timeout=MEASURE_DEADLINE)
-
-
-def _dial(peer: PeerInfo) -> aio.Channel:
-    return aio.secure_channel(_target(peer.addresses), pinned(peer.certificate), options=_TLS_OPTIONS)
-
-
-def _dial_local(target: str) -> aio.Channel:
-    return aio.insecure_channel(target, options=_LOCAL_OPTIONS)
 
 
 def _target(addresses: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ does. The trainer captures and applies; the daemon only passes slot numbers on.
 
 import asyncio
 from collections.abc import Callable
+from math import ceil
 from time import time
 from typing import Any
 
@@ -36,6 +37,9 @@ from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.trust import Trust
 
+SLACK = 1.5
+"""Times as long as contents take at the allowed rates: other exchanges begin meanwhile, and take their share."""
+
 
 class Exchanger:
     """Begins, accepts and carries out exchanges."""
@@ -60,7 +64,10 @@ class Exchanger:
         self.running: dict[int, Round] = {}
         self.open = False
         """Whether we exchange now: training, and not leaving."""
-        self._longest = deadline
+        self.longest = deadline
+        """Seconds that an exchange may take, as our owner says."""
+        self.joiners: Callable[[], int] = lambda: 0
+        """How many peers copy our state now: they share the link."""
         self._tell = tell
         self._closing: set[asyncio.Task[None]] = set()
         self.trust = Trust(spec.sync.interval)
@@ -89,6 +96,8 @@ class Exchanger:
         if not self._has_room:
             return  # as many are under way as fit; it stays due
         offer = self._offer(fragment, self.schedule.round_of(fragment, self.swarm_step))
+        if offer.seconds > self.longest:
+            return  # it could only fail; ``hindrance`` tells
         self._new_round(offer, self._candidates(offer), called=False).start()
 
     def _candidates(self, offer: Offer) -> list[str]:
@@ -99,7 +108,7 @@ class Exchanger:
         kind = GroupRound if self.spec.sync.group > 2 else PairRound
         round_ = kind(self, offer, peers, self.arena.take(self._slots_each), called)
         self.running[offer.fragment] = round_
-        round_.set_timers(self.deadline)
+        round_.set_timers(self.deadline_for(offer.seconds))
         return round_
 
     def _offer(self, fragment: int, number: int) -> Offer:
@@ -117,13 +126,35 @@ class Exchanger:
             tokens=self.tokens - progress.merged_tokens,
             version=progress.version,
             slow_digest=self._slow_digests[fragment] if self.spec.sync.consensus == 0 else b"",
+            seconds=self._seconds(fragment, len(self.running | {fragment: None}) + self.joiners()),
         )
 
     @property
     def deadline(self) -> float:
         """Seconds that an exchange may take: learned from those that went well, within the owner's bound."""
         usual = self.history.usual_seconds()
-        return self._longest if usual is None else min(self._longest, 10.0 + 4 * usual)
+        return self.longest if usual is None else min(self.longest, 10.0 + 4 * usual)
+
+    def deadline_for(self, seconds: float) -> float:
+        """The same where limits on traffic make contents take so many seconds."""
+        return min(self.longest, self.deadline + seconds)
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why no exchange can be begun within the limits of our owner; None if one can."""
+        needed = max(self._seconds(fragment, 1) for fragment in range(len(self.schedule)))
+        if self.spec.sync.group == 1 or needed <= self.longest:
+            return None
+        return (
+            f"at the limits on traffic an exchange may take {needed} s, and --exchange-deadline allows "
+            f"{self.longest:.0f}: raise --max-up and --max-down, or that"
+        )
+
+    def _seconds(self, fragment: int, streams: int) -> int:
+        """How long contents of an exchange may take at the rates that our owner allows, which so many share; 0: no limit."""
+        most = self.ready.sizes[fragment][1]
+        size = most if self.spec.sync.group == 2 else 2 * most
+        return ceil(SLACK * self.bandwidth.seconds(size, streams))
 
     # calls of other peers
 
@@ -159,6 +190,7 @@ class Exchanger:
             min_steps=0 if round_ is not None else self.spec.sync.min_steps,
             step_is_supported=self.supports(peer, theirs.swarm_step),
             fragment_count=len(self.schedule),
+            longest=self.longest,
         )
         ours = self._offer(theirs.fragment if known else 0, theirs.round)
         refusal = consider(theirs, ours, ready)
@@ -195,7 +227,7 @@ class Exchanger:
         if info is None:
             raise LinkLost("has left")
         stub = await self.channels.stub(info)
-        return CallerStream(stub.Swap(metadata=self.channels.metadata(peer), timeout=2 * self._longest + 60))
+        return CallerStream(stub.Swap(metadata=self.channels.metadata(peer), timeout=2 * self.longest + 60))
 
     def supports(self, peer: str, swarm_step: int) -> bool:
         """Whether what we and others know makes a swarm step plausible that a peer claims."""
@@ -238,7 +270,8 @@ class Exchanger:
         """Take part in no more exchanges; those under way may end within their deadline, then they are given up."""
         self.open = False
         try:
-            async with asyncio.timeout(self.deadline):
+            latest = max((round_.deadline for round_ in self.running.values()), default=0.0)
+            async with asyncio.timeout(min(latest, self.longest)):
                 while self.running:
                     await next(iter(self.running.values())).done.wait()
         except TimeoutError:

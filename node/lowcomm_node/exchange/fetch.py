@@ -23,7 +23,7 @@ from lowcomm_node.durable import disk_full_error, require_space, sha256_file
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.stream import explain
-from lowcomm_node.exchange.throttle import Throttle
+from lowcomm_node.exchange.throttle import Arrival, Throttle
 from lowcomm_node.manifest import MANIFEST, CheckpointInfo, read_manifest
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import PeerInfo
@@ -56,6 +56,11 @@ class SnapshotServer:
         self._joiners: Counter[str] = Counter()
         self._refreshed: tuple[float, int] | None = None
         self._refreshing = asyncio.Lock()
+
+    @property
+    def joiners(self) -> int:
+        """How many peers are served now."""
+        return len(self._joiners)
 
     async def chunks(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
         """The bytes of one part. Raises RetryLater if too many are served now, CheckpointError if there is no such part."""
@@ -192,9 +197,12 @@ class Fetcher:
         stub = await self._channels.stub(donor)
         call = stub.Fetch(request, metadata=self._channels.metadata(donor.peer_id))
         try:
+            # How large a manifest is it does not tell before; it is small.
+            arrival = Arrival(self._down, limit - request.offset if request.part != "manifest" else 0, CHUNK_BYTES)
             with path.open("ab") as file:
                 have = request.offset
                 while True:
+                    await arrival.make_way()
                     async with asyncio.timeout(CHUNK_DEADLINE):
                         chunk = await call.read()
                     if chunk is grpc.aio.EOF:
@@ -203,7 +211,7 @@ class Fetcher:
                         raise CheckpointError(f"{donor.peer_id} sent bytes that are no chunk: ask another peer.")
                     if chunk.offset != have or not chunk.data or have + len(chunk.data) > limit:
                         raise CheckpointError(f"{donor.peer_id} sent bytes out of place: ask another peer.")
-                    await self._down.pass_(len(chunk.data))
+                    arrival.took(len(chunk.data))
                     await asyncio.to_thread(file.write, chunk.data)
                     have += len(chunk.data)
                     self.bytes_received += len(chunk.data)

@@ -89,6 +89,8 @@ class Line:
         self._changed = asyncio.Event()
         self._looked = 0.0
         self._closed = False
+        self.calls = 0
+        """Calls under way."""
 
     async def channel(self, info: PeerInfo) -> aio.Channel:
         """A channel over the best route. Raises LinkLost that says why there is none."""
@@ -124,6 +126,16 @@ class Line:
         finally:
             if connected is not None:
                 await _end(connected)
+
+    def on_call(self, more: int) -> None:
+        """A call has begun (1) or ended (-1)."""
+        self.calls += more
+
+    def renew(self) -> None:
+        """Open routes anew with the next call; calls under way may end on those that there are."""
+        for route in Route:
+            self._drop(route)
+            self._choice.moved(route)
 
     def describe(self) -> dict[str, Any]:
         """What ``peers`` shows of the route that is taken, or why there is none."""

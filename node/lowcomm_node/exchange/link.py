@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.stream import Stream
-from lowcomm_node.exchange.throttle import Bandwidth
+from lowcomm_node.exchange.throttle import Arrival, Bandwidth
 from lowcomm_node.trainer.interface import Again
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -66,6 +66,7 @@ class Link:
         # due while our contribution is still on its way.
         self._writing = asyncio.Lock()
         self._incoming: Incoming | None = None
+        self._arrival: Arrival | None = None
 
     async def send(self, frame: pb.Frame) -> None:
         """Send one frame, after all that was to be sent before. Raises LinkLost."""
@@ -93,13 +94,23 @@ class Link:
         async with self._writing:
             await self.stream.close()
 
-    async def _take(self, chunk: pb.Chunk) -> Incoming | None:
+    async def _receive(self) -> pb.Frame | None:
+        """The next frame, once the owner's limit allows it; None when the other end has no more to say."""
+        if self._arrival is not None:
+            await self._arrival.make_way()
+        return await self.stream.receive()
+
+    def _expect(self, incoming: Incoming) -> None:
+        self._incoming = incoming
+        self._arrival = Arrival(self._bandwidth.down, incoming.size, CHUNK_BYTES)
+
+    def _take(self, chunk: pb.Chunk) -> Incoming | None:
         """Take in one chunk; its content if that is whole now."""
-        if self._incoming is None:
+        if self._incoming is None or self._arrival is None:
             raise ProtocolViolation("sent a chunk before its contribution was announced")
         self._incoming.take(chunk)
         self.bytes_received += len(chunk.data)
-        await self._bandwidth.down.pass_(len(chunk.data))
+        self._arrival.took(len(chunk.data))
         if not self._incoming.whole:
             return None
         self._incoming.check()
@@ -134,12 +145,12 @@ class PairLink(Link):
         Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends what is not allowed.
         """
         confirmed = False
-        while (frame := await self.stream.receive()) is not None:
+        while (frame := await self._receive()) is not None:
             match frame.WhichOneof("kind"):
                 case "content":
                     self._begin(frame.content, into, least)
                 case "chunk":
-                    if whole := await self._take(frame.chunk):
+                    if whole := self._take(frame.chunk):
                         self._whole = True
                         await self._ask_again(await on_content(whole.size, self._again is not None))
                         if confirmed:
@@ -174,7 +185,7 @@ class PairLink(Link):
             raise ProtocolViolation("began a second contribution")
         if self._again is not None:
             least, into = self._again.size, into[: self._again.size]
-        self._incoming = Incoming(content, into, least)
+        self._expect(Incoming(content, into, least))
 
 
 class GroupLink(Link):
@@ -206,12 +217,12 @@ class GroupLink(Link):
         Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends what is not allowed.
         """
         last = ""
-        while (frame := await self.stream.receive()) is not None:
+        while (frame := await self._receive()) is not None:
             kind = frame.WhichOneof("kind")
             if kind == "abandon":
                 raise gave_up(frame.abandon)
             if kind == "chunk":
-                if whole := await self._take(frame.chunk):
+                if whole := self._take(frame.chunk):
                     await on_content(whole)
                 continue
             what = self._PARTS.get(frame.content.part, "a whole contribution") if kind == "content" else kind
@@ -220,7 +231,7 @@ class GroupLink(Link):
             last = what
             if kind == "content":
                 into = await place(frame.content.part)
-                self._incoming = Incoming(frame.content, into, len(into))
+                self._expect(Incoming(frame.content, into, len(into)))
                 continue
             on_told(frame)
             if kind == "commit":

@@ -23,6 +23,7 @@ def to_message(offer: Offer) -> pb.Offer:
         tokens=offer.tokens,
         version=offer.version,
         slow_digest=offer.slow_digest,
+        seconds=offer.seconds,
     )
 
 
@@ -46,6 +47,7 @@ def from_message(message: pb.Offer) -> Offer:
         tokens=message.tokens,
         version=message.version,
         slow_digest=message.slow_digest,
+        seconds=message.seconds,
     )
 
 

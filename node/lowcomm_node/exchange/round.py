@@ -49,6 +49,8 @@ class Round(ABC):
         self.called = called
         """Whether a peer's call began it, not our own schedule."""
         self.began = monotonic()
+        self.deadline = 0.0
+        """Seconds from then on."""
         self.links: dict[str, Any] = {}
         self.calls: dict[str, asyncio.Task[None]] = {}
         """Calls of ours, by the peer that is called; they read what it sends, too."""
@@ -138,9 +140,26 @@ class Round(ABC):
     # events in, effects out
 
     def set_timers(self, deadline: float) -> None:
-        """Begin to count the seconds."""
-        loop = asyncio.get_running_loop()
-        self._timers = [loop.call_later(after, self.handle, event) for after, event in self.timetable(deadline)]
+        """Begin to count the seconds; again with more of them, where a member needs those."""
+        for timer in self._timers:
+            timer.cancel()
+        loop, elapsed, self.deadline = asyncio.get_running_loop(), monotonic() - self.began, deadline
+        timetable = [(after - elapsed, event) for after, event in self.timetable(deadline)]
+        self._timers = [loop.call_later(after, self.handle, event) for after, event in timetable if after > 0]
+
+    def _be_patient(self, theirs: Offer) -> None:
+        """Wait as long as the limits of a member make contents take, within what our owner allows. Raises LinkLost."""
+        if theirs.seconds > self.node.longest:
+            raise LinkLost(
+                f"needs {theirs.seconds} s for its contents, as its owner limits its traffic, and --exchange-deadline "
+                f"allows {self.node.longest:.0f} s here"
+            )
+        self._allow(theirs.seconds)
+
+    def _allow(self, seconds: float) -> None:
+        deadline = self.node.deadline_for(seconds)
+        if deadline > self.deadline:
+            self.set_timers(deadline)
 
     def start(self) -> None:
         """Call candidates."""
@@ -208,6 +227,7 @@ class Round(ABC):
 
     async def answer(self, peer: str, theirs: Offer, stream: CalleeStream) -> None:
         """Accept the call of a peer; returns when its stream is done."""
+        self._be_patient(theirs)
         link = self.links[peer] = self._link(peer, stream)
         self.handle(ex.Accepted(peer=peer, offer=theirs, called_us=True))
         if peer not in self.exchange.partners:
@@ -262,6 +282,7 @@ class Round(ABC):
             raise ProtocolViolation("accepted something else than we offered")
         if not self.node.supports(peer, theirs.swarm_step):
             raise ProtocolViolation(f"claims swarm step {theirs.swarm_step}, which nobody else supports")
+        self._be_patient(theirs)
         link = self.links[peer] = self._link(peer, stream)
         self.handle(ex.Accepted(peer=peer, offer=theirs))
         await self._follow(link)
@@ -300,6 +321,10 @@ class Round(ABC):
         others = self.exchange.offers(self.members)
         # Slow weights that should be equal and are not (somebody has applied more): everybody sees it in the offers.
         self.realign = any(offer.slow_digest != self.offer.slow_digest for offer in others)
+        if self.realign:  # in fp32, which takes longer
+            sizes, fragment = self.node.ready, self.fragment
+            larger = sizes.realign_sizes[fragment] / sizes.sizes[fragment][1]
+            self._allow(larger * max(offer.seconds for offer in (self.offer, *others)))
         self.ahead = steps_ahead(self.offer, others, self.node.spec.sync.interval)
         try:
             self._prepare()

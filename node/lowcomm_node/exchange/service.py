@@ -7,6 +7,7 @@ through a tunnel  libp2p has proven it already; our own end of the tunnel tells 
 import asyncio
 import os
 import secrets
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ import grpc
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost, PortInUse, RetryLater
+from lowcomm_node.exchange.company import Company
 from lowcomm_node.exchange.pinging import Echo
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
 from lowcomm_node.exchange.stream import CalleeStream
+from lowcomm_node.exchange.throttle import FREE_FLOW
 from lowcomm_node.exchange.traffic import Traffic
 from lowcomm_node.exchange.tunnel import KEEP
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
@@ -31,12 +34,12 @@ MAX_CALLS_PER_PEER = 16
 MAX_CALLS = 256
 MAX_MESSAGE = 2 * 1024 * 1024
 """Bytes of one incoming message: a chunk has at most 1 MiB."""
-WINDOW = 4 * 1024 * 1024
-"""Bytes that a stream lets the other end send before we have read: twice what 200 Mbit/s and 50 ms have under way. gRPC's own
-64 KiB grow by measuring, which takes longer than an exchange."""
 SHUTDOWN_GRACE = 3.0
 PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
 """For the answer to a ping of gRPC's: a tunnel that was cut off must not be taken for dead while it may be resumed."""
+RETIRE_GRACE = 300.0
+"""Seconds for the calls on connections that were made with other options."""
+Options = tuple[tuple[str, Any], ...]
 _INTERNET = ("ipv4", "ipv6")
 
 
@@ -66,22 +69,23 @@ class ExchangeService(ExchangeServicer):
         tunnel_of: Callable[[str], str | None] = lambda name: None,
         traffic: Traffic | None = None,
         echo: Echo | None = None,
+        company: Company | None = None,
     ) -> None:
         """``tunnel_of``: the peer at the other end of the tunnel that has a name (``Tunnels.peer_of``)."""
         self._gatekeeper, self._handlers, self._tunnel_of = gatekeeper, handlers, tunnel_of
-        self._traffic, self._echo = traffic or Traffic(), echo or Echo()
+        self._traffic, self._echo, self._company = traffic or Traffic(), echo or Echo(), company or Company()
         self._calls: Counter[str] = Counter()
 
     async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name in the .proto
         """One exchange of one fragment with the caller."""
-        peer = await self._authenticate(context)
+        peer = await self._welcome(context)
         await self._guard(
             context, peer, lambda: self._handlers.swap(peer, CalleeStream(context, self._traffic.of(peer)))
         )
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
         """A part of our newest snapshot."""
-        peer = await self._authenticate(context)
+        peer = await self._welcome(context)
         meter = self._traffic.of(peer)
         with self._count(peer):
             try:
@@ -100,7 +104,7 @@ class ExchangeService(ExchangeServicer):
 
     async def Ping(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """How long and how fast is the line?"""
-        peer = await self._authenticate(context)
+        peer = await self._welcome(context)
         await self._guard(context, peer, lambda: self._echo.answer(peer, CalleeStream(context)))
 
     async def _authenticate(self, context: Any) -> str:
@@ -111,6 +115,13 @@ class ExchangeService(ExchangeServicer):
             raise
         if self._calls[peer] >= MAX_CALLS_PER_PEER:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_CALLS_PER_PEER} calls at once")
+        return peer
+
+    async def _welcome(self, context: Any) -> str:
+        """Who calls, where the call takes its time: there must be room for one more peer."""
+        peer = await self._authenticate(context)
+        if not await self._company.has_room_for(peer):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "talks with as many peers as its owner allows")
         return peer
 
     def _caller(self, context: Any) -> str:
@@ -127,7 +138,8 @@ class ExchangeService(ExchangeServicer):
     def _count(self, peer: str):  # noqa: ANN202
         self._calls[peer] += 1
         try:
-            yield
+            with self._company.with_(peer):
+                yield
         finally:
             self._calls[peer] -= 1
             if not self._calls[peer]:
@@ -146,23 +158,14 @@ class ExchangeService(ExchangeServicer):
 class ExchangeServer:
     """The listening side of a node."""
 
-    def __init__(self, certificate: Certificate, service: ExchangeService) -> None:
-        self._server = aio.server(
-            maximum_concurrent_rpcs=MAX_CALLS,
-            options=(
-                ("grpc.max_receive_message_length", MAX_MESSAGE),
-                ("grpc.so_reuseport", 0),
-                ("grpc.http2.lookahead_bytes", WINDOW),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.http2.max_ping_strikes", 0),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
-                ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
-            ),
-        )
-        add_ExchangeServicer_to_server(service, self._server)
-        self._certificate = certificate
+    def __init__(self, certificate: Certificate, service: ExchangeService, flow: Options = FREE_FLOW) -> None:
+        """``flow``: options of gRPC for what comes in (``throttle.flow_options``)."""
+        self._certificate, self._service, self._flow = certificate, service, flow
+        self._server = self._make()
+        self._folder: Path | None = None
         self._local: int | None = None
+        self._address = ""
+        self._retiring: dict[aio.Server, asyncio.Task[None]] = {}
 
     @property
     def local(self) -> str:
@@ -176,28 +179,90 @@ class ExchangeServer:
         """
         path = folder / f"{secrets.token_hex(8)}.grpc"
         self._server.add_insecure_port(f"unix:{path}")
-        self._local = os.open(path, os.O_PATH)
+        found = os.open(path, os.O_PATH)
         path.unlink()
+        if self._local is None:
+            self._local = found
+        else:  # whoever knows the path shall find the new socket behind it
+            os.dup2(found, self._local)
+            os.close(found)
+        self._folder = folder
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port. Raises PortInUse."""
-        try:
-            bound = self._server.add_secure_port(f"{host}:{port}", self._certificate.server_credentials())
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise PortInUse(f"Port {port} of {host} is in use: choose another with --port, or 0 for any free one.")
-        await self._server.start()
-        return bound
+        # gRPC shares a port so that ``renew`` leaves no gap; with another program we share none.
+        port = _find_free(host, port)
+        self._address = f"{host}:{port}"
+        await self._start()
+        return port
+
+    async def renew(self, flow: Options) -> None:
+        """Take new connections with other options; calls under way may end on those that there are. Raises PortInUse."""
+        if flow == self._flow or not self._address:
+            self._flow = flow
+            return
+        before, self._flow = self._server, flow
+        self._server = self._make()
+        if self._folder is not None:
+            self.listen_locally(self._folder)
+        await self._start()
+        task = self._retiring[before] = asyncio.create_task(before.stop(RETIRE_GRACE))
+        task.add_done_callback(lambda _: self._retiring.pop(before, None))
 
     async def close(self) -> None:
         """Answer no more calls; those under way get a moment."""
         try:
             async with asyncio.timeout(2 * SHUTDOWN_GRACE):
-                await self._server.stop(SHUTDOWN_GRACE)
+                servers = (self._server, *self._retiring)
+                await asyncio.gather(*(server.stop(SHUTDOWN_GRACE) for server in servers))
         except TimeoutError:
             return
         finally:
             if self._local is not None:
                 os.close(self._local)
                 self._local = None
+
+    async def _start(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        try:
+            bound = self._server.add_secure_port(self._address, self._certificate.server_credentials())
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise _in_use(host, int(port))
+        await self._server.start()
+
+    def _make(self) -> aio.Server:
+        server = aio.server(
+            maximum_concurrent_rpcs=MAX_CALLS,
+            options=(
+                ("grpc.max_receive_message_length", MAX_MESSAGE),
+                ("grpc.so_reuseport", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
+                ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
+                *self._flow,
+            ),
+        )
+        add_ExchangeServicer_to_server(self._service, server)
+        return server
+
+
+def _find_free(host: str, port: int) -> int:
+    """A port that nobody listens on: ``port``, or any if that is 0. Raises PortInUse."""
+    name = host.strip("[]")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+            return probe.getsockname()[1]
+    except OSError:
+        raise _in_use(host, port) from None
+
+
+def _in_use(host: str, port: int) -> PortInUse:
+    return PortInUse(f"Port {port} of {host} is in use: choose another with --port, or 0 for any free one.")

@@ -1,17 +1,35 @@
 """How much of its link a node may use, as its owner says: one bucket for each direction, over all streams together.
 
-Payload is counted, in pieces small enough that a slow link is used evenly; framing and encryption add about one percent.
-Whoever sends waits before a piece goes out. Whoever receives waits before it reads on, and flow control tells the sender.
+Contents are counted: the chunks of exchanges and of state for joiners, over both routes. Not counted is what goes around
+them (docs/limits.md has figures): messages without contents, framing, encryption, and the DHT.
+
+    up     whoever sends waits before a piece goes out; pieces are small enough that a slow link is used evenly
+    down   whoever receives pays before it reads on. gRPC takes in some bytes ahead of it: a window, and the message that is
+           being read. So that much of a content is paid for first (``Arrival``), and ``flow_options`` keep the window
+           small: gRPC's own would let in 6 MB that nobody has asked for
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 SHORTEST_PIECE = 16 * 1024
 PIECE_SECONDS = 0.1
 """A piece takes about so long at the allowed rate."""
+CREDIT_SECONDS = 0.2
+"""What was not used adds up to so much, or a machine that is busy for a moment would lose that moment of its link."""
+LEAST_WINDOW, MOST_WINDOW = 16 * 1024, 1024 * 1024
+WINDOW_SECONDS = 1 / 16
+"""A window is about what comes in so many seconds: with the message that is being read, enough for a round trip of that."""
+USE_SECONDS = 5.0
+"""Over so long a rate is measured that is shown."""
+_BIN = 0.25
+FREE_FLOW: tuple[tuple[str, Any], ...] = (("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),)
+"""Options of gRPC where nothing is limited: a window twice what 200 Mbit/s and 50 ms have under way. gRPC's own 64 KiB grow by
+measuring, which takes longer than an exchange."""
 
 
 class TokenBucket:
@@ -20,33 +38,70 @@ class TokenBucket:
     def __init__(self, rate: float | None) -> None:
         self.rate = rate
         """Bytes a second; None: as many as come."""
-        self._free = 0.0
+        self._free = float("-inf")
         """When all that was taken is paid for."""
 
-    def take(self, count: int, now: float) -> float:
-        """Take ``count`` bytes at time ``now``; the seconds to wait before they may go."""
+    def take(self, count: int, now: float) -> tuple[float, float]:
+        """Take ``count`` bytes at time ``now``; the seconds until they may begin to go, and until they are paid for."""
         if self.rate is None:
-            self._free = now
-            return 0.0
-        # What was not used does not add up: an idle link does not allow a burst afterwards.
-        begins = max(now, self._free)
+            return 0.0, 0.0
+        begins = max(now - CREDIT_SECONDS, self._free)
         self._free = begins + count / self.rate
-        return begins - now
+        return max(0.0, begins - now), max(0.0, self._free - now)
+
+    def debt(self, now: float) -> float:
+        """Seconds until all that was taken is paid for."""
+        return max(0.0, self._free - now)
+
+
+class Use:
+    """How many bytes have passed of late."""
+
+    def __init__(self) -> None:
+        self._bins: deque[tuple[float, int]] = deque()
+
+    def add(self, count: int, now: float) -> None:
+        """So many have passed now."""
+        if self._bins and now - self._bins[-1][0] < _BIN:
+            since, before = self._bins.pop()
+            self._bins.append((since, before + count))
+        else:
+            self._bins.append((now, count))
+        self._forget(now)
+
+    def rate(self, now: float) -> float:
+        """Bytes a second over the last USE_SECONDS."""
+        self._forget(now)
+        return sum(count for _, count in self._bins) / USE_SECONDS
+
+    def _forget(self, now: float) -> None:
+        while self._bins and self._bins[0][0] <= now - USE_SECONDS:
+            self._bins.popleft()
 
 
 class Throttle:
     """One direction of the link."""
 
     def __init__(self, rate: float | None = None, clock: Callable[[], float] = monotonic) -> None:
-        self._bucket, self._clock = TokenBucket(rate), clock
+        self._bucket, self._clock, self._use = TokenBucket(rate), clock, Use()
         self._changed = asyncio.Event()
         self.total = 0
-        """Payload bytes so far."""
+        """Bytes of contents so far."""
 
     @property
     def rate(self) -> float | None:
         """Bytes a second that are allowed; None: as many as come."""
         return self._bucket.rate
+
+    @property
+    def used(self) -> float:
+        """Bytes a second of late."""
+        return self._use.rate(self._clock())
+
+    @property
+    def debt(self) -> float:
+        """Seconds for which the link is taken by what was asked for so far."""
+        return self._bucket.debt(self._clock())
 
     def allow(self, rate: float | None) -> None:
         """Set another rate; whoever waits now goes on at once, and what comes after is bound by it."""
@@ -60,15 +115,31 @@ class Throttle:
         return largest if rate is None else min(largest, max(SHORTEST_PIECE, int(rate * PIECE_SECONDS)))
 
     async def pass_(self, count: int) -> None:
-        """Wait until ``count`` bytes may pass, in the order of asking."""
+        """Wait until ``count`` bytes may go, in the order of asking."""
+        await self._wait(self._bucket.take(count, self._clock())[0])
+        self.count(count)
+
+    async def pay(self, count: int) -> None:
+        """Wait until ``count`` bytes that will come are paid for, in the order of asking."""
+        await self._wait(self._bucket.take(count, self._clock())[1])
+
+    def owe(self, count: int) -> None:
+        """Take bytes that have come unasked: others pay for them by waiting longer."""
+        self._bucket.take(count, self._clock())
+
+    def count(self, count: int) -> None:
+        """So many bytes have passed."""
         self.total += count
-        seconds = self._bucket.take(count, self._clock())
-        if seconds > 0.0:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._changed.wait()
-            except TimeoutError:
-                return
+        self._use.add(count, self._clock())
+
+    async def _wait(self, seconds: float) -> None:
+        if seconds <= 0.0:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
 
 
 @dataclass(frozen=True)
@@ -77,3 +148,53 @@ class Bandwidth:
 
     up: Throttle = field(default_factory=Throttle)
     down: Throttle = field(default_factory=Throttle)
+
+    def seconds(self, size: int, streams: int) -> float:
+        """How long ``size`` bytes each way take, where so many others share the link; 0 where nothing is limited."""
+        rates = [throttle.rate for throttle in (self.up, self.down) if throttle.rate is not None]
+        return size * streams / min(rates) if rates else 0.0
+
+
+class Arrival:
+    """Pays for one content of ``size`` bytes before it comes in, as far ahead as gRPC takes it in."""
+
+    def __init__(self, throttle: Throttle, size: int, message: int) -> None:
+        """``message``: bytes of one message, at most, as far as is known."""
+        self._throttle, self._unpaid, self._message = throttle, size, message
+        self._ahead = 0
+        """Bytes that are paid for and have not come out yet."""
+
+    async def make_way(self) -> None:
+        """Wait until another message may come in; to be called before each read."""
+        if not self._unpaid:
+            return
+        # A window is filled again when half of it is empty, so twice of it may be on its way.
+        ahead = 2 * window(self._throttle.rate) + self._message
+        count = min(self._unpaid, max(0, ahead - self._ahead))
+        self._unpaid -= count
+        self._ahead += count
+        await self._throttle.pay(count)
+
+    def took(self, count: int) -> None:
+        """So many bytes have come out."""
+        self._throttle.count(count)
+        self._ahead -= count
+        if self._ahead < 0:  # the messages are larger than we thought
+            self._throttle.owe(-self._ahead)
+            self._unpaid = max(0, self._unpaid + self._ahead)
+            self._ahead = 0
+
+
+def window(rate: float | None) -> int:
+    """Bytes that gRPC may take in of a stream that nobody reads; 0 where it may as it likes."""
+    if rate is None:
+        return 0
+    # A power of two: a limit that changes a little needs no new connections.
+    return min(MOST_WINDOW, max(LEAST_WINDOW, 1 << int(rate * WINDOW_SECONDS).bit_length() - 1))
+
+
+def flow_options(rate: float | None) -> tuple[tuple[str, Any], ...]:
+    """Options of gRPC for channels and servers where so many bytes a second may come in."""
+    if rate is None:
+        return FREE_FLOW
+    return (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window(rate)))

@@ -87,19 +87,34 @@ Measured = Callable[[int, float], None]
 
 
 class MeteredStub:
-    """A stub of the service that counts what its streams carry."""
+    """A stub of the service that counts what its streams carry, and tells of calls that begin and end."""
 
-    def __init__(self, stub: Any, meter: Meter, measured: Measured = lambda size, seconds: None) -> None:
-        self._stub, self._meter, self._measured = stub, meter, measured
-        self.Describe = stub.Describe
+    def __init__(
+        self,
+        stub: Any,
+        meter: Meter,
+        measured: Measured = lambda size, seconds: None,
+        changed: Callable[[int], None] = lambda more: None,
+    ) -> None:
+        """``changed`` hears 1 when a call begins, and -1 when it is over."""
+        self._stub, self._meter, self._measured, self._changed = stub, meter, measured, changed
 
-    def Swap(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802 - the name in the .proto
+    def Describe(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802 - the name in the .proto
         """See the service."""
-        return MeteredCall(self._stub.Swap(*arguments, **options), self._meter, self._measured)
+        return self._follow(self._stub.Describe(*arguments, **options))
+
+    def Swap(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
+        """See the service."""
+        return MeteredCall(self._follow(self._stub.Swap(*arguments, **options)), self._meter, self._measured)
 
     def Fetch(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
         """See the service."""
-        return MeteredCall(self._stub.Fetch(*arguments, **options), self._meter, self._measured)
+        return MeteredCall(self._follow(self._stub.Fetch(*arguments, **options)), self._meter, self._measured)
+
+    def _follow(self, call: Any) -> Any:
+        self._changed(1)
+        call.add_done_callback(lambda _: self._changed(-1))
+        return call
 
 
 class MeteredCall:

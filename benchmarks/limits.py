@@ -1,0 +1,294 @@
+"""Whether a node keeps to its owner's limits on traffic, as the kernel counts the bytes of its sockets.
+
+    python benchmarks/limits.py [--quick]
+
+Two nodes on loopback, over TLS or through p2pd; contents go one way as fast as the limited node lets them, over one stream or
+four, two of which the limited node has called itself. Every quarter of a second the kernel is asked (``ss``) how many bytes the
+sockets of the limited node have carried. *First* counts the 10 s from the first call on, *worst* is the stretch of 10 s that
+is furthest off. Those bytes hold contents, messages, HTTP/2 and TLS, or libp2p's own encryption; *around* is what comes on
+top of contents. The last rows change the limit while contents are under way.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter, time
+from typing import Any
+
+import uvloop
+
+from lowcomm_node.discovery.hivemind import HivemindDiscovery
+from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.link import Incoming, Link
+from lowcomm_node.exchange.security import Gatekeeper, make_certificate
+from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
+from lowcomm_node.exchange.stream import CalleeStream, CallerStream, Stream
+from lowcomm_node.exchange.throttle import Bandwidth, Throttle, flow_options
+from lowcomm_node.exchange.tunnel import Tunnels
+from lowcomm_node.files import load_or_create_identity
+from lowcomm_node.logs import configure_logs
+from lowcomm_node.units import read_rate, write_rate
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo, Phase
+
+RUN = "ab" * 32
+SECONDS, TICK = 10.0, 0.25
+RATES = ("5Mbit", "20Mbit", "100Mbit")
+RESULT = Path(__file__).parent / "results" / "limits.json"
+TO_CALLEE, TO_CALLER = 0, 1
+"""Which way contents go in a call; it is told in the place of the fragment."""
+
+
+class Flow(Link):
+    """Contents one way, one after the other, without an end."""
+
+    async def pour(self, size: int) -> None:
+        """Send."""
+        data = os.urandom(size)
+        digest = sha256(data).digest()
+        while True:
+            await self.send_content(memoryview(data), digest)
+
+    async def drain(self, size: int) -> None:
+        """Receive."""
+        into = memoryview(bytearray(size))
+        while (frame := await self._receive()) is not None:
+            if frame.WhichOneof("kind") == "content":
+                self._expect(Incoming(frame.content, into, size))
+            else:
+                self._take(frame.chunk)
+
+
+class Node:
+    """One end: p2pd where it is needed, server, channels."""
+
+    def __init__(self, name: str, folder: Path, route: str) -> None:
+        key = folder / f"{name}.key"
+        self.identity, self.bandwidth, self.route = load_or_create_identity(key), Bandwidth(), route
+        self.discovery = HivemindDiscovery(
+            identity=self.identity, key_file=key, listen=["/ip4/127.0.0.1/tcp/0"], punching=False
+        )
+        self.tunnels = Tunnels(self.discovery, RUN)
+        self.gatekeeper = Gatekeeper(self.identity, RUN, time)
+        self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+        self.folder, self.port = folder, 0
+
+    async def start(self) -> None:
+        """Listen, with what the limits ask of gRPC."""
+        flow = flow_options(self.bandwidth.down.rate)
+        self.channels = Channels(self.gatekeeper, self.tunnels if self.route == "tunnel" else None, flow=flow)
+        self.server = ExchangeServer(
+            self.certificate, ExchangeService(self.gatekeeper, self, self.tunnels.peer_of), flow
+        )
+        self.server.listen_locally(self.folder)
+        self.port = await self.server.start("127.0.0.1", 0)
+        if self.route == "tunnel":
+            await self.discovery.start()
+            await self.discovery.check_connection()
+            await self.tunnels.serve(self.server.local)
+
+    async def close(self) -> None:
+        """End everything."""
+        await self.channels.close()
+        await self.server._server.stop(0)
+        await self.tunnels.close()
+        await self.discovery.close()
+
+    async def limit(self, way: str, rate: float | None) -> None:
+        """Change a limit, as the daemon does."""
+        getattr(self.bandwidth, way).allow(rate)
+        flow = flow_options(self.bandwidth.down.rate)
+        self.channels.renew(flow)
+        await self.server.renew(flow)
+
+    def info(self) -> PeerInfo:
+        """Its record."""
+        address = f"127.0.0.1:{self.port if self.route == 'direct' else 1}"
+        return PeerInfo(
+            peer_id=self.identity.peer_id, run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 600,
+            addresses=(address,), certificate=self.certificate.der,
+            entry_points=self.discovery.addresses() if self.route == "tunnel" else (),
+        )  # fmt: skip
+
+    async def call(self, other: "Node", way: int, size: int) -> None:
+        """Call another, and carry contents until cancelled."""
+        stub = await self.channels.stub(other.info())
+        stream = CallerStream(stub.Swap(metadata=self.channels.metadata(other.identity.peer_id)))
+        await stream.send(pb.Frame(hello=pb.Offer(fragment=way, tokens=size)))
+        await self._carry(other.identity.peer_id, stream, way == TO_CALLEE, size)
+
+    async def swap(self, peer: str, stream: CalleeStream) -> None:
+        """See Handlers."""
+        hello = (await stream.receive()).hello
+        await self._carry(peer, stream, hello.fragment == TO_CALLER, hello.tokens)
+
+    def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+        """Nobody fetches here."""
+        raise NotImplementedError
+
+    def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
+        """Round trips are measured by this."""
+        return introduction
+
+    async def _carry(self, peer: str, stream: Stream, sends: bool, size: int) -> None:
+        flow = Flow(peer, stream, self.bandwidth)
+        try:
+            await (flow.pour(size) if sends else flow.drain(size))
+        except LowcommError:
+            return
+        finally:
+            stream.cancel()
+
+
+def carried(limited: Node, other: Node) -> dict[str, int]:
+    """Bytes that the sockets of the limited node have carried so far, each way."""
+    if limited.route == "tunnel":
+        daemon = limited.discovery._daemon
+        assert daemon is not None
+        mine = sockets(f"pid={daemon.pid},")
+        return {"up": sum(sent for sent, _ in mine), "down": sum(received for _, received in mine)}
+    called, calling = sockets(f":{limited.port} "), sockets(f":{other.port} ")
+    return {
+        "up": sum(sent for sent, _ in called) + sum(received for _, received in calling),
+        "down": sum(received for _, received in called) + sum(sent for sent, _ in calling),
+    }
+
+
+def sockets(mark: str) -> list[tuple[int, int]]:
+    """Bytes acknowledged and received by the TCP sockets whose line, up to the far address, has a mark."""
+    told = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True, timeout=30).stdout
+    found = []
+    for line in told.splitlines():
+        state, _, _, near, _, *rest = line.split()
+        if state == "ESTAB" and (mark in f"{near} " or ("pid=" in mark and mark in " ".join(rest))):
+            count = {name: int(value) for name, value in re.findall(r"bytes_(acked|received):(\d+)", line)}
+            found.append((count.get("acked", 0), count.get("received", 0)))
+    return found
+
+
+async def measure(route: str, way: str, rate: str, streams: int, change: str = "") -> dict[str, Any]:
+    """One row. With ``change`` the rate becomes that after 5 s, and seconds count from then on."""
+    allowed = read_rate(change or rate)
+    assert allowed is not None
+    size = int(min(8e6, allowed * 2))
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        limited, other = Node("limited", Path(folder), route), Node("other", Path(folder), route)
+        getattr(limited.bandwidth, way).allow(read_rate(rate))
+        async with AsyncExitStack() as stack:
+            for node in (limited, other):
+                stack.push_async_callback(node.close)
+                await node.start()
+            # Both directions are connected before, so that this counts no handshake.
+            await limited.channels.stub(other.info())
+            await other.channels.stub(limited.info())
+            tasks = [asyncio.create_task(_one(limited, other, way, number, size)) for number in range(streams)]
+            stack.push_async_callback(_end, tasks)
+            if change:
+                await asyncio.sleep(5.0)
+                await limited.limit(way, allowed)
+            return await _watch(limited, other, way, allowed, tasks) | {
+                "route": route, "way": way, "streams": streams, "limit": f"{rate} -> {change}" if change else rate,
+            }  # fmt: skip
+
+
+async def _one(limited: Node, other: Node, way: str, number: int, size: int) -> None:
+    """Streams are called by the other end and by the limited one in turn."""
+    caller, callee = (limited, other) if number % 2 else (other, limited)
+    await caller.call(callee, TO_CALLEE if (way == "up") == (caller is limited) else TO_CALLER, size)
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch(limited: Node, other: Node, way: str, allowed: float, tasks: list[Any]) -> dict[str, Any]:
+    throttle: Throttle = getattr(limited.bandwidth, way)
+    began, contents = perf_counter(), throttle.total
+    samples = [(0.0, (await asyncio.to_thread(carried, limited, other))[way])]
+    while samples[-1][0] < 1.5 * SECONDS:
+        await asyncio.sleep(TICK)
+        count = (await asyncio.to_thread(carried, limited, other))[way]
+        samples.append((perf_counter() - began, count))
+    for task in tasks:
+        if task.done():
+            task.result()
+            raise RuntimeError("a stream ended before its time")
+    first = next(_rate(samples[0], sample) for sample in samples if sample[0] >= SECONDS)
+    windows = [
+        _rate(begin, end)
+        for begin in samples
+        for before, end in pairwise(samples)
+        if before[0] - begin[0] < SECONDS <= end[0] - begin[0]
+    ]
+    worst = max(windows, key=lambda rate: abs(rate - allowed))
+    return {
+        "asked": allowed,
+        "first": first,
+        "first_error": first / allowed - 1,
+        "worst": worst,
+        "worst_error": worst / allowed - 1,
+        "around": (samples[-1][1] - samples[0][1]) / max(1, throttle.total - contents) - 1,
+        "samples": samples,
+    }
+
+
+def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:
+    return (end[1] - begin[1]) / (end[0] - begin[0])
+
+
+def show(row: dict[str, Any]) -> None:
+    """A line of the table."""
+    print(
+        f"{row['route']:8} {row['way']:5} {row['streams']:7} {row['limit']:>16} {write_rate(row['first']):>12} "
+        f"{row['first_error']:+8.1%} {write_rate(row['worst']):>12} {row['worst_error']:+8.1%} {row['around']:8.2%}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one limit instead of three")
+    arguments = parser.parse_args()
+    configure_logs(-1)
+    rates = ("20Mbit",) if arguments.quick else RATES
+    plan = [
+        (route, way, rate, streams, "")
+        for route in ("direct", "tunnel")
+        for way in ("up", "down")
+        for rate in rates
+        for streams in (1, 4)
+    ]
+    plan += [("direct", way, "100Mbit", 1, "5Mbit") for way in ("up", "down")]
+    plan += [("direct", "down", "none", 1, "20Mbit")]
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    print(f"{machine}; load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{'route':8} {'way':5} {'streams':>7} {'limit':>16} {'first 10 s':>12} {'off':>8} {'worst 10 s':>12} {'off':>8} around"
+    )
+    rows = []
+    for one in plan:
+        rows.append(uvloop.run(measure(*one)))
+        show(rows[-1])
+    if not arguments.quick:
+        content = {"machine": machine, "measured": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": rows}
+        RESULT.write_text(json.dumps(content, indent=1))
+
+
+if __name__ == "__main__":
+    main()

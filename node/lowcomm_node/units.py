@@ -1,0 +1,73 @@
+"""Sizes and rates as owners write them: ``20Mbit``, ``2.5MB``, ``4GiB``; a rate is so much a second. No other spelling.
+
+``k``, ``M``, ``G`` count in thousands, ``Ki``, ``Mi``, ``Gi`` in 1024s. ``20Mb`` and ``20mbit`` are refused with what was
+perhaps meant, because a guess that takes bits for bytes is off by eight.
+"""
+
+import re
+
+_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_BYTES = {f"{prefix}B": float(factor) for prefix, factor in _PREFIXES.items()}
+_BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIXES.items()}
+_FORM = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
+NONE = "none"
+"""What an owner writes for no limit."""
+LEAST_RATE = 8_000.0
+"""Bytes a second: below 64 kbit/s even what peers tell each other beside contents would be late."""
+
+
+def read_rate(text: str) -> float | None:
+    """Bytes a second of such as ``20Mbit`` or ``2.5MB/s``; None for ``none``. Raises ValueError that says what to write."""
+    if text.strip() == NONE:
+        return None
+    number, unit = _split(text.strip().removesuffix("/s"), "20Mbit or 2.5MB, a second, or none")
+    rate = number * _factor(unit, _BITS | _BYTES, number, ("Mbit", "MB"))
+    if rate < LEAST_RATE:
+        raise ValueError(f"{text.strip()} is too little to take part: at least {write_rate(LEAST_RATE)}, or none")
+    return rate
+
+
+def read_size(text: str) -> int:
+    """Bytes of such as ``4GiB``, ``500MB`` or ``1048576``. Raises ValueError that says what to write."""
+    number, unit = _split(text, "4GiB, 500MB or a number of bytes")
+    if not unit and number.is_integer():
+        return int(number)
+    return int(number * _factor(unit, _BYTES, number, ("MB", "MiB")))
+
+
+def write_rate(rate: float | None) -> str:
+    """A rate in bytes a second, as ``read_rate`` takes it: in bits, the unit of those who sell lines."""
+    if rate is None:
+        return NONE
+    bits = 8 * rate
+    prefix = next((prefix for prefix in ("T", "G", "M", "k") if bits >= _PREFIXES[prefix]), "")
+    return f"{bits / _PREFIXES[prefix]:.4g}{prefix}bit" if bits < 1e15 else f"{bits:.0f}bit"
+
+
+def write_size(size: int) -> str:
+    """A size in bytes, as ``read_size`` takes it, without a rounding."""
+    fitting = {int(factor): unit for unit, factor in _BYTES.items() if size % int(factor) == 0 and size >= factor}
+    largest = max(fitting, default=1)
+    return f"{size // largest}{fitting.get(largest, 'B')}"
+
+
+def _split(text: str, examples: str) -> tuple[float, str]:
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a number and a unit, such as {examples}")
+    return float(match[1]), match[2]
+
+
+def _factor(unit: str, known: dict[str, float], number: float, examples: tuple[str, str]) -> float:
+    if unit in known:
+        return known[unit]
+    shown = f"{number:g}"
+    if not unit:
+        raise ValueError(f"{shown} of what? Write {shown}{examples[0]} or {shown}{examples[1]}")
+    # "Mb", "mb", "Mbps", "MBit": bits or bytes? Whoever wrote it knows; we do not.
+    same = [name for name in known if name.lower() == unit.lower()]
+    if same and not unit.lower().endswith("b"):
+        raise ValueError(f"{shown}{unit} is not a unit: write {shown}{same[0]}")
+    prefix = next((p for p in _PREFIXES if p and unit.lower().startswith(p.lower()) and len(p) == 1), "M")
+    meant = " or ".join(f"{shown}{name}" for name in (f"{prefix}bit", f"{prefix}B") if name in known)
+    raise ValueError(f"{shown}{unit} is not a unit: write {meant}")

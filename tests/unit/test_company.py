@@ -1,0 +1,162 @@
+"""What must hold for the peers that a node talks with: never more than its owner allows, and idle ones make room."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc import aio
+from test_tunnel import EVE, pair
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange.company import Company
+from lowcomm_node.exchange.throttle import flow_options
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from tunnelling import chunk, soon
+from waiting import until_async
+
+DAN = Identity(bytes([14]) * 32)
+
+
+async def test_a_peer_counts_once_as_long_as_anything_is_held():
+    company = Company(1)
+    assert await company.has_room_for("a")
+    company.join("a")
+    with company.with_("a"):
+        assert len(company) == 1
+        assert await company.has_room_for("a")
+        assert not await company.has_room_for("b")
+    assert len(company) == 1
+    company.leave("a")
+    assert len(company) == 0
+    assert await company.has_room_for("b")
+    assert company.turned_away == 1
+
+
+async def test_an_idle_channel_makes_room_for_another_peer(tmp_path):
+    async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
+        ada.channels._company.allow(2)
+        for other in (bob, eve, dan):
+            assert await soon(ada.introduce(other.info())) == ada.peer_id
+        assert set(ada.channels._lines) == {eve.peer_id, dan.peer_id}
+        assert len(ada.channels._company) == 2
+
+
+async def test_a_channel_that_carries_a_call_is_not_closed_for_another(tmp_path):
+    async with pair(tmp_path, EVE) as (ada, bob, eve):
+        ada.channels._company.allow(1)
+        call = await soon(ada.call(bob.info()))
+        await soon(call.send(chunk(0, 8)))
+        with pytest.raises(LinkLost, match="1 peers already, as --max-peers says"):
+            await soon(ada.call(eve.info()))
+        assert await soon(call.receive()) == chunk(0, 8), "the call goes on"
+        await soon(call.close())
+        company = ada.channels._company
+        await until_async(lambda: asyncio.sleep(0, company.turned_away == 1), 10, "it was counted")
+        assert await soon(ada.introduce(eve.info())) == ada.peer_id
+
+
+async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on(tmp_path):
+    async with pair(tmp_path, EVE) as (ada, bob, eve):
+        bob.service._company.allow(1)
+        call = await soon(ada.call(bob.info()))
+        await soon(call.send(chunk(0, 8)))
+        assert await soon(call.receive()) == chunk(0, 8)
+        late = await soon(eve.call(bob.info()))
+        with pytest.raises(LinkLost, match="is busy"):
+            await soon(late.receive())
+        assert await soon(eve.introduce(bob.info())) == eve.peer_id, "hello and goodbye are always heard"
+        await soon(call.close())
+        await until_async(lambda: asyncio.sleep(0, not len(bob.service._company)), 10, "its call has ended")
+        other = await soon(eve.call(bob.info()))
+        await soon(other.send(chunk(1, 8)))
+        assert await soon(other.receive()) == chunk(1, 8)
+        await soon(other.close())
+
+
+async def test_who_is_called_makes_room_by_closing_what_is_idle(tmp_path):
+    async with pair(tmp_path, EVE) as (ada, bob, eve):
+        bob.channels._company = company = bob.service._company
+        company.make_room = bob.channels._drop_idle
+        company.allow(1)
+        assert await soon(bob.introduce(ada.info())) == bob.peer_id
+        call = await soon(eve.call(bob.info()))
+        await soon(call.send(chunk(0, 8)))
+        assert await soon(call.receive()) == chunk(0, 8)
+        assert bob.channels._lines == {}
+        await soon(call.close())
+
+
+async def test_fewer_peers_than_there_are_close_what_is_idle_at_once(tmp_path):
+    async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
+        for other in (bob, eve, dan):
+            await soon(ada.introduce(other.info()))
+        ada.channels._company.allow(1)
+        await soon(ada.channels.trim())
+        assert set(ada.channels._lines) == {dan.peer_id}
+
+
+@pytest.mark.parametrize("route", ["tunnel", "direct"])
+async def test_other_windows_hold_for_new_calls_while_those_under_way_go_on(tmp_path, route):
+    async with pair(tmp_path) as (ada, bob):
+        info = bob.info(**({"addresses": (f"127.0.0.1:{bob.port}",)} if route == "direct" else {}))
+        before = await soon(ada.call(info))
+        await soon(before.send(chunk(0, 8)))
+        assert await soon(before.receive()) == chunk(0, 8)
+        local = bob.server.local
+        await soon(bob.server.renew(flow_options(1e6)))
+        ada.channels.renew(flow_options(1e6))
+        after = await soon(ada.call(info))
+        for number, call in enumerate((before, after, before, after), 1):
+            await soon(call.send(chunk(number, 8)))
+            assert await soon(call.receive()) == chunk(number, 8)
+        assert bob.server.local == local, "tunnels are led to the same path"
+        assert list(tmp_path.iterdir()) == []
+        # Whoever comes now is taken in by the new one alone, and closing ends calls on both.
+        assert dict(bob.server._flow)["grpc.http2.bdp_probe"] == 0
+        closing = asyncio.create_task(bob.server.close())
+        for call in (before, after):
+            with pytest.raises(LinkLost):
+                while True:
+                    await soon(call.receive())
+        await soon(closing)
+
+
+async def test_a_small_window_stops_a_sender_that_nobody_reads(tmp_path):
+    """Without it gRPC takes in some 6 MB ahead of its reader."""
+    async with pair(tmp_path) as (ada, bob):
+        taken = asyncio.Event()
+
+        async def hold(peer, stream):
+            await stream.receive()
+            await taken.wait()
+
+        bob.swapping = hold
+        await soon(bob.server.renew(flow_options(1e6)))
+        info = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
+        call = await soon(ada.call(info))
+        sent = 0
+        try:
+            while True:
+                async with asyncio.timeout(2):
+                    await call._call.write(pb.Frame(chunk=pb.Chunk(data=bytes(65536))))
+                sent += 65536
+                assert sent < 2_000_000, "nobody reads, and it is taken in all the same"
+        except TimeoutError:
+            pass
+        finally:
+            taken.set()
+            call.cancel()
+
+
+async def test_a_lost_call_frees_its_place(tmp_path):
+    async with pair(tmp_path) as (ada, bob):
+        call = await soon(ada.call(bob.info()))
+        await soon(call.send(chunk(0, 8)))
+        assert await soon(call.receive()) == chunk(0, 8)
+        await bob.server._server.stop(None)
+        with pytest.raises((LinkLost, aio.AioRpcError, grpc.RpcError)):
+            while True:
+                await soon(call.receive())
+        line = ada.channels._lines[bob.peer_id]
+        await until_async(lambda: asyncio.sleep(0, line.calls == 0), 10, "the call is over")

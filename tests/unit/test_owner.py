@@ -1,0 +1,76 @@
+"""What must hold for the owner's limits: a change holds at once and after a restart, and a bad one changes nothing."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.exchange.company import DEFAULT_PEERS
+from lowcomm_node.owner import Allowance
+from lowcomm_node.settings import NodeSettings, load_settings
+
+
+def settings(home: Path, env: dict[str, str] | None = None, **flags: Any) -> NodeSettings:
+    return load_settings({"home": home} | flags, env or {}).settings
+
+
+def test_limits_are_as_flags_and_variables_and_the_file_say(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('max_up = "5Mbit"\nmax_peers = 9\n')
+    chosen = settings(tmp_path, {"LOWCOMM_MAX_DOWN": "2.5MB"}, max_up="8Mbit")
+    assert (chosen.max_up, chosen.max_down, chosen.max_peers) == (1e6, 2.5e6, 9)
+    told = Allowance(chosen).describe()
+    assert (told["max_up"], told["max_down"], told["max_peers"], told["peers"]) == (1e6, 2.5e6, 9, 0)
+    lifted = settings(tmp_path, max_up="none", max_peers="none")
+    assert (lifted.max_up, lifted.max_peers) == (None, None), "a flag lifts what the file says"
+    assert Allowance(lifted).describe()["max_peers"] == DEFAULT_PEERS
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"max_up": "20Mb"}, "--max-up: max_up = '20Mb': 20Mb is not a unit: write 20Mbit or 20MB."),
+        ({"max_down": 2.5}, "2.5 of what"),
+        ({"max_down": True}, "such as 20Mbit"),
+        ({"max_up": "1bit"}, "at least 64kbit"),
+        ({"max_up": "5Mbit", "max_peers": 0}, "--max-peers"),
+        ({"max_peers": "few"}, "--max-peers"),
+        ({"port": 5}, "'port' can't be changed"),
+    ],
+)
+def test_a_limit_that_is_not_valid_changes_nothing(tmp_path: Path, changes: dict[str, Any], remedy: str) -> None:
+    before = settings(tmp_path, max_up="8Mbit")
+    allowance = Allowance(before)
+    with pytest.raises(ConfigError, match=re.escape(remedy)):
+        allowance.change(before, changes)
+    assert allowance.bandwidth.up.rate == 1e6
+    assert not (tmp_path / "config.toml").exists()
+
+
+def test_a_change_holds_at_once_and_at_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('# mine\nport = 7 # fixed\nmax_up = "5Mbit"\n')
+    before = settings(tmp_path)
+    allowance = Allowance(before)
+    after = allowance.change(before, {"max_up": "none", "max_down": "20Mbit", "max_peers": "3"})
+    assert (allowance.bandwidth.up.rate, allowance.bandwidth.down.rate, allowance.company.most) == (None, 2.5e6, 3)
+    again = settings(tmp_path)
+    assert after == again
+    assert (again.port, again.max_up, again.max_down, again.max_peers) == (7, None, 2.5e6, 3)
+    assert (tmp_path / "config.toml").read_text().startswith("# mine\nport = 7 # fixed\n")
+
+
+def test_a_flag_at_the_next_start_goes_before_what_was_kept(tmp_path: Path) -> None:
+    before = settings(tmp_path)
+    Allowance(before).change(before, {"max_up": "20Mbit"})
+    assert settings(tmp_path, max_up="8Mbit").max_up == 1e6
+
+
+def test_what_can_not_be_kept_does_not_hold(tmp_path: Path) -> None:
+    before = settings(tmp_path)
+    (tmp_path / "config.toml").write_text("port =\n")
+    allowance = Allowance(before)
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        allowance.change(before, {"max_up": "20Mbit"})
+    assert allowance.bandwidth.up.rate is None
+    assert (tmp_path / "config.toml").read_text() == "port =\n"

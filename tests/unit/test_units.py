@@ -1,0 +1,80 @@
+"""What must hold for units: what owners write means what they think, and what could mean two things is refused."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_node.units import LEAST_RATE, read_rate, read_size, write_rate, write_size
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("20Mbit", 2.5e6),
+        ("20 Mbit/s", 2.5e6),
+        ("2.5MB", 2.5e6),
+        ("2.5MB/s", 2.5e6),
+        ("800kbit", 1e5),
+        ("1Gbit", 1.25e8),
+        ("1MiB", 2.0**20),
+        ("1Mibit", 2.0**17),
+        (" 9000B ", 9000.0),
+        ("64kbit", LEAST_RATE),
+    ],
+)
+def test_bits_and_bytes_are_told_apart(text: str, rate: float) -> None:
+    assert read_rate(text) == rate
+
+
+def test_none_is_no_limit() -> None:
+    assert read_rate("none") is None
+    assert read_rate(write_rate(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("20", "20 of what? Write 20Mbit or 20MB"),
+        ("20Mb", "write 20Mbit or 20MB"),
+        ("20mb", "write 20Mbit or 20MB"),
+        ("20Mbps", "write 20Mbit or 20MB"),
+        ("20mbit", "write 20Mbit"),
+        ("20MBit", "write 20Mbit"),
+        ("5kb", "write 5kbit or 5kB"),
+        ("20 apples", "write 20Mbit or 20MB"),
+        ("63kbit", "at least 64kbit"),
+        ("0Mbit", "at least 64kbit"),
+        ("-5Mbit", "such as 20Mbit"),
+        ("1e9Mbit", "such as 20Mbit"),
+        ("nanMbit", "such as 20Mbit"),
+        ("Mbit", "such as 20Mbit"),
+        ("", "such as 20Mbit"),
+        ("None", "such as 20Mbit"),
+    ],
+)
+def test_what_could_mean_two_things_is_refused_with_what_to_write(text: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(remedy)):
+        read_rate(text)
+
+
+@given(st.floats(LEAST_RATE, 1e12))
+def test_a_rate_is_shown_as_it_can_be_written(rate: float) -> None:
+    assert read_rate(write_rate(rate)) == pytest.approx(rate, rel=1e-3)
+
+
+@pytest.mark.parametrize(("text", "size"), [("4GiB", 2**32), ("500MB", 500_000_000), ("17", 17), ("1.5kB", 1500)])
+def test_sizes_are_bytes(text: str, size: int) -> None:
+    assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["4Gbit", "4G", "1.5", "lots", "4gib"])
+def test_a_size_in_bits_or_without_a_sense_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"such as|[Ww]rite"):
+        read_size(text)
+
+
+@given(st.integers(0, 2**45))
+def test_a_size_is_shown_as_it_can_be_written(size: int) -> None:
+    assert read_size(write_size(size)) == size
