@@ -77,6 +77,7 @@ class Daemon:
         self.ready: Ready | None = None
         self.exchanger: Exchanger | None = None
         self.membership: Membership | None = None
+        self.channels: Channels | None = None
         self.discovery: Discovery | None = None
         """While it is in the DHT."""
         self.lifeline: Lifeline | None = None

@@ -57,8 +57,8 @@ def any_host() -> str:
 
 def _own_hosts() -> tuple[str, ...]:
     numbers = [ipaddress.ip_address(text) for text in own_addresses()]
-    # Public addresses first: most peers are not in our home network.
-    numbers.sort(key=lambda address: address.is_private)
+    # Public addresses first: most peers are not in our home network. Of those IPv4, which everybody has.
+    numbers.sort(key=lambda address: (address.is_private, address.version))
     return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
 
 

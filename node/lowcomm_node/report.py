@@ -63,6 +63,7 @@ def report(node: "Daemon") -> dict[str, Any]:
         "checkpoint": node.checkpoint,
         "addresses": list(membership.addresses) if membership else [],
         "entry_points": list(membership.entry_points) if membership else [],
+        "tunnels": node.channels.tunnels() if node.channels else {},
         "refusals": node.refusals.counts(),
         "warnings": node.warnings,
     }

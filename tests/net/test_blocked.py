@@ -10,7 +10,7 @@ from shaping import Link
 
 from waiting import until
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
 HOME = Link(delay=0.01)
 RESUMES = 120.0
 """Seconds: libp2p takes half a minute to notice that a connection over QUIC is dead."""

@@ -1,6 +1,5 @@
 """An outage, and an address that changes, in the middle of a run: training never stops, and nobody restarts anything."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,9 +35,7 @@ def told(node: HostNode, other: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(30, marks=pytest.mark.soak)])
-def test_training_outlives_an_outage_and_a_change_of_address(
-    lab: Lab, tmp_path: Path, seconds: int, record_property: Any
-) -> None:
+def test_training_outlives_an_outage_and_a_change_of_address(lab: Lab, tmp_path: Path, seconds: int) -> None:
     server, near, far = lab.public("server"), lab.public("near", link=Link()), lab.public("far")
     address = start_bootstrap(server, tmp_path)
     a, b = HostNode(near, tmp_path / "a", address), HostNode(far, tmp_path / "b", address)
@@ -56,17 +53,13 @@ def test_training_outlives_an_outage_and_a_change_of_address(
     during = steps(a)
     assert during > before, "training goes on"
     near.link.outage(False)
-    mended = monotonic()
     a.until_completed(1, BACK)
-    record_property("back_after_outage", monotonic() - mended)
     a.until(lambda s: s["swarm"]["state"] == "connected", "in the swarm", BACK)
 
     new = lab.move(near)
-    moved = monotonic()
     a.until(lambda s: any(new in entry for entry in s["entry_points"]), "it tells its new address", BACK)
     assert a.until(bool, "answering")["addresses"][0].startswith(f"{new}:")
     a.until_completed(2, BACK)
-    record_property("back_after_move", monotonic() - moved)
     until(lambda: (told(b, a_id).get("address") or "").startswith(new), BACK, "the other knows the new address")
     b.until_completed(1, BACK)
     assert a.child.poll() is None and b.child.poll() is None
@@ -89,4 +82,3 @@ def test_a_pair_that_has_only_ipv6_exchanges_directly(lab: Lab, tmp_path: Path) 
         "a route is known",
     )
     assert any(route.startswith("direct [2a00:") for route in routes), routes
-    assert os.environ["XDG_RUNTIME_DIR"]

@@ -11,7 +11,7 @@ from shaping import Link
 
 from waiting import until
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
 
 CONE = {Nat.FULL_CONE, Nat.PORT_RESTRICTED}
 HOME = Link(delay=0.01)

@@ -13,6 +13,7 @@ from lowcomm_node.doctor.findings import Finding, State, exit_code, read_finding
 from lowcomm_node.doctor.judging import judge
 from lowcomm_node.doctor.machine import Disk, Gpu, Machine, Memory, Tcp, look_at_machine, read_gpus, read_resent
 from lowcomm_node.doctor.nat import Sight
+from lowcomm_node.doctor.scouts import over_quic
 from lowcomm_node.doctor.sights import Helper, Scouting, Subject, Survey
 from lowcomm_node.doctor.survey import choose_helpers
 from lowcomm_node.probing.measuring import Speed
@@ -164,6 +165,16 @@ def test_udp_that_does_not_get_out_is_told_with_where_it_should_have_gone():
     assert LAN in found["udp"].remedy and "44.128.0.10 port 31330" in found["udp"].remedy
 
 
+def test_only_who_says_that_he_takes_udp_is_held_against_the_network():
+    told = f"/ip4/44.128.0.10/udp/31331/quic-v1/p2p/{HELPER}"
+    elsewhere = f"/ip4/9.9.9.9/udp/31331/quic-v1/p2p/{HELPER}"
+    somebody = f"/ip4/44.128.0.10/udp/1/quic-v1/p2p/{RELAY}"
+    says = replace(helper(), seen=Seen("", 0.0, (elsewhere, somebody, told)))
+    assert (str(over_quic(says)[0]), over_quic(says)[1]) == (told, True)
+    silent = replace(helper(), seen=Seen("", 0.0, (elsewhere, somebody)))
+    assert (over_quic(silent)[0].dial, over_quic(silent)[1]) == ("/ip4/44.128.0.10/udp/31330/quic-v1", False)
+
+
 def test_a_slow_line_is_told_and_one_that_was_not_measured_too():
     found = findings(survey=survey(helper(direct=True), speed=Speed(0.3, 40_000, 2e6)))
     assert found["bandwidth"].state is State.WARNING and "40 kB/s" in found["bandwidth"].remedy
@@ -193,7 +204,8 @@ def test_where_nobody_helps_nothing_is_claimed():
 
 
 def test_a_network_that_was_not_looked_at_says_how_it_can_be():
-    found = findings(peers=(), subject=None, dht_peers=None)
+    found = findings(peers=(), subject=None, dht_peers=None, absent="start it")
+    assert (found["node"].state, found["node"].remedy) == (State.UNKNOWN, "start it")
     assert found["dht"].state is State.UNKNOWN and "doctor --peers ADDR" in found["dht"].remedy
     assert {"clock", "nat", "outside"}.isdisjoint(found) and exit_code(found.values()) == 0
 
@@ -205,8 +217,15 @@ def test_a_swarm_that_does_not_answer_has_an_exit_code_of_its_own():
 
 
 def test_a_node_that_hangs_is_a_fault():
-    found = findings(peers=(), subject=None, dht_peers=None, unanswered="end it with `kill 42`")
+    found = findings(peers=(), subject=None, dht_peers=None, absent="end it with `kill 42`", hangs=True)
     assert (found["node"].state, found["node"].remedy) == (State.FAULT, "end it with `kill 42`")
+    assert exit_code(found.values()) == 4
+
+
+def test_a_port_that_is_taken_is_no_fault_of_the_swarm():
+    found = findings(subject=None, dht_peers=None, absent="start it", broken="Port 45123 is in use: choose another")
+    assert (found["node"].state, found["dht"].state) == (State.FAULT, State.UNKNOWN)
+    assert found["node"].remedy == found["dht"].remedy == "Port 45123 is in use: choose another"
     assert exit_code(found.values()) == 4
 
 

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from hivemind.dht.routing import DHTID
+from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, timed_storage
 
 from lowcomm_node.discovery import guard
@@ -185,3 +186,61 @@ def test_a_removal_list_is_not_replaced_by_one_with_a_lower_number():
         for data, life in zip(lists, (1000, 3000, 500), strict=True)
     ]
     assert taken == [True, False, True]
+
+
+# Where a peer stands
+
+
+class Table:
+    """hivemind's routing table behind a guard, without a network."""
+
+    def __init__(self, *named: Identity) -> None:
+        self.routing_table = RoutingTable(DHTID.generate(source="us"), bucket_size=20, depth_modulo=5)
+        self.near: dict[DHTID, PeerID] = {}
+        guard.guard(self, Provenances(), {peer.peer_id for peer in named})  # pyright: ignore[reportArgumentType]
+
+    async def update_routing_table(self, node_id: DHTID, peer_id: PeerID, responded: bool = True) -> None:
+        if responded:
+            self.routing_table.add_or_update_node(node_id, peer_id)
+        else:
+            del self.routing_table[node_id]
+
+    async def call_find(self, peer: PeerID, keys):
+        return dict.fromkeys(keys, (None, self.near))
+
+    async def hear(self, peer: Identity, place: DHTID | None = None) -> list[DHTID]:
+        """A peer says where it stands; where it stands by our table."""
+        peer_id = PeerID.from_base58(peer.peer_id)
+        await self.update_routing_table(place or guard.place_of(peer.peer_id), peer_id)
+        return [node_id for node_id, one in self.routing_table.uid_to_peer_id.items() if one == peer_id]
+
+
+ANYWHERE, ELSEWHERE = DHTID.generate(source="next to a key"), DHTID.generate(source="somewhere else")
+
+
+async def test_only_a_peer_that_the_owner_has_named_may_stand_anywhere():
+    table = Table(ADA)
+    assert await table.hear(BOB, ANYWHERE) == []
+    assert await table.hear(BOB) == [guard.place_of(BOB.peer_id)]
+    assert await table.hear(ADA, ANYWHERE) == [ANYWHERE]
+
+
+async def test_a_named_peer_that_was_restarted_stands_at_its_new_place_only():
+    table = Table(ADA)
+    await table.hear(ADA, ANYWHERE)
+    assert await table.hear(ADA, ELSEWHERE) == [ELSEWHERE]
+
+
+async def test_what_others_say_of_where_a_named_peer_stands_is_believed_only_if_that_one_has_told_us():
+    table, ada, bob = Table(ADA), PeerID.from_base58(ADA.peer_id), PeerID.from_base58(BOB.peer_id)
+    table.near = {ANYWHERE: ada, ELSEWHERE: bob}
+    key = DHTID.generate(source="key")
+
+    async def believed() -> dict[DHTID, PeerID]:
+        return (await table.call_find(bob, [key]))[key][1]
+
+    assert await believed() == {}
+    await table.hear(ADA, ANYWHERE)
+    assert await believed() == {ANYWHERE: ada}
+    table.near = {ELSEWHERE: ada}
+    assert await believed() == {}

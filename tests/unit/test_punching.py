@@ -104,9 +104,9 @@ async def test_an_attempt_that_fails_is_not_repeated_at_once(monkeypatch: pytest
     assert daemon.address == RELAYED
     await one.improve(daemon, BOB, WAYS)
     assert not daemon.far, "nothing was asked"
-    now += FIRST_PAUSE + 1
+    now += 2 * FIRST_PAUSE + 1
     await ask(daemon, one, message(AT_BOB), times=2)
-    now += FIRST_PAUSE + 1
+    now += 2 * FIRST_PAUSE + 1
     await one.improve(daemon, BOB, WAYS)
     assert not daemon.far, "the pause has grown"
 
@@ -230,5 +230,9 @@ async def test_a_connection_that_is_lost_meanwhile_is_told() -> None:
         raise LinkLost("can't be reached")
 
     daemon.connect = fail  # pyright: ignore[reportAttributeAccessIssue]
+    one = puncher()
     with pytest.raises(LinkLost):
-        await ask(daemon, puncher(), message(AT_BOB))
+        await ask(daemon, one, message(AT_BOB))
+    daemon.address = RELAYED
+    await one.improve(daemon, BOB, WAYS)
+    assert daemon.address == RELAYED, "no other attempt at once: the relay must have its chance"

@@ -21,7 +21,7 @@ def node(history: History, **progress: Any) -> Any:
         "exchanger": SimpleNamespace(history=history, running={}), "refusals": Refusals(),
         "limits": lambda: {"max_up": None},
     }  # fmt: skip
-    names = ("waiting", "run_", "membership", "lifeline", "ready", "checkpoint")
+    names = ("waiting", "run_", "membership", "channels", "lifeline", "ready", "checkpoint")
     return SimpleNamespace(**known, **dict.fromkeys(names))
 
 

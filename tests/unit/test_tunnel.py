@@ -291,6 +291,28 @@ async def test_no_call_begins_on_a_tunnel_that_is_cut_off_and_it_is_told_why(tmp
         assert ada.tunnels.statistics().resumed == 1
 
 
+@pytest.mark.soak
+async def test_grpc_is_more_patient_than_a_session_that_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(tunnel, "KEEP", 60.0)
+    async with pair(tmp_path) as (ada, bob):
+        stream = await ada.call(bob.info())
+        await stream.send(chunk(0, 8))
+        assert await soon(stream.receive()) == chunk(0, 8)
+        before = list(bob.tunnels._sessions)
+        network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
+        served = dict(network.served)
+        network.served.clear()
+        cut(ada)
+        with pytest.raises(
+            TimeoutError
+        ):  # as long as KEEP is, and longer than a ping of gRPC's and its default patience
+            await soon(stream.receive(), 38)
+        network.served.update(served)
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        assert list(bob.tunnels._sessions) == before, "gRPC has kept its connection"
+        assert bob.tunnels.statistics().resumed == 1
+
+
 async def test_nobody_else_can_resume_a_session(tmp_path):
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         stream = await ada.call(bob.info())

@@ -13,6 +13,8 @@ from lowcomm_node.logs import configure_logs
 from lowcomm_node.settings import NodeSettings, find_home, load_settings
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from lowcomm_node.doctor.findings import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "unknown": "dim"}
@@ -86,13 +88,11 @@ def _examine(settings: NodeSettings, peers: Sequence[str]) -> "Sequence[Finding]
     try:
         with ControlClient(settings.home) as client:
             return [read_finding(found) for found in client.doctor(peers)]
-    except NotRunning:
-        unanswered = ""
-    except Unhealthy as error:
-        unanswered = str(error)
+    except (NotRunning, Unhealthy) as error:
+        absent, hangs = str(error), isinstance(error, Unhealthy)
     from lowcomm_node.doctor.examining import examine_alone  # takes seconds to import
 
-    return run_async(examine_alone(settings, unanswered))
+    return run_async(examine_alone(settings, absent, hangs))
 
 
 def _print_findings(findings: "Sequence[Finding]") -> None:
@@ -106,27 +106,30 @@ def _print_findings(findings: "Sequence[Finding]") -> None:
     for finding in findings:
         state = Text(finding.state.value, _STYLES[finding.state.value])
         see = f"see {numbers[finding.remedy]}" if finding.remedy else ""
-        table.add_row(finding.name, state, Text(clean(finding.value)), Text(see, "dim", no_wrap=True))
+        table.add_row(finding.name, state, _folded(finding.value), Text(see, "dim", no_wrap=True))
     console = Console(highlight=False)
     console.print(table)
-    if not numbers:
-        return
-    remedies = Table(box=None, show_header=False, pad_edge=False)
+    if numbers:
+        console.print(Text("\nwhat to do", "bold"))
     for remedy, number in numbers.items():
-        remedies.add_row(f"{number}.", Text(clean(remedy)))
-    console.print(Text("\nwhat to do", "bold"))
-    console.print(remedies)
+        console.print(Text(f"{number}. {clean(remedy)}"), soft_wrap=True)  # so that commands can be copied
 
 
 def _print_routes(found: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     table = Table("route", "round trip", "up", "down", "", box=None, pad_edge=False, header_style="dim")
     for route in found["routes"]:
         figures = (milliseconds(route["round_trip"]), rate(route["up"]), rate(route["down"]))
-        table.add_row(Text(clean(route["route"])), *figures, Text(clean(route["reason"])))
+        table.add_row(_folded(route["route"]), *figures, _folded(route["reason"]))
     console = Console(highlight=False)
     console.print(found["peer_id"], soft_wrap=True)
     console.print(table)
+
+
+def _folded(text: str) -> "Text":
+    """Text that others had a part in; nothing of it is left out where a line ends, for it may be copied."""
+    from rich.text import Text
+
+    return Text(clean(text), overflow="fold")

@@ -134,7 +134,7 @@ class Lifeline:
         await self._discovery.revive()
         plan = self._watchdog.plan(monotonic(), isolated=not await self._discovery.has_connections())
         if plan.restart:
-            log.warning("dht.restart", reason=self.reason)
+            log.info("dht.restart", reason=self.reason)
             await self._discovery.restart()
             self._watchdog.restarted(monotonic())
             return 0.1

@@ -42,8 +42,9 @@ GONE_DEADLINE = 3.0
 """Seconds that the other end waits for the relayed connection to be closed."""
 LOOK_EVERY = 0.02
 ATTEMPTS = 2
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
+FIRST_PAUSE, LONGEST_PAUSE = 30.0, 3600.0
 """Seconds until the next attempt with a peer with which one has failed, the first time and at most."""
+MAX_DOUBLINGS = 10
 MAX_AT_ONCE = 4
 """Attempts of others that we take part in at once."""
 TAKE_EVERY = 1.0
@@ -105,14 +106,21 @@ class Puncher:
                 if not await self._attempt(control, peer_id, ways):
                     return
                 if await _is_direct(control, peer_id):
-                    tried.failures, tried.due = 0, float("-inf")
+                    tried.failures = 0
                     log.info("hole.punched", peer=peer_id)
                     return
+                self._pause(tried)
+        except LinkLost:
+            self._pause(tried)
+            raise
         finally:
             self._punching.discard(peer_id)
-        tried.due = monotonic() + min(FIRST_PAUSE * 2**tried.failures, LONGEST_PAUSE)
-        tried.failures += 1
         log.info("hole.failed", peer=peer_id, reason="a NAT between us lets no connection through: relays are used")
+
+    def _pause(self, tried: _Tried) -> None:
+        """An attempt has failed."""
+        tried.due = monotonic() + min(FIRST_PAUSE * 2**tried.failures, LONGEST_PAUSE)
+        tried.failures = min(tried.failures + 1, MAX_DOUBLINGS)
 
     async def _attempt(self, control: Control, peer_id: str, ways: Sequence[EntryPoint]) -> bool:
         """Whether the other end took part."""

@@ -120,9 +120,9 @@ class Places:
             connected = {connection.peer_id for connection in await control.connections()}
         except LinkLost:
             return
-        for peer_id in [peer_id for peer_id in self._held if peer_id not in connected]:
-            del self._held[peer_id]
-            self._due.pop(peer_id, None)
+        known = connected & {relay.peer_id for relay in relays}
+        self._held = {peer_id: place for peer_id, place in self._held.items() if peer_id in known}
+        self._due = {peer_id: due for peer_id, due in self._due.items() if peer_id in known}
         for relay in relays:
             if relay.peer_id not in connected or relay.relay is not None:
                 continue

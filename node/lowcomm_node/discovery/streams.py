@@ -80,6 +80,8 @@ class StreamListener:
     def _greeted(self, task: asyncio.Task[None]) -> None:
         self._greeting.discard(task)
         self._room.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("stream.defect", error=repr(error), exc_info=error)
 
     async def _greet(self, stream: socket.socket) -> None:
         from google.protobuf.message import DecodeError
@@ -93,9 +95,10 @@ class StreamListener:
                 return
             async with asyncio.timeout(HEADER_DEADLINE):
                 header = p2pd_pb2.StreamInfo.FromString(await read_message(stream, MAX_HEADER))
-            taken = True
             peer_id = base58.b58encode(header.peer).decode()
-            self._take(OpenStream(peer_id, decode(header.addr) or "", stream, header.proto))
+            opened = OpenStream(peer_id, decode(header.addr) or "", stream, header.proto)
+            taken = True
+            self._take(opened)
         except (LinkLost, OSError, DecodeError) as error:
             log.debug("stream.broken", reason=repr(error))
         finally:

@@ -44,7 +44,8 @@ RESTART_AFTER = 30.0
 """Seconds without an answer after which p2pd is started again; the next time after twice as many."""
 RESTART_MOVED = 12.0
 """The same after our address has changed."""
-LONGEST_RESTART = 900.0
+LONGEST_RESTART = 120.0
+"""By then p2pd waits for about 40 s between two dials; it would go on to five minutes."""
 MAX_DOORS = 64
 MAX_ADDRESSES = 4
 """Of one door."""

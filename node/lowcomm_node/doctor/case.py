@@ -24,10 +24,14 @@ class Case:
     runs: int | None = None
     """Runs that are published; None if that was not looked up."""
     trouble: str = ""
-    """Why the network could not be entered."""
+    """Why the swarm does not answer."""
     status: Mapping[str, Any] | None = None
     """Of the node that runs, as ``status`` tells it."""
     members: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """Peers of the run, as ``peers`` tells them."""
-    unanswered: str = ""
-    """Why the node of this home does not answer, if it should."""
+    absent: str = ""
+    """Why no node of this home answers, and what to do about it."""
+    hangs: bool = False
+    """Whether one runs all the same."""
+    broken: str = ""
+    """Why no node could start on this machine, such as a port that is taken."""

@@ -18,7 +18,7 @@ from lowcomm_node.doctor.judging import judge
 from lowcomm_node.doctor.machine import look_at_machine, own_hosts
 from lowcomm_node.doctor.sights import Subject
 from lowcomm_node.doctor.survey import survey
-from lowcomm_node.errors import NodeError
+from lowcomm_node.errors import NodeError, NoPeers, PortInUse
 from lowcomm_node.exchange.security import make_certificate
 from lowcomm_node.files import ephemeral_identity
 from lowcomm_node.finding import open_discovery
@@ -45,13 +45,13 @@ async def examine_node(node: "Daemon", peers: Sequence[str]) -> tuple[Finding, .
     return judge(replace(case, subject=subject, dht_peers=dht_peers, survey=await survey(discovery, subject, entries)))
 
 
-async def examine_alone(settings: NodeSettings, unanswered: str = "") -> tuple[Finding, ...]:
-    """Findings where no node runs: the network under a passing identity, if an address of the swarm is known.
+async def examine_alone(settings: NodeSettings, absent: str, hangs: bool) -> tuple[Finding, ...]:
+    """Findings where no node answers: the network under a passing identity, if an address of the swarm is known.
 
-    ``unanswered``: why the node that should run does not answer. Raises ConfigError on a malformed address.
+    ``absent``: why none does; ``hangs``: although it runs. Raises ConfigError on a malformed address.
     """
-    case = replace(await _look(settings.home, settings.peers), unanswered=unanswered)
-    if unanswered:  # it may hold its ports
+    case = replace(await _look(settings.home, settings.peers), absent=absent, hangs=hangs)
+    if hangs:  # it holds its ports
         settings = settings.model_copy(update={"port": 0, "dht_port": 0})
     if not settings.peers:
         return judge(case)
@@ -66,8 +66,10 @@ async def examine_alone(settings: NodeSettings, unanswered: str = "") -> tuple[F
                 found = await survey(discovery, subject, settings.peers)
                 case = replace(case, subject=subject, survey=found, runs=len(runs))
                 return judge(replace(case, dht_peers=await discovery.check_connection()))
-        except NodeError as error:
+        except NoPeers as error:
             return judge(replace(case, trouble=str(error)))
+        except NodeError as error:
+            return judge(replace(case, broken=str(error)))
         finally:
             await discovery.close()
 
@@ -107,7 +109,7 @@ async def _serving(settings: NodeSettings) -> AsyncIterator[tuple[int, bytes, tu
     try:
         port = server.add_secure_port(f"{host}:{settings.port}", certificate.server_credentials())
     except RuntimeError:
-        raise NodeError(f"Port {settings.port} of {host} is in use: choose another with --port.") from None
+        raise PortInUse(f"Port {settings.port} of {host} is in use: choose another with --port.") from None
     await server.start()
     try:
         yield port, certificate.der, settings.announce or tuple(f"{host}:{port}" for host in hosts)

@@ -21,15 +21,20 @@ def judge(case: Case) -> tuple[Finding, ...]:
 
 
 def _node(case: Case) -> Finding:
-    if case.unanswered:
-        return Finding(name="node", state=State.FAULT, value="does not answer", remedy=case.unanswered)
     status = case.status
+    if case.hangs:
+        return Finding(name="node", state=State.FAULT, value="does not answer", remedy=case.absent)
+    if case.broken:
+        return Finding(name="node", state=State.FAULT, value="none could start here", remedy=case.broken)
     if status is None:
-        value, remedy = f"none runs in {case.home}", "start one: lowcomm-node join --peers ADDR"
-        return Finding(name="node", state=State.UNKNOWN, value=value, remedy=remedy)
+        return Finding(name="node", state=State.UNKNOWN, value=f"none runs in {case.home}", remedy=case.absent)
     run, done = status["run"], status["exchanges"]
     told = [f"{status['phase']} in {run['name']}@{run['fingerprint']}" if run else status["phase"]]
-    told += [f"{status['peers']} peers", f"{done['completed']} exchanges done, {done['failed']} failed"] if run else []
+    if run:
+        told += [
+            _many(status["peers"], "peer"),
+            f"{_many(done['completed'], 'exchange')} done, {done['failed']} failed",
+        ]
     told += [status["waiting"]] if status["waiting"] else []
     told += [f"warning: {status['warnings'][-1]}"] if status["warnings"] else []
     figures = {key: status[key] for key in ("peer_id", "phase", "waiting", "peers", "exchanges", "warnings")}
@@ -45,6 +50,8 @@ def _dht(case: Case) -> Finding:
     if case.trouble:
         remedy = f"check that {at} is what `lowcomm-bootstrap serve` prints now, and that this machine is online"
         return found(State.FAULT, case.trouble, remedy)
+    if case.broken:
+        return found(State.UNKNOWN, "the network was not looked at: no node could start here", case.broken)
     if case.dht_peers is None and case.status is None:
         remedy = (
             "give an address of the swarm: lowcomm-node doctor --peers ADDR, as `lowcomm-bootstrap serve` prints it"
@@ -53,11 +60,12 @@ def _dht(case: Case) -> Finding:
     if not case.dht_peers:
         remedy = f"check that a bootstrap server or peer runs at {at}, and that this machine is online"
         return found(State.FAULT, f"nobody answers at {at}", remedy)
-    runs = f"; {case.runs} runs are published" if case.runs is not None else ""
+    answer = f"{_many(case.dht_peers, 'peer')} known in the DHT"
+    runs = f", {_many(case.runs, 'run')} published" if case.runs is not None else ""
     if case.runs == 0:
         remedy = f"publish a run: lowcomm-node create run.toml --peers {case.peers[0]}"
-        return found(State.WARNING, f"{case.dht_peers} peers answer, but no run is published", remedy)
-    return found(State.OK, f"{case.dht_peers} peers answer{runs}")
+        return found(State.WARNING, f"{answer}, but no run is published", remedy)
+    return found(State.OK, f"{answer}{runs}")
 
 
 def _routes(members: Sequence[Mapping[str, Any]]) -> Finding:
@@ -73,3 +81,7 @@ def _routes(members: Sequence[Mapping[str, Any]]) -> Finding:
 
 def _is_lost(member: Mapping[str, Any]) -> bool:
     return member["route"] is None and bool(member["route_reason"])
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

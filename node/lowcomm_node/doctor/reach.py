@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from statistics import median
 
+from lowcomm_node.discovery.hivemind import MAX_CLOCK_OFFSET
 from lowcomm_node.doctor import advice
 from lowcomm_node.doctor.findings import Finding, State
 from lowcomm_node.doctor.nat import Nat, infer, is_public
@@ -10,8 +11,8 @@ from lowcomm_node.doctor.sights import Subject, Survey
 from lowcomm_node.formatting import rate
 from lowcomm_protocol.probes import Kind
 
-CLOCK_WARNING, CLOCK_FAULT = 1.0, 3.0
-"""Seconds; the DHT takes no records of peers that are further off."""
+CLOCK_WARNING = 1.0
+"""Seconds."""
 SLOW = 125_000
 """Bytes a second: 1 Mbit/s."""
 _WAYS = {Kind.DIRECT: "direct calls", Kind.TCP: "libp2p over TCP", Kind.QUIC: "libp2p over UDP"}
@@ -27,7 +28,9 @@ def _clock(subject: Subject, survey: Survey) -> Finding:
     if not offsets:
         return _nobody("clock", survey)
     offset = median(offsets)
-    state = State.FAULT if abs(offset) > CLOCK_FAULT else State.WARNING if abs(offset) > CLOCK_WARNING else State.OK
+    state = (
+        State.FAULT if abs(offset) > MAX_CLOCK_OFFSET else State.WARNING if abs(offset) > CLOCK_WARNING else State.OK
+    )
     where = "behind" if offset > 0 else "ahead of"
     value = f"{abs(offset):.1f} s {where} {len(offsets)} that answered" if abs(offset) >= 0.05 else "right"
     remedy = advice.set_clock(offset, len(offsets)) if state is not State.OK else ""

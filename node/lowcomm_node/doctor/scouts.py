@@ -27,14 +27,15 @@ _ANY = {4: "0.0.0.0", 6: "::"}
 async def scout_udp(askers: Sequence[tuple[Asker, Helper]], subject: Subject) -> Scouting | None:
     """Whether UDP gets out and in; None if the first helper has none. Never raises."""
     first, *others = [helper for _, helper in askers]
-    entry = _over_quic(first)
-    if ":" in first.host or not entry.dial:
+    entry, is_told = over_quic(first)
+    if ":" in first.host:
         return None
     try:
         async with _scout(4, subject.loopback) as control:
-            return await _scout_over_quic(control, askers, entry, others)
+            found = await _scout_over_quic(control, askers, entry, others)
     except NodeError:
         return None  # p2pd could not be started
+    return found if found.gets_out or is_told else None
 
 
 async def _scout_over_quic(
@@ -54,7 +55,7 @@ async def _scout_over_quic(
         called, _ = await ask_back(caller, peer_id, [Target(Kind.QUIC, sight.port)])
     sights = [sight]
     for helper in others:
-        if (another := await _call(control, _over_quic(helper))) is not None:
+        if (another := await _call(control, over_quic(helper)[0])) is not None:
             with another:
                 try:
                     sights.append(await _sight(another))
@@ -98,12 +99,12 @@ async def _sight(asker: Asker) -> Sight:
     return Sight(host_of(asker.address) or "", "scout", host, port)
 
 
-def _over_quic(helper: Helper) -> EntryPoint:
-    """Where a helper is dialed over QUIC: as he says, or at the port that he serves over TCP, as bootstrap servers do."""
-    told = (dial for dial in _dials(helper) if "/udp/" in dial and host_of(dial) == helper.host)
-    port = port_of(helper.entry.dial)
-    guess = multiaddress(helper.host, Kind.QUIC, port) if port is not None else ""
-    return EntryPoint(helper.entry.peer_id, next(told, guess))
+def over_quic(helper: Helper) -> tuple[EntryPoint, bool]:
+    """Where a helper is dialed over QUIC, and whether he says so; else at the port that he serves over TCP, as bootstrap
+    servers do."""
+    told = next((dial for dial in _dials(helper) if "/udp/" in dial and host_of(dial) == helper.host), None)
+    dial = told or multiaddress(helper.host, Kind.QUIC, port_of(helper.entry.dial) or 0)
+    return EntryPoint(helper.entry.peer_id, dial), told is not None
 
 
 def _over_ipv6(helper: Helper) -> EntryPoint | None:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections import OrderedDict
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -122,6 +123,10 @@ class Channels:
         if route["route"] is None and self._tunnels is not None and (address := self._tunnels.caller_at(peer_id)):
             route["route"] = name_tunnel(address)  # it calls us
         return {**route, "rate_up": meter.up.last, "rate_down": meter.down.last}
+
+    def tunnels(self) -> dict[str, int]:
+        """What ``status`` shows of all tunnels: see ``tunnel.Statistics``."""
+        return asdict(self._tunnels.statistics()) if self._tunnels is not None else {}
 
     async def close(self) -> None:
         """Close all channels."""

@@ -56,6 +56,7 @@ class Meter:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.up, self.down = Rate(clock), Rate(clock)
+        self.clock = clock
 
     def sent(self, size: int) -> None:
         """So many bytes have gone out."""
@@ -122,7 +123,7 @@ class MeteredCall:
 
     def __init__(self, call: Any, meter: Meter, measured: Measured = lambda size, seconds: None) -> None:
         self._call, self._meter, self._measured = call, meter, measured
-        self._down = Rate()
+        self._down = Rate(meter.clock)
         """Of this call alone, which goes by one route."""
 
     def __getattr__(self, name: str) -> Any:

@@ -432,12 +432,14 @@ class Way:
         ending = {task: pipe for task, pipe in self._pipes.items() if pipe.carried}
         for pipe in ending.values():
             pipe.hang_up()
-        if ending:  # or the other end would keep them to be resumed
-            await asyncio.wait(ending, timeout=CLOSE_DEADLINE)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._socket.close()
+        try:
+            if ending:  # or the other end would keep them to be resumed
+                await asyncio.wait(ending, timeout=CLOSE_DEADLINE)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._socket.close()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()

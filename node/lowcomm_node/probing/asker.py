@@ -22,7 +22,7 @@ from lowcomm_protocol.probes import (
 
 CONNECT_DEADLINE = 6.0
 LOOK_DEADLINE = 6.0
-DIAL_BACK_DEADLINE = 25.0
+DIAL_BACK_DEADLINE = 40.0
 """Seconds: others may be served first, and each call takes a few."""
 
 

@@ -34,8 +34,8 @@ from lowcomm_protocol.probes import (
 MAX_STREAMS = 64
 MAX_STREAMS_PER_CALLER = 4
 """A household may have several nodes; each needs up to two."""
-MAX_DIALING = 2
-"""Requests that are dialed for at once: each costs up to four processes for a moment."""
+MAX_DIALING = 1
+"""Requests that are dialed for at once: each costs up to MAX_TARGETS processes for a moment."""
 OVERHEAD = 256
 """Bytes that a probe counts as beside its contents: those without any are not free."""
 STREAM_SECONDS = 120.0

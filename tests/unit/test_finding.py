@@ -1,0 +1,100 @@
+"""Which run a home means, and where it looks for it."""
+
+from pathlib import Path
+from time import time
+
+import pytest
+
+from lowcomm_node import finding
+from lowcomm_node.discovery.keys import RUNS_KEY
+from lowcomm_node.discovery.known import KnownDoors
+from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.files import write_atomic
+from lowcomm_node.finding import find_run, open_discovery, remembered_run
+from lowcomm_node.paths import Paths
+from lowcomm_node.settings import NodeSettings, load_settings
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+
+CREATOR, BOOT, OTHER = (Identity(seed * 32) for seed in (b"c", b"b", b"o"))
+
+
+def run_of(name: str) -> SignedRun:
+    return sign_run(parse_toml(f'[run]\nname = "{name}"\n'), CREATOR)
+
+
+def address(peer: Identity) -> str:
+    return f"/ip4/203.0.113.7/tcp/1/p2p/{peer.peer_id}"
+
+
+def keep(home: Path, run: SignedRun, *doors: Identity) -> SignedRun:
+    """Have a home know a run from before, and the doors by which it was entered."""
+    paths = Paths(home)
+    write_atomic(paths.signed_run(run.fingerprint), run.to_bytes())
+    known = KnownDoors(paths.doors(run.fingerprint), time())
+    for door in doors:
+        known.answered(door.peer_id, [address(door)], time())
+    known.save()
+    return run
+
+
+def settings(home: Path, **given: object) -> NodeSettings:
+    return load_settings({"home": home, **given}, {}).settings
+
+
+def test_without_an_address_it_is_the_only_run_that_the_home_knows(tmp_path: Path) -> None:
+    assert remembered_run(settings(tmp_path)) is None
+    first = keep(tmp_path, run_of("first"))
+    assert remembered_run(settings(tmp_path)) == first
+    second = keep(tmp_path, run_of("second"))
+    with pytest.raises(ConfigError, match="choose one with --run"):
+        remembered_run(settings(tmp_path))
+    assert remembered_run(settings(tmp_path, run="second")) == second
+
+
+def test_with_an_address_it_is_the_run_that_was_found_there(tmp_path: Path) -> None:
+    first, second = keep(tmp_path, run_of("first"), BOOT), keep(tmp_path, run_of("second"), OTHER)
+    assert remembered_run(settings(tmp_path, peers=[address(BOOT)])) == first
+    assert remembered_run(settings(tmp_path, peers=[address(OTHER)])) == second
+    assert remembered_run(settings(tmp_path, peers=[address(BOOT), address(OTHER)])) is None, "the swarm decides"
+
+
+def test_an_address_of_which_the_home_knows_nothing_trains_no_old_run_unless_that_is_named(tmp_path: Path) -> None:
+    first = keep(tmp_path, run_of("first"), BOOT)
+    assert remembered_run(settings(tmp_path, peers=[address(OTHER)])) is None
+    assert remembered_run(settings(tmp_path, peers=[address(OTHER)], run="first")) == first
+
+
+@pytest.mark.parametrize("damage", [b"", b"rubbish", b"[" * 100_000])
+def test_a_damaged_run_or_one_of_another_counts_as_not_there(tmp_path: Path, damage: bytes) -> None:
+    first = keep(tmp_path, run_of("first"))
+    path = Paths(tmp_path).signed_run(first.fingerprint)
+    write_atomic(path, damage)
+    assert remembered_run(settings(tmp_path)) is None
+    write_atomic(path, run_of("other").to_bytes())
+    assert remembered_run(settings(tmp_path)) is None
+    write_atomic(path, first.to_bytes().replace(b'\\"name\\":\\"first\\"', b'\\"name\\":\\"worst\\"'))
+    assert remembered_run(settings(tmp_path)) is None, "not what its creator has signed"
+
+
+async def test_a_run_that_the_home_knows_is_taken_if_the_swarm_has_several_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = keep(tmp_path, run_of("first")), run_of("second")
+    discovery = MemoryDiscovery("x", MemoryNetwork(time))
+    monkeypatch.setattr(finding, "KEPT_AFTER", 0.0)
+    assert await find_run(discovery, settings(tmp_path), first) == first, "we publish it then"
+    await discovery.publish(RUNS_KEY, second.run_id, second.to_bytes(), 60)
+    assert await find_run(discovery, settings(tmp_path), first) == second, "the only one that is published"
+    await discovery.publish(RUNS_KEY, first.run_id, first.to_bytes(), 60)
+    assert await find_run(discovery, settings(tmp_path), first) == first
+    with pytest.raises(ConfigError, match="several runs"):
+        await find_run(discovery, settings(tmp_path))
+
+
+def test_with_neither_an_address_nor_a_memory_of_one_the_owner_is_asked_for_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--peers"):
+        open_discovery(settings(tmp_path), CREATOR)
+    found = open_discovery(settings(tmp_path), CREATOR, remembered=[address(BOOT)])
+    assert [str(entry) for entry in found._entry_points] == [address(BOOT)]  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,28 @@
+"""Where gRPC dials a peer that tells several addresses."""
+
+import pytest
+
+from lowcomm_node.exchange import channels
+
+
+@pytest.mark.parametrize(
+    ("addresses", "has_way", "target"),
+    [
+        (("203.0.113.7:1", "192.0.2.1:2"), True, "ipv4:203.0.113.7:1,192.0.2.1:2"),
+        (("[2001:db8::1]:1", "[2001:db8::2]:2"), True, "ipv6:[2001:db8::1]:1,[2001:db8::2]:2"),
+        (("[2001:db8::1]:1", "203.0.113.7:1"), True, "ipv4:203.0.113.7:1"),
+        (("[2001:db8::1]:1", "203.0.113.7:1"), False, "ipv6:[2001:db8::1]:1"),
+        (("203.0.113.7:1",), False, "ipv4:203.0.113.7:1"),
+        (("node.example.org:1",), True, "dns:///node.example.org:1"),
+        (("unix:1",), True, "dns:///unix:1"),
+    ],
+)
+def test_addresses_of_one_kind_are_dialed_that_this_machine_has_a_way_to(
+    monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...], has_way: bool, target: str
+) -> None:
+    monkeypatch.setattr(channels, "_has_way", lambda address: has_way)
+    assert channels._target(addresses) == target
+
+
+def test_every_machine_has_a_way_to_itself() -> None:
+    assert channels._has_way("127.0.0.1:1")
