@@ -6,7 +6,8 @@ Two nodes on loopback, over TLS or through p2pd; contents go one way as fast as 
 four, two of which the limited node has called itself. Every quarter of a second the kernel is asked (``ss``) how many bytes the
 sockets of the limited node have carried. *First* counts the 10 s from the first call on, *worst* is the stretch of 10 s that
 is furthest off. Those bytes hold contents, messages, HTTP/2 and TLS, or libp2p's own encryption; *around* is what comes on
-top of contents. The last rows change the limit while contents are under way.
+top of contents. *No limit* is what went through the same sockets before, without one. The last rows change the limit while
+contents are under way.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -182,11 +183,34 @@ async def measure(route: str, way: str, rate: str, streams: int, change: str = "
     """One row. With ``change`` the rate becomes that after 5 s, and seconds count from then on."""
     allowed = read_rate(change or rate)
     assert allowed is not None
-    size = int(min(8e6, allowed * 2))
+    async with pouring(route, way, read_rate(rate), streams, int(min(8e6, allowed * 2))) as (limited, other, tasks):
+        if change:
+            await asyncio.sleep(5.0)
+            await limited.limit(way, allowed)
+        row = await _watch(limited, other, way, allowed, tasks)
+    shown = f"{rate} -> {change}" if change else rate
+    return row | {"route": route, "way": way, "streams": streams, "limit": shown, "load": os.getloadavg()[0]}
+
+
+async def measure_open(route: str, way: str, streams: int) -> float:
+    """The baseline: bytes a second without a limit, at this moment on this machine."""
+    async with pouring(route, way, None, streams, 8_000_000) as (limited, other, _):
+        await asyncio.sleep(1.0)
+        began, before = perf_counter(), (await asyncio.to_thread(carried, limited, other))[way]
+        await asyncio.sleep(3.0)
+        after = (await asyncio.to_thread(carried, limited, other))[way]
+        return (after - before) / (perf_counter() - began)
+
+
+@asynccontextmanager
+async def pouring(
+    route: str, way: str, rate: float | None, streams: int, size: int
+) -> AsyncIterator[tuple[Node, Node, list[asyncio.Task[None]]]]:
+    """Two nodes, the first one limited, with contents under way."""
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
         os.environ["XDG_RUNTIME_DIR"] = folder
         limited, other = Node("limited", Path(folder), route), Node("other", Path(folder), route)
-        getattr(limited.bandwidth, way).allow(read_rate(rate))
+        getattr(limited.bandwidth, way).allow(rate)
         async with AsyncExitStack() as stack:
             for node in (limited, other):
                 stack.push_async_callback(node.close)
@@ -196,12 +220,7 @@ async def measure(route: str, way: str, rate: str, streams: int, change: str = "
             await other.channels.stub(limited.info())
             tasks = [asyncio.create_task(_one(limited, other, way, number, size)) for number in range(streams)]
             stack.push_async_callback(_end, tasks)
-            if change:
-                await asyncio.sleep(5.0)
-                await limited.limit(way, allowed)
-            return await _watch(limited, other, way, allowed, tasks) | {
-                "route": route, "way": way, "streams": streams, "limit": f"{rate} -> {change}" if change else rate,
-            }  # fmt: skip
+            yield limited, other, tasks
 
 
 async def _one(limited: Node, other: Node, way: str, number: int, size: int) -> None:
@@ -255,7 +274,8 @@ def show(row: dict[str, Any]) -> None:
     """A line of the table."""
     print(
         f"{row['route']:8} {row['way']:5} {row['streams']:7} {row['limit']:>16} {write_rate(row['first']):>12} "
-        f"{row['first_error']:+8.1%} {write_rate(row['worst']):>12} {row['worst_error']:+8.1%} {row['around']:8.2%}",
+        f"{row['first_error']:+8.1%} {write_rate(row['worst']):>12} {row['worst_error']:+8.1%} {row['around']:8.2%} "
+        f"{write_rate(row['open']):>10} {row['load']:5.1f}",
         flush=True,
     )
 
@@ -279,11 +299,16 @@ def main() -> None:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     print(f"{machine}; load {os.getloadavg()[0]:.1f}")
     print(
-        f"{'route':8} {'way':5} {'streams':>7} {'limit':>16} {'first 10 s':>12} {'off':>8} {'worst 10 s':>12} {'off':>8} around"
+        f"{'route':8} {'way':5} {'streams':>7} {'limit':>16} {'first 10 s':>12} {'off':>8} {'worst 10 s':>12} {'off':>8} "
+        f"{'around':>8} {'no limit':>10}  load"
     )
-    rows = []
-    for one in plan:
-        rows.append(uvloop.run(measure(*one)))
+    rows: list[dict[str, Any]] = []
+    open_rates: dict[tuple[str, str, int], float] = {}
+    for route, way, rate, streams, change in plan:
+        if (route, way, streams) not in open_rates:
+            open_rates[route, way, streams] = uvloop.run(measure_open(route, way, streams))
+        row = uvloop.run(measure(route, way, rate, streams, change))
+        rows.append(row | {"open": open_rates[route, way, streams]})
         show(rows[-1])
     if not arguments.quick:
         content = {"machine": machine, "measured": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": rows}

@@ -186,6 +186,7 @@ class Daemon:
                 self._enter("left", None)
                 return 130
             finally:
+                await self.trainer.stop()  # also if it was launched and nothing came of it
                 await control.close()
         if self._failure is not None:
             raise self._failure

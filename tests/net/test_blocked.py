@@ -10,13 +10,13 @@ from shaping import Link
 
 from waiting import until
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
+# What CI sees of this is in test_holes.py, without training.
+pytestmark = [pytest.mark.net, pytest.mark.soak, pytest.mark.timeout(900)]
 HOME = Link(delay=0.01)
 RESUMES = 120.0
 """Seconds: libp2p takes half a minute to notice that a connection over QUIC is dead."""
 
 
-@pytest.mark.soak
 def test_a_public_node_and_one_at_home_exchange(lab: Lab, tmp_path: Path) -> None:
     with Swarm(lab, tmp_path) as swarm:
         swarm.serve(lab.public("server"))
@@ -26,7 +26,6 @@ def test_a_public_node_and_one_at_home_exchange(lab: Lab, tmp_path: Path) -> Non
         until(lambda: nodes[0].route() == "punched", 60, "the public one reaches it without a relay")
 
 
-@pytest.mark.soak
 def test_nodes_that_have_ipv6_alone_exchange(lab: Lab, tmp_path: Path) -> None:
     with Swarm(lab, tmp_path) as swarm:
         swarm.serve(lab.public("server", ip=(6,)), version=6)
@@ -35,7 +34,6 @@ def test_nodes_that_have_ipv6_alone_exchange(lab: Lab, tmp_path: Path) -> None:
         until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "holes in firewalls are punched")
 
 
-@pytest.mark.soak
 def test_where_udp_is_blocked_all_goes_over_tcp(lab: Lab, tmp_path: Path) -> None:
     with Swarm(lab, tmp_path) as swarm:
         swarm.serve(lab.public("server"))
@@ -66,7 +64,6 @@ def test_udp_that_is_blocked_later_costs_exchanges_and_no_more(lab: Lab, tmp_pat
         until_exchanged(nodes, 3, RESUMES, "exchanges resume over TCP")
 
 
-@pytest.mark.soak
 def test_where_tcp_is_blocked_all_goes_over_udp(lab: Lab, tmp_path: Path) -> None:
     with Swarm(lab, tmp_path) as swarm:
         swarm.serve(lab.public("server"))

@@ -67,6 +67,7 @@ def test_training_outlives_an_outage_and_a_change_of_address(lab: Lab, tmp_path:
     assert a.events("addresses.changed")
 
 
+@pytest.mark.soak
 def test_a_pair_that_has_only_ipv6_exchanges_directly(lab: Lab, tmp_path: Path) -> None:
     server, one, other = (lab.public(name, ip=(6,)) for name in ("server", "one", "other"))
     address = start_bootstrap(server, tmp_path, version=6)

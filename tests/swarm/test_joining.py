@@ -94,6 +94,7 @@ def test_an_invite_lets_in_as_many_as_it_says_and_nobody_else(swarm: Swarm, stub
     assert status["peer_id"] == invited_id
 
 
+@pytest.mark.soak  # minutes; the rules are in tests/unit/test_admission.py and test_admitting.py
 def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(swarm: Swarm, stubborn: Any) -> None:
     swarm.bootstrap()
     create(swarm, 'admission = "invite"')
@@ -131,6 +132,7 @@ def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(swarm: Sw
     swarm.node("honest").until_completed(1)
 
 
+@pytest.mark.soak
 def test_a_list_takes_its_members_only(swarm: Swarm) -> None:
     swarm.bootstrap()
     member = run("lowcomm_node", "id", "--home", str(swarm.folder / "member")).stdout.strip()

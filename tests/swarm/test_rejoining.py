@@ -69,6 +69,7 @@ def test_training_goes_on_while_the_door_is_shut_and_a_node_comes_back_without_i
     assert len(a.events("door.closed")) == len(a.events("door.open")) - 1 == 1
 
 
+@pytest.mark.soak
 def test_a_node_that_nobody_answers_trains_alone_says_why_and_joins_when_somebody_comes(swarm: Swarm) -> None:
     boot = swarm.bootstrap("--run", str(swarm.spec()))
     a = swarm.node("a")
@@ -91,6 +92,7 @@ def test_a_node_that_nobody_answers_trains_alone_says_why_and_joins_when_somebod
     assert a.until(lambda s: s["swarm"]["state"] == "connected", "connected")["swarm"]["reason"] is None
 
 
+@pytest.mark.soak  # its rules are in tests/unit/test_finding.py
 def test_what_a_home_remembers_is_not_used_for_a_mistyped_address_of_another_swarm(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a = swarm.node("a")

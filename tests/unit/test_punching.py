@@ -9,6 +9,7 @@ from lowcomm_node.discovery.control import Connection
 from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.multiaddress import CIRCUIT, EntryPoint, encode
 from lowcomm_node.discovery.punching import (
+    ATTEMPTS,
     FIRST_PAUSE,
     IDENTIFY,
     MAX_ADDRESSES,
@@ -100,13 +101,14 @@ async def test_both_tell_their_addresses_and_the_relayed_connection_is_given_up_
 async def test_an_attempt_that_fails_is_not_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon, one, now = Daemon(punchable=False), puncher(), 1000.0
     monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
-    await ask(daemon, one, message(AT_BOB), times=2)
+    monkeypatch.setattr("lowcomm_node.discovery.punching.SETTLE", 0.01)
+    await ask(daemon, one, message(AT_BOB), times=ATTEMPTS)
     assert daemon.address == RELAYED
     await one.improve(daemon, BOB, WAYS)
     assert not daemon.far, "nothing was asked"
-    now += 2 * FIRST_PAUSE + 1
-    await ask(daemon, one, message(AT_BOB), times=2)
-    now += 2 * FIRST_PAUSE + 1
+    now += 4 * FIRST_PAUSE + 1
+    await ask(daemon, one, message(AT_BOB), times=ATTEMPTS)
+    now += 4 * FIRST_PAUSE + 1
     await one.improve(daemon, BOB, WAYS)
     assert not daemon.far, "the pause has grown"
 
@@ -151,17 +153,18 @@ async def taking(daemon: Daemon, one: Puncher, address: str = RELAYED, asked: by
     """What is answered to a request of bob, who then gives the connection up."""
     near, far = pair()
     loop = asyncio.get_running_loop()
+    daemon.address = RELAYED
     with far:
         one.take(daemon, OpenStream(BOB, address, near))
         await loop.sock_sendall(far, asked)
         async with asyncio.timeout(20):
             answer = await loop.sock_recv(far, 1000)
-            daemon.address = ""
+            far.close()
             await asyncio.gather(*one._taking)
     return answer
 
 
-async def test_who_is_asked_dials_when_the_relayed_connection_is_gone() -> None:
+async def test_who_is_asked_gives_the_relayed_connection_up_and_dials() -> None:
     daemon = Daemon()
     assert await taking(daemon, puncher()) == message(AT_ADA)
     assert daemon.dialed == [[AT_BOB]]
@@ -223,7 +226,7 @@ async def test_who_is_connected_through_a_relay_can_not_tell_where_we_are() -> N
     assert await observed(Daemon(), BOB) is None
 
 
-async def test_a_connection_that_is_lost_meanwhile_is_told() -> None:
+async def test_a_connection_that_is_lost_meanwhile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon()
 
     async def fail(*_: object) -> None:
@@ -231,6 +234,7 @@ async def test_a_connection_that_is_lost_meanwhile_is_told() -> None:
 
     daemon.connect = fail  # pyright: ignore[reportAttributeAccessIssue]
     one = puncher()
+    monkeypatch.setattr("lowcomm_node.discovery.punching.SETTLE", 0.01)
     with pytest.raises(LinkLost):
         await ask(daemon, one, message(AT_BOB))
     daemon.address = RELAYED

@@ -1,6 +1,7 @@
 """What must hold for simulated swarms: the protocol's own objects in virtual time, the same story for the same seed."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -51,10 +52,15 @@ def spec(method: str, seed: int = 0, steps: int = STEPS, **sync: object) -> RunS
     )
 
 
-@cache
-def calm(method: str, dataset: Dataset, peers: int, steps: int = STEPS) -> Result:
+@pytest.fixture(scope="module")
+def calm(dataset: Dataset) -> Callable[..., Result]:
     """What comes of peers whom nothing disturbs: what others are compared with, simulated once."""
-    return simulate(spec(method, steps=steps), dataset, peers)
+
+    @cache
+    def simulated(method: str, peers: int, steps: int = STEPS) -> Result:
+        return simulate(spec(method, steps=steps), dataset, peers)
+
+    return simulated
 
 
 def swarm_of(settings: RunSpec, dataset: Dataset, members: list[Member], conditions: Conditions | None = None) -> Swarm:
@@ -98,8 +104,8 @@ def test_the_same_seed_tells_the_same_story_and_another_one_another(dataset, met
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_peers_that_exchange_stay_together_and_learn(dataset, method):
-    alone, met = (calm(one, dataset, 4) for one in ("local", method))
+def test_peers_that_exchange_stay_together_and_learn(dataset, calm, method):
+    alone, met = (calm(one, 4) for one in ("local", method))
     assert met.applied > 0 and met.failed <= 4 * 4, "only what the end of the run cuts off"
     assert met.steps == (STEPS,) * 4
     assert met.spread < 0.5 * alone.spread
@@ -163,8 +169,8 @@ def test_bytes_of_a_group_are_what_reduce_scatter_and_all_gather_cost(dataset, c
 
 
 @pytest.mark.parametrize(("method", "name"), [("diloco", "fp32"), ("streaming-diloco", "bf16")])
-def test_groups_smaller_than_the_swarm_are_held_together_by_the_consensus_term(dataset, method, name):
-    alone = calm("local", dataset, 6)
+def test_groups_smaller_than_the_swarm_are_held_together_by_the_consensus_term(dataset, calm, method, name):
+    alone = calm("local", 6)
     settings = spec(method, group=3, codec=name, consensus=1.0, outer_lr=0.7, momentum=0.3, error_feedback=False)
     met = simulate(settings, dataset, 6)
     assert met.spread < 0.5 * alone.spread
@@ -222,12 +228,12 @@ def test_streams_that_break_cost_exchanges_and_no_more(dataset, method):
 
 
 @pytest.mark.parametrize("method", PAIRS)
-def test_two_halves_that_were_cut_off_from_each_other_come_together_again(dataset, method):
+def test_two_halves_that_were_cut_off_from_each_other_come_together_again(dataset, calm, method):
     settings = spec(method, steps=320)
     swarm = Swarm(settings, dataset, [Member()] * 4, Conditions(), Replica, compiled=False, evaluations=0)
     cut_off(swarm.network, {"peer-0", "peer-1"}, until=80.0)
     swarm.network.run()
-    assert swarm.result().spread < 3 * calm(method, dataset, 4, 320).spread
+    assert swarm.result().spread < 3 * calm(method, 4, 320).spread
 
 
 @pytest.mark.parametrize("method", PAIRS)
@@ -242,8 +248,8 @@ def test_honest_peers_of_any_speed_are_rarely_taken_for_liars(dataset, method):
 
 @pytest.mark.parametrize("attack", ["nan", "huge", "flipped-huge"])
 @pytest.mark.parametrize("method", also("noloco", "diloco"))
-def test_honest_peers_end_where_they_would_without_the_liar(dataset, method, attack):
-    without = calm(method, dataset, 3, 80)
+def test_honest_peers_end_where_they_would_without_the_liar(dataset, calm, method, attack):
+    without = calm(method, 3, 80)
     result = simulate(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)])
     assert len(result.losses) == 3
     assert result.loss < 1.1 * without.loss

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lowcomm_node.exchange.throttle import (
     CREDIT_SECONDS,
+    FREE_FLOW,
     LEAST_WINDOW,
     MOST_WINDOW,
     SHORTEST_PIECE,
@@ -151,11 +152,11 @@ def test_bytes_that_nobody_announced_are_owed():
 
 
 @given(st.floats(8e3, 1e9))
-def test_windows_are_small_where_a_limit_is_and_gRPCs_own_elsewhere(rate):  # noqa: N802
+def test_windows_are_small_where_a_limit_is_and_wide_elsewhere(rate):
     assert LEAST_WINDOW <= window(rate) <= MOST_WINDOW
     assert window(rate) <= max(LEAST_WINDOW, rate / 16)
     assert dict(flow_options(rate)) == {"grpc.http2.bdp_probe": 0, "grpc.http2.lookahead_bytes": window(rate)}
-    assert flow_options(None) == ()
+    assert flow_options(None) == FREE_FLOW
 
 
 def test_what_is_used_is_told_over_the_last_seconds():

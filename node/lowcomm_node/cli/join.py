@@ -10,6 +10,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async
 from lowcomm_node.logs import configure_logs
+from lowcomm_node.trainer.process import TrainerProcess
 
 REFRESH = 0.5
 Text = Annotated[str | None, typer.Option()]
@@ -68,9 +69,11 @@ def join(
     settings = load_settings(flags).settings
     terminal = sys.stdout.isatty() and not json_
     configure_logs(verbose - quiet - 1)
+    trainer = TrainerProcess()
+    trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
     from lowcomm_node.daemon import Daemon
 
-    raise SystemExit(run_async(_join(Daemon(settings), terminal)))
+    raise SystemExit(run_async(_join(Daemon(settings, trainer), terminal)))
 
 
 async def _join(daemon: Any, terminal: bool) -> int:

@@ -66,9 +66,8 @@ async def detach(p2p: Any) -> None:
 async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
     """Connect to a peer, by the routing of libp2p if no address is given; whether it worked.
 
-    Each address of TCP is tried over QUIC, too, which p2pd prefers: a relay is faster so on a line that loses packets, and a
-    NAT keeps the port open that holes are punched for. p2pd itself waits longer and longer between two dials of an address
-    that does not answer.
+    Each address of TCP is tried over QUIC, too, which p2pd prefers: so a NAT keeps the port open that holes are punched for,
+    and it is known. p2pd itself waits longer and longer between two dials of an address that does not answer.
     """
     from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure

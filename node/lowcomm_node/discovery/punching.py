@@ -2,11 +2,11 @@
 
     we ── over the relay: the addresses that others see us at ──► they
     we ◄───────────────────── those of theirs ─────────────────── they
-    we close the relayed connection, which they notice; then both dial, at the same time
+    both close the relayed connection and dial, at the same time; if the relay is there first, they close it once more
 
 What goes out of a NAT lets answers in, so over QUIC, where both ends dial from the port that they listen on, one of the two
-gets through unless a NAT takes another port for each destination. If none does, the next relayed connection is made half a
-second later, and that is all that it costs.
+gets through unless a NAT takes another port for each destination. If none does, another relayed connection is made; a few
+seconds are all that it costs.
 
 libp2p has this too (DCUtR), but in go-libp2p 0.32, which hivemind 1.1.12 brings, a peer takes part only after four others
 at four addresses have told it the same address of its own: with one bootstrap server, never. And p2pd does not dial a peer
@@ -38,10 +38,10 @@ MAX_MESSAGE = 127
 """Bytes of one address in a message, at most: its length is one byte."""
 DEADLINE = 5.0
 """Seconds for a word of the other end, and for both to dial."""
-GONE_DEADLINE = 3.0
-"""Seconds that the other end waits for the relayed connection to be closed."""
-LOOK_EVERY = 0.02
-ATTEMPTS = 2
+SETTLE = 2.0
+"""Seconds that the other end's dial may take after ours."""
+LOOK_EVERY = 0.05
+ATTEMPTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 3600.0
 """Seconds until the next attempt with a peer with which one has failed, the first time and at most."""
 MAX_DOUBLINGS = 10
@@ -137,7 +137,11 @@ class Puncher:
             return False
         await control.disconnect(peer_id)
         dials = [EntryPoint(peer_id, dial) for dial in theirs]
-        await control.connect(peer_id, list(dict.fromkeys([*dials, *ways])), DEADLINE)
+        with suppress(LinkLost):  # such as because the other end has given up the relayed connection meanwhile
+            await control.connect(peer_id, list(dict.fromkeys([*dials, *ways])), DEADLINE)
+        # Our dial has made the hole, also if the relay was faster; now it is their turn.
+        if not await _comes_direct(control, peer_id):
+            await control.connect(peer_id, ways, DEADLINE)
         return True
 
     # the end that is asked
@@ -164,11 +168,12 @@ class Puncher:
                 await _send(stream.socket, self._told() if takes_part else None)
             if not takes_part:
                 return
-            # Both must dial anew: as long as a connection is there, p2pd makes no other.
-            async with asyncio.timeout(GONE_DEADLINE):
-                while await _is_direct(control, peer) is False:  # noqa: ASYNC110 - p2pd tells nobody when it is gone
-                    await asyncio.sleep(LOOK_EVERY)
-            if theirs:
+            async with asyncio.timeout(DEADLINE):
+                while await asyncio.get_running_loop().sock_recv(stream.socket, 1):
+                    pass  # nothing is due; the end tells that they have our answer
+            if theirs and not await _is_direct(control, peer):
+                # As long as a connection is there, p2pd makes no other.
+                await control.disconnect(peer)
                 await control.connect(peer, [EntryPoint(peer, dial) for dial in theirs], DEADLINE)
 
     def _wants(self, stream: OpenStream) -> bool:
@@ -196,6 +201,16 @@ async def _is_direct(control: Control, peer_id: str) -> bool | None:
     """Whether there is a connection without a relay; None: there is none at all."""
     addresses = [one.address for one in await control.connections() if one.peer_id == peer_id]
     return any(not address.endswith(CIRCUIT) for address in addresses) if addresses else None
+
+
+async def _comes_direct(control: Control, peer_id: str) -> bool:
+    """Whether there is a connection without a relay, or soon will be."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE):
+            while not await _is_direct(control, peer_id):  # noqa: ASYNC110 - p2pd tells nobody of new connections
+                await asyncio.sleep(LOOK_EVERY)
+            return True
+    return False
 
 
 # One byte: how many addresses follow, or _NO. Then each of them as text, after one byte of length.

@@ -6,8 +6,8 @@
 Direct if it answers, else the tunnel. What is not known is tried: direct at once, the tunnel after a head start, or as soon
 as direct has failed. A route that has failed is tried again later, and later each time; where no other is open, soon.
 
-Where contents take long, the other route gets a try, too, and the one that was faster is used: on a line that loses packets
-QUIC may be many times as fast as TCP. Now and then that is looked at again.
+Where contents take long, the other route gets a try, too, and the one that was faster is used: what TCP and QUIC make of the
+same line depends on what is between, and on their congestion controls. Now and then that is looked at again.
 
     CLOSED ── plan ──► OPENING ── opened ──► OPEN ── lost ──► CLOSED
                           └── failed, dropped ──────────────────┘

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from lowcomm_node.discovery.interface import OpenStream
-from lowcomm_node.errors import LinkLost, NodeError
+from lowcomm_node.errors import LinkLost
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.probes import (
@@ -24,10 +24,6 @@ CONNECT_DEADLINE = 6.0
 LOOK_DEADLINE = 6.0
 DIAL_BACK_DEADLINE = 40.0
 """Seconds: others may be served first, and each call takes a few."""
-
-
-class Refused(NodeError):
-    """The peer does not do what it was asked for; str() says why, in its words."""
 
 
 class Asker:
@@ -61,7 +57,7 @@ class Asker:
         return seen, seen.time - min(max(seen.time, asked), clock())
 
     async def dial_back(self, peer_id: str, targets: Sequence[Target]) -> tuple[bool, ...]:
-        """Which of these ports of ours can be called from there. Raises LinkLost, ProtocolViolation, Refused."""
+        """Which of these ports of ours can be called from there. Raises LinkLost, also if that is refused, ProtocolViolation."""
         request = DialBack(peer_id, tuple(targets)).to_message()
         answer = await self._ask(request, "dialed_back", DIAL_BACK_DEADLINE)
         return read_reached(answer.dialed_back, len(targets))
@@ -85,5 +81,5 @@ class Asker:
     async def _receive(self, wanted: str) -> pb.Probed:
         probed = read_probed(await receive_message(self._stream.socket), wanted)
         if probed.WhichOneof("kind") == "refused":
-            raise Refused(in_words(probed.refused))
+            raise LinkLost(in_words(probed.refused))
         return probed

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -28,6 +29,7 @@ STEP_DEADLINE = 600.0
 """Seconds that a request may wait for a step boundary."""
 STOP_DEADLINE = 30.0
 TRAINER_NICENESS = 5
+STDERR = 2
 
 
 class Trainer(ABC):
@@ -39,17 +41,24 @@ class Trainer(ABC):
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
         self._memory = -1
+        self._ours: socket.socket | None = None
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def start(self, settings: TrainerSettings) -> Ready:
-        """Start it, build or resume the replica, and map the arena."""
-        ours, theirs = socket.socketpair()
+    def launch(self) -> None:
+        """Start its loop, which loads torch while the daemon still looks for a run. ``start`` does it where nobody did."""
+        self._ours, theirs = socket.socketpair()
         self._memory = create_file()
         with theirs:
-            await self._launch(theirs, self._memory)
-        ours.setblocking(False)
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
+            self._launch(theirs, self._memory)
+
+    async def start(self, settings: TrainerSettings) -> Ready:
+        """Build or resume the replica, and map the arena."""
+        if self._ours is None:
+            self.launch()
+            assert self._ours is not None
+        self._ours.setblocking(False)
+        reader, self._writer = await asyncio.open_connection(sock=self._ours, limit=MAX_LINE)
         self._reading = asyncio.create_task(self._read(reader))
         answer = await self._ask("build", BUILD_DEADLINE, settings=settings.to_dict())
         ready = Ready.from_dict(answer)
@@ -138,6 +147,8 @@ class Trainer(ABC):
         """End it. What was being written is finished first; past the deadline it is killed."""
         with contextlib.suppress(TrainerError):
             await self._ask("stop", STOP_DEADLINE)
+        if self._writer is None and self._ours is not None:
+            self._abandon(self._ours)
         await self._join()
         if self._writer is not None:
             self._writer.close()
@@ -151,8 +162,12 @@ class Trainer(ABC):
             self._memory = -1
 
     @abstractmethod
-    async def _launch(self, theirs: socket.socket, memory: int) -> None:
+    def _launch(self, theirs: socket.socket, memory: int) -> None:
         """Start the loop at its end of the socket."""
+
+    def _abandon(self, ours: socket.socket) -> None:
+        """End a loop that was launched and never started: it has nothing to lose."""
+        ours.close()
 
     @abstractmethod
     async def _join(self) -> None:
@@ -205,34 +220,35 @@ class Trainer(ABC):
 class TrainerProcess(Trainer):
     """The trainer in a process of its own: a crash there leaves the daemon up."""
 
-    _process: asyncio.subprocess.Process | None = None
+    _process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
-        """Process id, once started."""
+        """Process id, once launched."""
         return self._process.pid if self._process else None
 
-    async def _launch(self, theirs: socket.socket, memory: int) -> None:
+    def _launch(self, theirs: socket.socket, memory: int) -> None:
         descriptors = (theirs.fileno(), memory)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "lowcomm_node.trainer.process",
-            *(str(descriptor) for descriptor in descriptors),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "lowcomm_node.trainer.process", *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            stdout=STDERR,
             pass_fds=descriptors,
         )
+
+    def _abandon(self, ours: socket.socket) -> None:
+        super()._abandon(ours)
+        if self._process is not None:
+            self._process.kill()
 
     async def _join(self) -> None:
         if self._process is None:
             return
         try:
-            async with asyncio.timeout(STOP_DEADLINE):
-                await self._process.wait()
-        except TimeoutError:
+            await asyncio.to_thread(self._process.wait, STOP_DEADLINE)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            await self._process.wait()
+            await asyncio.to_thread(self._process.wait)
 
 
 class TrainerThread(Trainer):
@@ -240,7 +256,7 @@ class TrainerThread(Trainer):
 
     _thread: threading.Thread | None = None
 
-    async def _launch(self, theirs: socket.socket, memory: int) -> None:
+    def _launch(self, theirs: socket.socket, memory: int) -> None:
         copy = theirs.dup()
         self._thread = threading.Thread(target=serve, args=(copy, os.dup(memory)), name="trainer", daemon=True)
         self._thread.start()
