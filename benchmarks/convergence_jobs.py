@@ -7,6 +7,7 @@ from typing import Any
 
 SEEDS = (0, 1, 2)
 SINGLE, ALLREDUCE = "single", "allreduce"
+QUICK_STEPS = 36
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ RARELY = Row("lowcomm mod4, every 100", "lowcomm", LOWCOMM | {"codec": "mod4", "
 def methods(quick: bool) -> Iterator[Job]:
     """The matrix of methods; 8 peers over 1000 steps are left to ``wire``, for with them it took over 4 hours."""
     for seed in (0,) if quick else SEEDS:
-        for peers, steps in ((2, 60),) if quick else ((4, 400), (4, 1000), (8, 400)):
+        for peers, steps in ((2, QUICK_STEPS),) if quick else ((4, 400), (4, 1000), (8, 400)):
             for optimizer in ("adamw",) if quick else ("adamw", "muon"):
                 for row in METHODS:
                     if not quick or row.name in (SINGLE, ALLREDUCE, "streaming-diloco q2", "lowcomm mod4"):
@@ -104,7 +105,7 @@ def wire(quick: bool) -> Iterator[Job]:
         for seed in (0,) if quick else SEEDS:
             for optimizer in ("muon",) if quick else ("muon", "adamw"):
                 for row in WIRE[optimizer][: 4 if quick else None]:
-                    yield Job("wire", row, optimizer, peers, 60 if quick else 1000, seed)
+                    yield Job("wire", row, optimizer, peers, QUICK_STEPS if quick else 1000, seed)
 
 
 BY_SCENE = (
@@ -120,7 +121,7 @@ def attacks(quick: bool) -> Iterator[Job]:
             for scene in (
                 ("three honest", "huge") if quick else ("three honest", "nan", "huge", "flipped", "flipped-huge")
             ):
-                yield Job("attacks", row, "adamw", 4, 60 if quick else 400, seed, scene)
+                yield Job("attacks", row, "adamw", 4, QUICK_STEPS if quick else 400, seed, scene)
 
 
 CHURN = {
@@ -138,7 +139,7 @@ def churn(quick: bool) -> Iterator[Job]:
     for row in BY_SCENE[1:] if quick else BY_SCENE:
         for seed in (0,) if quick else SEEDS:
             for scene in ("undisturbed", "one late") if quick else tuple(CHURN):
-                yield Job("churn", row, "adamw", 4, 60 if quick else 400, seed, scene)
+                yield Job("churn", row, "adamw", 4, QUICK_STEPS if quick else 400, seed, scene)
 
 
 PARTS = {"methods": methods, "wire": wire, "attacks": attacks, "churn": churn}

@@ -20,19 +20,19 @@ LATER = ("test_life.py", "test_rejoining.py", "test_tunnels.py")
 
 def _turn(file: str) -> int:
     path = Path(file)
-    if path.parent.name == "swarm":
-        return 3 if path.name in LATER else 0
-    return 2 if path.parent.name == "benchmarks" else 1
+    if path.parent.name in ("swarm", "benchmarks"):
+        return 2 if path.name in LATER else 0
+    return 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Most swarms first, which take longest; benchmarks late, which take every core."""
+    """What takes longest, and every core, first."""
     items.sort(key=lambda item: _turn(item.nodeid.split("::")[0]))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One swarm at a time, for each fills a machine with processes; unit tests run beside them, file by file."""
+    """One swarm or benchmark at a time, for each fills a machine; unit tests run beside them, file by file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class OneSwarmAtATime(LoadScopeScheduling):

@@ -1,6 +1,6 @@
 """Holes in NATs, by libp2p's connections alone: real p2pds in a laboratory, no nodes above them, so that all pairs are quick."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -69,7 +69,14 @@ def is_direct(addresses: list[str]) -> bool:
     return any(not address.endswith(CIRCUIT) for address in addresses)
 
 
-@pytest.mark.parametrize(("one", "other"), list(combinations_with_replacement(Nat, 2)))
+def pairs() -> Iterator[object]:
+    for one, other in combinations_with_replacement(Nat, 2):
+        # Both holes at the same instant: a machine that is busy for a moment misses it, and the relay is taken.
+        exact = one is other is Nat.PORT_RESTRICTED
+        yield pytest.param(one, other, marks=pytest.mark.soak if exact else [], id=f"{one}-{other}")
+
+
+@pytest.mark.parametrize(("one", "other"), list(pairs()))
 async def test_holes_are_punched_where_nats_let_them_be(peers: Peers, lab: Lab, one: Nat, other: Nat) -> None:
     ours, theirs = await connect(peers, lab, lab.home("ada", nat=one, link=HOME), lab.home("bob", nat=other, link=HOME))
     assert ours, "connected in any case"
@@ -90,7 +97,7 @@ async def test_holes_in_two_firewalls_of_ipv6_are_punched(peers: Peers, lab: Lab
     assert is_direct(theirs), theirs
 
 
-@pytest.mark.parametrize(("protocol", "punched"), [("udp", False), ("tcp", True)])
+@pytest.mark.parametrize(("protocol", "punched"), [("udp", False), pytest.param("tcp", True, marks=pytest.mark.soak)])
 async def test_what_a_firewall_blocks_is_gone_around(peers: Peers, lab: Lab, protocol: str, punched: bool) -> None:
     homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("ada", "bob")]
     assert homes[0].router is not None
