@@ -52,6 +52,7 @@ def test_a_wrong_peer_id_at_a_right_address(swarm: Swarm) -> None:
     assert_one_clear_line(done, 6, wrong, "check the peer id")
 
 
+@pytest.mark.soak  # each mistake is made in tests/unit/test_run.py
 def test_mistakes_in_a_specification(swarm: Swarm) -> None:
     swarm.bootstrap()
     path = swarm.folder / "bad.toml"
@@ -110,6 +111,7 @@ def test_commands_without_a_daemon(tmp_path: Path) -> None:
         assert_one_clear_line(run("lowcomm_node", command, "--home", str(tmp_path)), 3, "join")
 
 
+@pytest.mark.soak  # each byte is flipped in tests/unit/test_checkpoint.py
 def test_a_flipped_byte_costs_only_the_newest_checkpoint(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     node = swarm.node("a", "--checkpoint-every", "50")
