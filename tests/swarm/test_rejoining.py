@@ -183,7 +183,7 @@ class HivemindDht:
         with log.open("wb") as file:
             self.child = subprocess.Popen(
                 [program, "--host_maddrs", "/ip4/127.0.0.1/tcp/0", "--refresh_period", "2", *arguments],
-                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment(),
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment() | {"HIVEMIND_LOGLEVEL": "INFO"},
             )  # fmt: skip
 
     @property
