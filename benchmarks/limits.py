@@ -28,23 +28,17 @@ from time import perf_counter, time
 from typing import Any
 
 import uvloop
+from ends import RUN, End
 
-from lowcomm_node.discovery.hivemind import HivemindDiscovery
-from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.link import Incoming, Link
-from lowcomm_node.exchange.security import Gatekeeper, make_certificate
-from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.exchange.throttle import Bandwidth, Throttle, flow_options
-from lowcomm_node.exchange.tunnel import Tunnels
-from lowcomm_node.files import load_or_create_identity
 from lowcomm_node.logs import configure_logs
 from lowcomm_node.units import read_rate, write_rate
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import PeerInfo, Phase
 
-RUN = "ab" * 32
 SECONDS, TICK = 10.0, 0.25
 RATES = ("5Mbit", "20Mbit", "100Mbit")
 RESULT = Path(__file__).parent / "results" / "limits.json"
@@ -72,40 +66,13 @@ class Flow(Link):
                 self._take(frame.chunk)
 
 
-class Node:
-    """One end: p2pd where it is needed, server, channels."""
+class Node(End):
+    """An end that keeps to limits."""
 
     def __init__(self, name: str, folder: Path, route: str) -> None:
-        key = folder / f"{name}.key"
-        self.identity, self.bandwidth, self.route = load_or_create_identity(key), Bandwidth(), route
-        self.discovery = HivemindDiscovery(
-            identity=self.identity, key_file=key, listen=["/ip4/127.0.0.1/tcp/0"], punching=False
-        )
-        self.tunnels = Tunnels(self.discovery, RUN)
-        self.gatekeeper = Gatekeeper(self.identity, RUN, time)
-        self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
-        self.folder, self.port = folder, 0
-
-    async def start(self) -> None:
-        """Listen, with what the limits ask of gRPC."""
-        flow = flow_options(self.bandwidth.down.rate)
-        self.channels = Channels(self.gatekeeper, self.tunnels if self.route == "tunnel" else None, flow=flow)
-        self.server = ExchangeServer(
-            self.certificate, ExchangeService(self.gatekeeper, self, self.tunnels.peer_of), flow
-        )
-        self.server.listen_locally(self.folder)
-        self.port = await self.server.start("127.0.0.1", 0)
-        if self.route == "tunnel":
-            await self.discovery.start()
-            await self.discovery.check_connection()
-            await self.tunnels.serve(self.server.local)
-
-    async def close(self) -> None:
-        """End everything."""
-        await self.channels.close()
-        await self.server._server.stop(0)
-        await self.tunnels.close()
-        await self.discovery.close()
+        listen = ["/ip4/127.0.0.1/tcp/0"] if route == "tunnel" else []
+        super().__init__(name, folder, listen, punching=False)
+        self.bandwidth, self.route = Bandwidth(), route
 
     async def limit(self, way: str, rate: float | None) -> None:
         """Change a limit, as the daemon does."""
@@ -134,14 +101,6 @@ class Node:
         """See Handlers."""
         hello = (await stream.receive()).hello
         await self._carry(peer, stream, hello.fragment == TO_CALLER, hello.tokens)
-
-    def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
-        """Nobody fetches here."""
-        raise NotImplementedError
-
-    def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
-        """Round trips are measured by this."""
-        return introduction
 
     async def _carry(self, peer: str, stream: Stream, sends: bool, size: int) -> None:
         flow = Flow(peer, stream, self.bandwidth)
@@ -214,7 +173,7 @@ async def pouring(
         async with AsyncExitStack() as stack:
             for node in (limited, other):
                 stack.push_async_callback(node.close)
-                await node.start()
+                await node.start(flow_options(node.bandwidth.down.rate))
             # Both directions are connected before, so that this counts no handshake.
             await limited.channels.stub(other.info())
             await other.channels.stub(limited.info())

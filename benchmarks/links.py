@@ -15,7 +15,6 @@ Medians; all runs into benchmarks/results/links.json, a table to the terminal.
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import platform
@@ -23,22 +22,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from threading import Thread
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any
 
-import psutil
+from ends import End, answer, ask, cpu_of, forever, record_of, say, set_up
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "net"), str(ROOT / "tests")]
 
 RATE, DELAY, LOSS = 200e6, 0.025, 0.01
-RUN = "ab" * 32
 CHUNK = 256 * 1024
 DEADLINE = 570.0
 OUT = ROOT / "benchmarks" / "results" / "links.json"
@@ -168,35 +165,6 @@ def measure(way: Way, size: int, runs: int) -> dict[str, Any]:
     }
 
 
-def cpu_of(pids: list[int]) -> float:
-    """Seconds of CPU of processes and their children."""
-    roots = [psutil.Process(pid) for pid in pids]
-    every = roots + [below for root in roots for below in root.children(recursive=True)]
-    return sum(times.user + times.system for times in (one.cpu_times() for one in every))
-
-
-def ask(child: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
-    """Have an end do something."""
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(request) + "\n")
-    child.stdin.flush()
-    return answer(child)
-
-
-def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """What an end says."""
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    if not line:
-        raise RuntimeError(f"an end of the measurement ended with {child.wait()}")
-    return json.loads(line)
-
-
-def say(message: dict[str, Any]) -> None:
-    """A line to whoever measures."""
-    print(json.dumps(message), flush=True)
-
-
 def play(role: str, told: dict[str, Any]) -> None:
     """Be one end."""
     if told["way"] == "raw":
@@ -264,71 +232,33 @@ async def trade(stream: Any, size: int) -> None:
     assert (await stream.receive()).WhichOneof("kind") == "confirm"
 
 
-class Node:
-    """What a node has of this."""
+class Node(End):
+    """An end at a host of its own."""
 
     def __init__(self, role: str, told: dict[str, Any]) -> None:
-        from lowcomm_node.discovery.hivemind import HivemindDiscovery
         from lowcomm_node.discovery.p2pd import listeners
-        from lowcomm_node.exchange.channels import Channels
-        from lowcomm_node.exchange.security import Gatekeeper, make_certificate
-        from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-        from lowcomm_node.exchange.tunnel import Tunnels
-        from lowcomm_node.files import load_or_create_identity
 
-        key = Path(told["folder"]) / f"{role}.key"
-        self.identity = load_or_create_identity(key)
-        self.discovery = HivemindDiscovery(
-            identity=self.identity, key_file=key, listen=listeners("0.0.0.0", 0), initial_peers=told.get("entries", ())
-        )
-        self.tunnels = Tunnels(self.discovery, RUN)
-        gatekeeper = Gatekeeper(self.identity, RUN, time)
-        self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
-        self.server = ExchangeServer(self.certificate, ExchangeService(gatekeeper, self, self.tunnels.peer_of))
-        self.channels = Channels(gatekeeper, self.tunnels)
-        self._folder = Path(told["folder"])
-
-    async def start(self) -> int:
-        """Listen; the port for TLS."""
-        self.server.listen_locally(self._folder)
-        port = await self.server.start("0.0.0.0", 0)
-        await self.discovery.start()
-        await self.tunnels.serve(self.server.local)
-        return port
-
-    async def close(self) -> None:
-        """End everything."""
-        await self.channels.close()
-        await self.server.close()
-        await self.tunnels.close()
-        await self.discovery.close()
+        listen = listeners("0.0.0.0", 0)
+        super().__init__(role, Path(told["folder"]), listen, "0.0.0.0", initial_peers=told.get("entries", ()))
 
     async def swap(self, peer: str, stream: Any) -> None:
-        """What the service asks for a Swap: the caller tells how much in its first frame."""
+        """See End; the caller tells how much in its first frame."""
         hello = await stream.receive()
         await trade(stream, hello.hello.tokens)
         while await stream.receive() is not None:
             pass
 
-    def fetch(self, peer: str, request: Any) -> AsyncIterator[Any]:
-        """Nobody fetches here."""
-        raise NotImplementedError
-
-    def describe(self, peer: str, introduction: Any) -> Any:
-        """Round trips are measured by this."""
-        return introduction
-
 
 async def our_callee(told: dict[str, Any]) -> None:
     """A node that is called."""
-    quiet()
+    set_up()
     node = Node("callee", told)
     try:
-        port = await node.start()
+        await node.start()
         entries = [entry for entry in node.discovery.addresses() if told["host"] in entry]
         certificate = node.certificate.der.hex()
-        say({"peer": node.identity.peer_id, "port": port, "certificate": certificate, "entries": entries})
-        await asyncio.Event().wait()
+        say({"peer": node.identity.peer_id, "port": node.port, "certificate": certificate, "entries": entries})
+        await forever()
     finally:
         await node.close()
 
@@ -337,15 +267,11 @@ async def our_caller(told: dict[str, Any]) -> None:
     """A node that calls, by the route that is measured, or by the one that it chooses."""
     from lowcomm_node.exchange.stream import CallerStream
     from lowcomm_protocol.messages import exchange_pb2 as pb
-    from lowcomm_protocol.records import PeerInfo, Phase
 
-    quiet()
+    set_up()
     node, way = Node("caller", told), told["way"]
-    info = PeerInfo(
-        peer_id=told["peer"], run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 3600,
-        addresses=(f"{told['host']}:{1 if way == 'tunnel' else told['port']}",),
-        certificate=bytes.fromhex(told["certificate"]), entry_points=() if way == "direct" else tuple(told["entries"]),
-    )  # fmt: skip
+    address = f"{told['host']}:{1 if way == 'tunnel' else told['port']}"
+    info = record_of(told, [address], [] if way == "direct" else told["entries"])
     if way == "direct":
         forget_tunnels()
     try:
@@ -373,15 +299,6 @@ def forget_tunnels() -> None:
     from lowcomm_node.exchange import routes
 
     routes.SLOW = float("inf")
-
-
-def quiet() -> None:
-    """As a node sets itself up."""
-    from lowcomm_node.allocator import keep_freed_memory
-    from lowcomm_node.logs import configure_logs
-
-    configure_logs(-1)
-    keep_freed_memory()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Medians of several runs; everything into out/transport.json, a table to the term
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import platform
@@ -21,14 +20,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import median
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any
 
-import psutil
 import uvloop
+from ends import End, answer, ask, cpu_of, forever, record_of, say, set_up
 
 CHUNK = 2**20
-RUN = "ab" * 32
 TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
 DEAD = "/ip4/127.0.0.1/tcp/1"
 """What ends announce that shall find each other only through the relay."""
@@ -106,33 +104,10 @@ def measure(way: str, size: int, runs: int) -> dict[str, Any]:
 
 def one_run(caller: subprocess.Popen[str], children: list[subprocess.Popen[str]], size: int) -> tuple[float, float]:
     """Seconds, and seconds of CPU of all processes."""
-    before = cpu_of(children)
+    pids = [child.pid for child in children]
+    before = cpu_of(pids)
     seconds = ask(caller, {"bytes": size})["seconds"]
-    return seconds, cpu_of(children) - before
-
-
-def cpu_of(children: list[subprocess.Popen[str]]) -> float:
-    """Seconds of CPU of processes and their children."""
-    roots = [psutil.Process(child.pid) for child in children]
-    every = roots + [below for root in roots for below in root.children(recursive=True)]
-    return sum(times.user + times.system for times in (one.cpu_times() for one in every))
-
-
-def ask(child: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
-    """Have an end do something."""
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(request) + "\n")
-    child.stdin.flush()
-    return answer(child)
-
-
-def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """What an end says."""
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    if not line:
-        raise RuntimeError(f"{child.args} ended with {child.wait()}")
-    return json.loads(line)
+    return seconds, cpu_of(pids) - before
 
 
 # Playing: one end
@@ -143,18 +118,14 @@ Send = Callable[[int], Awaitable[None]]
 
 async def play(role: str, way: str, told: dict[str, Any]) -> None:
     """Be one end: tell the other where we are, then do what is asked, line by line."""
-    from lowcomm_node.allocator import keep_freed_memory
-    from lowcomm_node.logs import configure_logs
-
-    configure_logs(-1)
-    keep_freed_memory()
+    set_up()
     async with AsyncExitStack() as stack:
         if role == "relay":
             say({"relay": await stack.enter_async_context(relaying(told))})
-            await asyncio.Event().wait()
+            await forever()
         if role == "callee":
             say(await stack.enter_async_context(CALLEES[way](told, way)))
-            await asyncio.Event().wait()
+            await forever()
         send: Send = await stack.enter_async_context(CALLERS[way](told, way))
         say({"ready": True})
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -162,11 +133,6 @@ async def play(role: str, way: str, told: dict[str, Any]) -> None:
             async with asyncio.timeout(DEADLINE):
                 await send(json.loads(line)["bytes"])
             say({"seconds": perf_counter() - began})
-
-
-def say(message: dict[str, Any]) -> None:
-    """A line to whoever measures."""
-    print(json.dumps(message), flush=True)
 
 
 # Raw TCP: blocking sockets on threads, the most that this machine can do
@@ -265,64 +231,18 @@ async def grpc_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
         yield lambda size: pour(CallerStream(ExchangeStub(channel).Swap()), size)
 
 
-class Node:
-    """What a node has of this: p2pd where it is needed, server, channels."""
+class Node(End):
+    """An end of the route that is measured."""
 
     def __init__(self, role: str, told: dict[str, Any], way: str) -> None:
-        from lowcomm_node.discovery.hivemind import HivemindDiscovery
-        from lowcomm_node.exchange.channels import Channels
-        from lowcomm_node.exchange.security import Gatekeeper, make_certificate
-        from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-        from lowcomm_node.exchange.tunnel import Tunnels
-        from lowcomm_node.files import load_or_create_identity
-
-        key = Path(told["folder"]) / f"{role}.key"
-        self.identity = load_or_create_identity(key)
-        self.discovery = HivemindDiscovery(
-            identity=self.identity,
-            key_file=key,
-            listen=[QUIC if way == "tunnel-quic" else TCP],
-            initial_peers=told.get("relay", ()),
-            announce=[DEAD] if way == "tunnel-relay" else (),
-            wants_places=way == "tunnel-relay",
-            punching=False,
-        )
-        self.tunnels = Tunnels(self.discovery, RUN)
-        gatekeeper = Gatekeeper(self.identity, RUN, time)
-        self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
-        self.server = ExchangeServer(self.certificate, ExchangeService(gatekeeper, self, self.tunnels.peer_of))
-        self.channels = Channels(gatekeeper, None if way == "direct-tls" else self.tunnels)
-        self._has_p2pd = way != "direct-tls"
-        self._folder = Path(told["folder"])
-
-    async def start(self) -> int:
-        """Listen; the port for TLS."""
-        self.server.listen_locally(self._folder)
-        port = await self.server.start("127.0.0.1", 0)
-        if self._has_p2pd:
-            await self.discovery.start()
-            await self.discovery.check_connection()
-            await self.tunnels.serve(self.server.local)
-        return port
-
-    async def close(self) -> None:
-        """End everything."""
-        await self.channels.close()
-        await self.server.close()
-        await self.tunnels.close()
-        await self.discovery.close()
+        listen = {"direct-tls": (), "tunnel-quic": (QUIC,)}.get(way, (TCP,))
+        relayed: dict[str, Any] = {"announce": [DEAD], "wants_places": True} if way == "tunnel-relay" else {}
+        entries = told.get("relay", ())
+        super().__init__(role, Path(told["folder"]), listen, initial_peers=entries, punching=False, **relayed)
 
     async def swap(self, peer: str, stream: Any) -> None:
-        """What the service asks for a Swap."""
+        """See End."""
         await swallow(stream)
-
-    def fetch(self, peer: str, request: Any) -> AsyncIterator[Any]:
-        """Nobody fetches here."""
-        raise NotImplementedError
-
-    def describe(self, peer: str, introduction: Any) -> Any:
-        """Round trips are measured by this."""
-        return introduction
 
 
 @asynccontextmanager
@@ -330,14 +250,10 @@ async def our_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, 
     """A node that is called."""
     node = Node("callee", told, way)
     try:
-        port = await node.start()
+        await node.start()
         entries = list(node.discovery.addresses()) if way != "direct-tls" else []
-        yield {
-            "peer": node.identity.peer_id,
-            "port": port,
-            "certificate": node.certificate.der.hex(),
-            "entries": entries,
-        }
+        certificate = node.certificate.der.hex()
+        yield {"peer": node.identity.peer_id, "port": node.port, "certificate": certificate, "entries": entries}
     finally:
         await node.close()
 
@@ -346,15 +262,12 @@ async def our_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, 
 async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     """A node that calls, by the route that is measured and no other."""
     from lowcomm_node.exchange.stream import CallerStream
-    from lowcomm_protocol.records import PeerInfo, Phase
 
     node = Node("caller", told, way)
     address = f"127.0.0.1:{told['port'] if way == 'direct-tls' else 1}"
-    info = PeerInfo(
-        peer_id=told["peer"], run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 600,
-        addresses=(address,), certificate=bytes.fromhex(told["certificate"]),
-        entry_points=tuple(entry for entry in told["entries"] if way != "tunnel-relay" or "circuit" in entry),
-    )  # fmt: skip
+    info = record_of(
+        told, [address], [entry for entry in told["entries"] if way != "tunnel-relay" or "circuit" in entry]
+    )
 
     async def send(size: int) -> None:
         stub = await node.channels.stub(info)

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import uvloop
+from dht import Dht
 from kit import Swarm
 
 
@@ -30,3 +31,13 @@ def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
             yield swarm
         finally:
             swarm.close()
+
+
+@pytest.fixture
+async def dht(tmp_path: Path, swarm: Swarm) -> AsyncIterator[Dht]:
+    """Peers of the DHT beside a swarm; all are closed at the end."""
+    dht = Dht(tmp_path / "dht")
+    try:
+        yield dht
+    finally:
+        await dht.close()

@@ -29,6 +29,8 @@ PROTOCOL = 3
 DIGITS = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 PREFIX = bytes.fromhex("002408011220")
 CHUNK = 256 * 1024
+RETRY = 0.5
+"""Seconds between two tries: nothing tells a caller when the callee takes exchanges again."""
 LATER = ("busy", "crossed", "too-soon", "full", "not-training")
 """Refusals of the moment."""
 PATIENCE = 90.0
@@ -215,7 +217,7 @@ def take_part(client: Client) -> dict[str, Any]:
             return {"peer_id": client.peer_id, "phase": theirs.phase, "refused": refused, "distance": distance}
         refused.append(reason)
         assert reason in LATER, reason
-        time.sleep(0.5)
+        time.sleep(RETRY)
     raise AssertionError(f"refused again and again: {refused}")
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -22,15 +21,6 @@ from waiting import until, until_async
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 CREATOR = Identity(b"c" * 32)
-
-
-@pytest.fixture
-async def dht(tmp_path: Path, swarm: Swarm) -> AsyncIterator[Dht]:
-    dht = Dht(tmp_path / "dht")
-    try:
-        yield dht
-    finally:
-        await dht.close()
 
 
 def make_run(name: str) -> SignedRun:

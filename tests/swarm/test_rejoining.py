@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +126,6 @@ def test_two_servers_are_one_service_and_a_dead_address_beside_a_good_one_is_onl
     assert door(told, NOBODY)["next_attempt"] is not None
     assert told["swarm"]["state"] == "connected"
     until(lambda: second.events("run.adopted"), 60, "the second keeps the run, too")
-
-
-@pytest.fixture
-async def dht(tmp_path: Path, swarm: Swarm) -> AsyncIterator[Dht]:
-    dht = Dht(tmp_path / "dht")
-    try:
-        yield dht
-    finally:
-        await dht.close()
 
 
 async def test_two_halves_of_a_swarm_are_one_when_a_peer_knows_both(dht: Dht) -> None:

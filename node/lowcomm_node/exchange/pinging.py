@@ -40,7 +40,7 @@ class RouteSpeed:
     """What a route did; without figures it can't be taken, and ``reason`` says why."""
 
     route: str
-    """As ``peers`` names it: ``direct HOST:PORT``, ``punched``, ``relay XXXXXX``; ``tunnel`` if there is none."""
+    """As ``peers`` names it: ``direct HOST:PORT``, ``punched``, ``relay NAME``; ``tunnel`` if there is none."""
     round_trip: float | None = None
     """Seconds."""
     up: float | None = None

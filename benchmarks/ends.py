@@ -1,0 +1,138 @@
+"""The ends of a measurement: processes that do what a line says, and nodes that carry contents and train nothing.
+
+transport.py, links.py and limits.py differ in what they measure and over which line; their ends are these.
+"""
+
+import asyncio
+import datetime
+import json
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from time import time
+from typing import Any
+
+import psutil
+
+RUN = "ab" * 32
+"""The id of a run that there is not."""
+
+
+def ask(child: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
+    """Have an end do something."""
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(request) + "\n")
+    child.stdin.flush()
+    return answer(child)
+
+
+def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
+    """What an end says. Raises RuntimeError if it has gone; each end bounds its own work by a deadline."""
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    if not line:
+        raise RuntimeError(f"an end of the measurement ended with {child.wait()}")
+    return json.loads(line)
+
+
+def say(message: dict[str, Any]) -> None:
+    """A line to whoever measures."""
+    print(json.dumps(message), flush=True)
+
+
+def cpu_of(pids: Sequence[int]) -> float:
+    """Seconds of CPU of processes and their children."""
+    roots = [psutil.Process(pid) for pid in pids]
+    every = roots + [below for root in roots for below in root.children(recursive=True)]
+    return sum(times.user + times.system for times in (one.cpu_times() for one in every))
+
+
+def set_up() -> None:
+    """As a node sets its process up."""
+    from lowcomm_node.allocator import keep_freed_memory
+    from lowcomm_node.logs import configure_logs
+
+    configure_logs(-1)
+    keep_freed_memory()
+
+
+class End:
+    """What a node has of an exchange: identity, p2pd, tunnels, server and channels. What a ``Swap`` carries is left to the heir."""
+
+    def __init__(
+        self, name: str, folder: Path, listen: Sequence[str], host: str = "127.0.0.1", **discovery: Any
+    ) -> None:
+        """``listen``: where p2pd listens; none: there is no p2pd, and peers are called directly alone."""
+        # Not above: an end with plain sockets needs none of this.
+        from lowcomm_node.discovery.hivemind import HivemindDiscovery
+        from lowcomm_node.exchange.security import Gatekeeper, make_certificate
+        from lowcomm_node.exchange.tunnel import Tunnels
+        from lowcomm_node.files import load_or_create_identity
+
+        key = folder / f"{name}.key"
+        self.identity = load_or_create_identity(key)
+        self.discovery = HivemindDiscovery(identity=self.identity, key_file=key, listen=listen, **discovery)
+        self.tunnels = Tunnels(self.discovery, RUN)
+        self.gatekeeper = Gatekeeper(self.identity, RUN, time)
+        self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+        self.port = 0
+        """For TLS, once it listens."""
+        self._folder, self._host, self._has_p2pd = folder, host, bool(listen)
+        self._listens = False
+
+    async def start(self, flow: Sequence[tuple[str, Any]] | None = None) -> None:
+        """Listen; ``flow``: options of gRPC for what comes in."""
+        from lowcomm_node.exchange.channels import Channels
+        from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
+        from lowcomm_node.exchange.throttle import FREE_FLOW
+
+        options = tuple(flow or FREE_FLOW)
+        self.channels = Channels(self.gatekeeper, self.tunnels if self._has_p2pd else None, flow=options)
+        service = ExchangeService(self.gatekeeper, self, self.tunnels.peer_of)
+        self.server = ExchangeServer(self.certificate, service, options)
+        self._listens = True
+        self.server.listen_locally(self._folder)
+        self.port = await self.server.start(self._host, 0)
+        if self._has_p2pd:
+            await self.discovery.start()
+            await self.discovery.check_connection()
+            await self.tunnels.serve(self.server.local)
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._listens:
+            await self.channels.close()
+            await self.server.close()
+        await self.tunnels.close()
+        await self.discovery.close()
+
+    async def swap(self, peer: str, stream: Any) -> None:
+        """What the service asks for a Swap."""
+        from lowcomm_protocol.errors import ProtocolViolation
+
+        raise ProtocolViolation("called an end that only calls")
+
+    def fetch(self, peer: str, request: Any) -> AsyncIterator[Any]:
+        """There is no state to copy here."""
+        from lowcomm_protocol.errors import ProtocolViolation
+
+        raise ProtocolViolation("wanted the state of an end that has none")
+
+    def describe(self, peer: str, introduction: Any) -> Any:
+        """Round trips are measured by this."""
+        return introduction
+
+
+def record_of(told: dict[str, Any], addresses: Sequence[str], entry_points: Sequence[str]) -> Any:
+    """The record of an end in another process, by what that has told: ``peer``, and ``certificate`` in hexadecimal."""
+    from lowcomm_protocol.records import PeerInfo, Phase
+
+    return PeerInfo(
+        peer_id=told["peer"], run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 3600,
+        addresses=tuple(addresses), certificate=bytes.fromhex(told["certificate"]), entry_points=tuple(entry_points),
+    )  # fmt: skip
+
+
+async def forever() -> None:
+    """An end that is called stays until its process is ended."""
+    await asyncio.Event().wait()
