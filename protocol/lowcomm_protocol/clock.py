@@ -25,9 +25,17 @@ class SwarmClock:
         return self.step
 
 
-def largest_jump(interval: int) -> int:
-    """How many swarm steps one peer may be ahead of all others: ten intervals, and what a short pause costs in any case."""
-    return max(10 * interval, 200)
+FASTER = 8
+"""How many times as fast as we one peer may have trained while we merged with nobody."""
+
+
+def largest_jump(interval: int, alone: int = 0) -> int:
+    """How many swarm steps one peer may be ahead of all others: ten intervals, and what a short pause costs in any case.
+
+    ``alone``: own inner steps since our last merge. Two peers that an outage has parted are each without a third who
+    could speak for the other; without this the slower one would refuse the faster one for ever.
+    """
+    return max(10 * interval, 200, FASTER * alone)
 
 
 def is_supported(claim: int, own: int, others: Iterable[int], max_jump: int) -> bool:

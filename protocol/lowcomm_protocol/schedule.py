@@ -45,6 +45,10 @@ class SyncSchedule:
         """Which sync of this fragment a swarm step belongs to."""
         return sync_index(swarm_step, fragment, len(self), self.interval)
 
+    def steps_alone(self, steps: int) -> int:
+        """Own inner steps since the last merge of any fragment, after ``steps`` of them."""
+        return steps - max(progress.merged_steps for progress in self._progress)
+
     def skip(self, fragment: int, swarm_step: int) -> None:
         """Count a sync that found no partner: the fragment waits for its next sync point."""
         old = self._progress[fragment]

@@ -34,6 +34,12 @@ def test_a_late_joiner_is_believed_that_the_swarm_is_ahead_when_others_say_so():
     assert is_supported(5000, own=0, others=[4990], max_jump=200)
 
 
+def test_who_merged_with_nobody_for_long_believes_whom_it_meets_as_many_steps_more():
+    assert largest_jump(20, alone=25) == largest_jump(20) == 200, "in company nothing changes"
+    assert is_supported(9 * 1000, 1000, [], largest_jump(20, alone=1000))
+    assert not is_supported(9 * 1000 + 1, 1000, [], largest_jump(20, alone=1000))
+
+
 def test_a_short_pause_of_one_of_two_peers_is_no_lie_however_short_the_interval():
     assert largest_jump(4) == 200
     assert largest_jump(100) == 1000

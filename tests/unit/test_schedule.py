@@ -76,6 +76,14 @@ def test_a_merge_counts_the_version_and_what_was_done_by_then():
     assert schedule[1] == FragmentProgress()
 
 
+def test_steps_alone_are_counted_since_the_last_merge_of_any_fragment():
+    schedule = fresh()
+    assert schedule.steps_alone(30) == 30
+    schedule.merged(2, swarm_step=35, steps=30, tokens=30)
+    schedule.merged(1, swarm_step=40, steps=35, tokens=35)
+    assert schedule.steps_alone(42) == 7
+
+
 @given(st.lists(st.tuples(st.sampled_from(["skip", "merge"]), st.integers(0, 500)), max_size=40))
 def test_the_sync_index_never_goes_back(calls):
     schedule = fresh(count=1)

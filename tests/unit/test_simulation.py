@@ -237,6 +237,15 @@ def test_two_halves_that_were_cut_off_from_each_other_come_together_again(datase
 
 
 @pytest.mark.parametrize("method", PAIRS)
+def test_two_peers_of_unlike_speed_that_were_parted_for_long_exchange_again(dataset, method):
+    members = [Member(), Member(speed=0.25)]
+    swarm = Swarm(spec(method, steps=400), dataset, members, Conditions(), Replica, compiled=False, evaluations=0)
+    cut_off(swarm.network, {"peer-0"}, until=300.0)
+    swarm.network.run()
+    assert all(peer.applied > 0 for peer in swarm.peers), "225 swarm steps apart, and nobody else to ask"
+
+
+@pytest.mark.parametrize("method", PAIRS)
 def test_honest_peers_of_any_speed_are_rarely_taken_for_liars(dataset, method):
     members = [Member(), Member(speed=0.6), Member(speed=0.9), Member(speed=0.3)]
     swarm = swarm_of(spec(method, steps=100, interval=4, min_steps=1), dataset, members)

@@ -232,7 +232,8 @@ class Exchanger:
     def supports(self, peer: str, swarm_step: int) -> bool:
         """Whether what we and others know makes a swarm step plausible that a peer claims."""
         others = (info.swarm_step for info in self.roster.alive(time()) if info.peer_id != peer)
-        return is_supported(swarm_step, self.swarm_step, others, largest_jump(self.spec.sync.interval))
+        most = largest_jump(self.spec.sync.interval, self.schedule.steps_alone(self.steps))
+        return is_supported(swarm_step, self.swarm_step, others, most)
 
     def strike(self, peer: str, reason: str) -> None:
         """Hold against a peer what no honest one does: it is left out for a while."""

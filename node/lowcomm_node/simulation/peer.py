@@ -128,18 +128,21 @@ class Peer:
             return Refusal.CROSSED
         if not self.trust.trusts(peer, replica.steps):
             return Refusal.NOT_TRUSTED
-        others = [one.replica.clock.step for one in self.swarm.others(self, peer)]
         ready = Readiness(
             training=self.training,
             busy=round_ is not None and not round_.exchange.has_room_for(peer),
             has_room=True,
             min_steps=0 if round_ is not None else self.sync.min_steps,
-            step_is_supported=is_supported(
-                theirs.swarm_step, replica.clock.step, others, largest_jump(self.sync.interval)
-            ),
+            step_is_supported=self.supports(peer, theirs.swarm_step),
             fragment_count=len(replica.schedule),
         )
         return consider(theirs, self._offer(theirs.fragment, theirs.round), ready)
+
+    def supports(self, peer: str, swarm_step: int) -> bool:
+        """Whether what we and others know makes a swarm step plausible that a peer claims."""
+        others = (one.replica.clock.step for one in self.swarm.others(self, peer))
+        most = largest_jump(self.sync.interval, self.replica.schedule.steps_alone(self.replica.steps))
+        return is_supported(swarm_step, self.replica.clock.step, others, most)
 
     # messages
 

@@ -70,7 +70,10 @@ class Round(ABC):
             self.handle(ex.Lost(peer=other, reason=f"gave up: {payload}"))
         elif self.calls.get(other) is stream:
             del self.calls[other]
-            if kind == "accept":
+            if kind == "accept" and not self.peer.supports(other, payload.swarm_step):
+                self.network.break_(stream)
+                self.handle(ex.Lost(peer=other, reason="claims a swarm step that nobody else supports"))
+            elif kind == "accept":
                 self.link(other, stream)
                 self.handle(ex.Accepted(peer=other, offer=payload))
             else:
