@@ -79,10 +79,12 @@ class End:
         """For TLS, once it listens."""
         self._folder, self._host, self._has_p2pd = folder, host, bool(listen)
         self._listens = False
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, flow: Sequence[tuple[str, Any]] | None = None) -> None:
         """Listen; ``flow``: options of gRPC for what comes in."""
         from lowcomm_node.exchange.channels import Channels
+        from lowcomm_node.exchange.congestion import CongestionWatch
         from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
         from lowcomm_node.exchange.throttle import FREE_FLOW
 
@@ -91,6 +93,7 @@ class End:
         service = ExchangeService(self.gatekeeper, self, self.tunnels.peer_of)
         self.server = ExchangeServer(self.certificate, service, options)
         self._listens = True
+        self._watching = asyncio.create_task(CongestionWatch().run())
         self.server.listen_locally(self._folder)
         self.port = await self.server.start(self._host, 0)
         if self._has_p2pd:
@@ -100,6 +103,8 @@ class End:
 
     async def close(self) -> None:
         """End everything."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._listens:
             await self.channels.close()
             await self.server.close()

@@ -8,7 +8,7 @@ send them. Beside it, in the same run over the same link: one TCP connection tha
 
     clean    no loss; TCP with reno, close to what most machines have, and with bbr, where the kernel has it
     lossy    1 % of packets lost in each direction
-    chosen   lossy, and the node chooses the route by what it measures: the last calls count
+    chosen   the node chooses the route by what it measures, and the congestion control: the last calls count
 
 Medians; all runs into benchmarks/results/links.json, a table to the terminal.
 """
@@ -51,6 +51,7 @@ class Way:
     """"raw", "direct", "tunnel" or "chosen"."""
     loss: float = 0.0
     congestion: str = "reno"
+    """Of both hosts, as their systems are set; a node may choose another for a connection."""
     megabytes: float = 1.0
     """Of what is asked for: a slow line is not given hours."""
     goal: str = ""
@@ -66,7 +67,7 @@ WAYS = {
     "lossy-raw": Way("raw", loss=LOSS, megabytes=1 / 8),
     "lossy-direct": Way("direct", loss=LOSS, megabytes=1 / 8),
     "lossy-tunnel": Way("tunnel", loss=LOSS, megabytes=1 / 8),
-    "lossy-chosen": Way("chosen", loss=LOSS, megabytes=1 / 8, goal="30 Mbit/s, by the route that it chose"),
+    "lossy-chosen": Way("chosen", loss=LOSS, goal="30 Mbit/s, by the route that it chose"),
     "lossy-raw-bbr": Way("raw", loss=LOSS, congestion="bbr", megabytes=1 / 2),
     "lossy-chosen-bbr": Way(
         "chosen", loss=LOSS, congestion="bbr", megabytes=1 / 4, goal="30 Mbit/s, by the route that it chose"

@@ -30,6 +30,7 @@ from lowcomm_node.discovery.p2pd import runtime_folder
 from lowcomm_node.doctor.examining import examine_node
 from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NoPeers, NotAdmitted, TrainerError
 from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.congestion import CongestionWatch
 from lowcomm_node.exchange.exchanger import Exchanger
 from lowcomm_node.exchange.fetch import Fetcher, SnapshotServer
 from lowcomm_node.exchange.pinging import Echo, match_peer
@@ -321,7 +322,8 @@ class Daemon:
         )
         self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
         self.lifeline.on_move(lambda: self._move(port))
-        self._tasks += [asyncio.create_task(self._follow_trainer()), asyncio.create_task(self.membership.run())]
+        works = (self._follow_trainer(), self.membership.run(), CongestionWatch(self._tell).run())
+        self._tasks += [asyncio.create_task(work) for work in works]
         try:
             await self._unless_finished(self._sync_and_train())
         finally:

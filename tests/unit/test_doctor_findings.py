@@ -270,6 +270,12 @@ def test_this_machine_is_judged(machine: dict[str, Any], name: str, state: State
     assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words), found
 
 
+def test_where_a_node_may_choose_bbr_itself_a_line_that_loses_needs_no_remedy():
+    found = findings(machine=replace(MACHINE, tcp=Tcp("cubic", ("cubic", "bbr"), 0.02)))["congestion"]
+    assert found.state is State.OK and not found.remedy
+    assert "2.00 %" in found.value and "go on with bbr" in found.value
+
+
 def test_a_gpu_that_the_node_does_not_use_is_told():
     found = findings(machine=replace(MACHINE, gpus=(GPU,)), status=STATUS)["gpu"]
     assert found.state is State.WARNING and "--device cuda" in found.remedy

@@ -53,7 +53,8 @@ class Tcp:
 
     congestion: str
     """Congestion control of new connections; empty if this system does not tell."""
-    available: tuple[str, ...]
+    allowed: tuple[str, ...]
+    """Those that any user may choose for a connection."""
     resent: float | None
     """Of all segments sent since this machine started, the part that was sent again."""
 
@@ -151,13 +152,13 @@ def _tcp() -> Tcp:
         with socket.socket() as probe:
             raw = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             congestion = raw.rstrip(b"\0").decode()
-        available = tuple((_PROC / "tcp_available_congestion_control").read_text().split())
+        allowed = tuple((_PROC / "tcp_allowed_congestion_control").read_text().split())
     except (OSError, AttributeError):  # not Linux
-        congestion, available = "", ()
+        congestion, allowed = "", ()
     try:
-        return Tcp(congestion, available, read_resent(Path("/proc/net/snmp").read_text()))
+        return Tcp(congestion, allowed, read_resent(Path("/proc/net/snmp").read_text()))
     except OSError:
-        return Tcp(congestion, available, None)
+        return Tcp(congestion, allowed, None)
 
 
 def read_resent(snmp: str) -> float | None:

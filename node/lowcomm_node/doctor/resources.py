@@ -3,10 +3,9 @@
 from lowcomm_node.doctor import advice
 from lowcomm_node.doctor.case import Case
 from lowcomm_node.doctor.findings import Finding, State
+from lowcomm_node.exchange.congestion import BBR, LOSSY
 from lowcomm_node.formatting import size
 
-LOSSY = 0.005
-"""Of TCP segments, sent again: from here on it matters how TCP takes a loss."""
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
 LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6
 LITTLE_GPU = 1e9
@@ -22,13 +21,15 @@ def _congestion(case: Case) -> Finding:
     if not tcp.congestion:
         return Finding(name="congestion", state=State.UNKNOWN, value="this system does not tell")
     resent = f"; {100 * tcp.resent:.2f} % of segments were sent again" if tcp.resent is not None else ""
-    bad = tcp.congestion != "bbr" and tcp.resent is not None and tcp.resent > LOSSY
+    loses = tcp.congestion != BBR and tcp.resent is not None and tcp.resent > LOSSY
+    bad = loses and BBR not in tcp.allowed
+    helped = "; a node's connections that lose go on with bbr" if loses and not bad else ""
     return Finding(
         name="congestion",
         state=State.WARNING if bad else State.OK,
-        value=f"TCP uses {tcp.congestion}{resent}",
+        value=f"TCP uses {tcp.congestion}{resent}{helped}",
         remedy=advice.use_bbr(tcp.congestion) if bad else "",
-        figures={"tcp": tcp.congestion, "available": list(tcp.available), "resent": tcp.resent},
+        figures={"tcp": tcp.congestion, "allowed": list(tcp.allowed), "resent": tcp.resent},
     )
 
 
