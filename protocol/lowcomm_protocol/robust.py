@@ -78,11 +78,13 @@ class UsualNorm:
 
     What each peer brought last counts, used or refused, by its lower median: a single liar does not move that. And where
     most are further away than was plausible, it is we who must come closer: otherwise two halves of a swarm that have once
-    drifted apart would refuse each other for ever. Of a lone partner, whom nobody can judge, a bounded part counts.
+    drifted apart would refuse each other for ever. Of a lone partner, whom nobody can judge, a bounded part counts; and what
+    was applied teaches no more than our own norm makes plausible, or a partner that always brings as much as it may would
+    raise the bound each time.
     """
 
     def __init__(self, before: float = 0.0) -> None:
-        self._applied = before
+        self.learned = before
         """Of those that were applied, mostly lately; 0 if nothing is known."""
         self._last: dict[str, float] = {}
 
@@ -92,8 +94,8 @@ class UsualNorm:
         norms = list(self._last.values())  # a copy at once: contributions are decoded on other threads
         norms.sort()
         if len(norms) == 1:
-            return max(self._applied, min(norms[0], ALONE * self._applied))
-        return max(self._applied, norms[(len(norms) - 1) // 2]) if norms else self._applied
+            return max(self.learned, min(norms[0], ALONE * self.learned))
+        return max(self.learned, norms[(len(norms) - 1) // 2]) if norms else self.learned
 
     def saw(self, peer: str, norm: float) -> None:
         """Remember what a peer has brought; a norm beyond float32 is none."""
@@ -104,9 +106,10 @@ class UsualNorm:
         while len(self._last) > REMEMBERED:
             del self._last[next(iter(self._last))]
 
-    def applied(self, norm: float) -> None:
-        """Learn from a contribution that was applied."""
-        self._applied = norm if not self._applied else self._applied + FORGETTING * (norm - self._applied)
+    def applied(self, norm: float, own: float) -> None:
+        """Learn from a contribution that was applied, when ours would have had the norm ``own``."""
+        norm = min(norm, plausible_norm(own, 0.0))
+        self.learned = norm if not self.learned else self.learned + FORGETTING * (norm - self.learned)
 
 
 def _clipped(contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

@@ -156,12 +156,22 @@ def test_what_was_usual_before_a_restart_counts_until_others_have_come():
     assert usual.value == 7.0
 
 
+def test_a_partner_that_always_brings_as_much_as_it_may_does_not_raise_what_it_may_for_ever():
+    usual, bounds = UsualNorm(), []
+    for _ in range(200):
+        bounds.append(plausible_norm(1.0, usual.value))
+        usual.saw("liar", bounds[-1])
+        usual.applied(bounds[-1], own=1.0)
+    assert max(bounds) <= PLAUSIBLE * ALONE * PLAUSIBLE and usual.learned <= PLAUSIBLE
+    assert bounds[-1] == bounds[100], "it has levelled off"
+
+
 def test_what_was_applied_is_usual_and_forgotten_slowly():
     usual = UsualNorm()
-    usual.applied(5.0)
+    usual.applied(5.0, own=5.0)
     assert usual.value == 5.0, "the first one"
     for _ in range(100):
-        usual.applied(2.0)
+        usual.applied(2.0, own=5.0)
     assert usual.value == pytest.approx(2.0, rel=1e-3)
 
 

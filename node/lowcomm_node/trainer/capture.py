@@ -33,12 +33,14 @@ class Capture(ABC):
     sent: Tensor
     """Our contribution; once it is coded, as the others decode it."""
     realign: bool
+    own: float
+    """Norm that our own progress would have after as many steps as the others claim."""
     most: float
     """The largest norm that the progress of others may have."""
     usual: UsualNorm
     """Learns what norms they bring."""
-    norms: list[float] = field(default_factory=list)
-    """What they have brought this time."""
+    norms: dict[str, float] = field(default_factory=dict)
+    """What was plausible of what they have brought this time."""
     worst_block: float = 0.0
     """Spread of the contributions in the block of 256 values where it is largest; in a group, of our shard."""
     steps: int
@@ -56,8 +58,8 @@ class Capture(ABC):
 
     def commit(self) -> None:
         """The outer step is applied: what it taught is kept."""
-        for norm in self.norms:
-            self.usual.applied(norm)
+        for norm in self.norms.values():
+            self.usual.applied(norm, self.own)
 
     @abstractmethod
     def forget(self) -> None:
@@ -100,9 +102,9 @@ class PairCapture(Capture):
     def _check(self, peer: str) -> None:
         norm = float(self.seen(self.received[peer]).norm())
         self.usual.saw(peer, norm)
-        self.norms.append(norm)
         if not norm <= self.most:
             raise ImplausibleError(f"brings progress of norm {norm:.3g} where {self.most:.3g} is plausible")
+        self.norms[peer] = norm
 
     def pool(self, tokens: Mapping[str, int]) -> None:
         """Take the mean over the peers in ``tokens``, in the order that all of them sum in, weighted by tokens."""
@@ -174,13 +176,14 @@ class GroupCapture(Capture):
         norm = float(self.seen(mean, start).norm())
         whole = norm * (self.sent.numel() / mean.numel()) ** 0.5
         self.usual.saw(owner, whole)
-        self.norms.append(whole)
         if not norm <= self.most:
             raise ImplausibleError(f"sent a mean of norm {norm:.3g} where {self.most:.3g} is plausible")
+        self.norms[owner] = whole
 
     def pool(self, owners: Sequence[str]) -> None:
         """Only the shards of these owners are applied."""
         self.ranges = [self.bounds[self.members.index(owner)] for owner in owners]
+        self.norms = {owner: norm for owner, norm in self.norms.items() if owner in owners}
 
     def commit(self) -> None:
         """See Capture."""

@@ -88,6 +88,7 @@ class Replica:
         others claim to have trained.
         """
         theta, phi = self.fast(fragment), self.phi[fragment]
+        own, most = self._plausible(fragment, theta, realign, ahead)
         common = {
             "me": self.peer_id,
             "theta": theta,
@@ -95,7 +96,8 @@ class Replica:
             "anchor": phi * self.spec.sync.consensus if self.spec.sync.consensus and not realign else None,
             "sent": theta.clone() if realign else self.contribution(phi, theta),
             "realign": realign,
-            "most": self._plausible(fragment, theta, realign, ahead),
+            "own": own,
+            "most": most,
             "usual": UsualNorm() if realign else self.usual[fragment],
             "steps": self.steps,
             "tokens": self.tokens,
@@ -108,13 +110,15 @@ class Replica:
             coding = coder("fp32", theta.numel()) if realign else coding
             self.captures[fragment] = PairCapture(**common, coder=coding)
 
-    def _plausible(self, fragment: int, theta: Tensor, realign: bool, ahead: int) -> float:
-        """The largest norm that what others bring may have."""
+    def _plausible(self, fragment: int, theta: Tensor, realign: bool, ahead: int) -> tuple[float, float]:
+        """The norm of what we bring, as if we had trained for as long as the others, and the largest that theirs may have."""
         if realign:  # slow weights may be far apart: only absurd weights are implausible
-            return plausible_norm(float(theta.norm()), 0.0)
-        own = self._outer.gain * float((theta - self.phi[fragment]).norm())
+            own = float(theta.norm())
+            return own, plausible_norm(own, 0.0)
+        progress = self._outer.gain * float((theta - self.phi[fragment]).norm())
         steps = self.steps - self.schedule[fragment].merged_steps
-        return plausible_norm(grown_norm(own, steps, ahead, self.spec.sync.interval), self.usual[fragment].value)
+        own = grown_norm(progress, steps, ahead, self.spec.sync.interval)
+        return own, plausible_norm(own, self.usual[fragment].value)
 
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
         """What we send of a fragment: a new vector."""

@@ -41,7 +41,7 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
         "steps": replica.steps,
         "tokens": replica.tokens,
         "progress": [asdict(replica.schedule[p]) for p in range(len(replica.schedule))],
-        "usual": [usual.value for usual in replica.usual],
+        "usual": [usual.learned for usual in replica.usual],
         "stream": replica.stream.state(),
         "model": replica.spec.model.model_dump(),
     }
