@@ -96,7 +96,7 @@ class Admission:
         else:
             read = self.rules.check(peer_id, claim, now)
             if read is not None:
-                self._take(read, now)
+                self._take(read, now, shown=True)
                 self._check_invite(read.invite)
         # Last, because a peer that was removed has used up its invite all the same.
         self._check_removed(peer_id)
@@ -141,7 +141,7 @@ class Admission:
             try:
                 read = self.rules.check(use.peer_id, use.claim, now)
                 if read is not None:
-                    self._take(read, now)
+                    self._take(read, now, shown=False)
             except LowcommError as error:
                 if error.reason not in (Reason.INVITE_USED_UP, Reason.INVITE_EXPIRED):
                     return
@@ -170,10 +170,15 @@ class Admission:
 
     # the rule
 
-    def _take(self, claim: Claim, now: float) -> None:
-        """Verify a claim and keep it if it is one of the earliest. Raises AdmissionError, SignatureError."""
+    def _take(self, claim: Claim, now: float, *, shown: bool) -> None:
+        """Verify a claim and keep it if it is one of the earliest. Raises AdmissionError, SignatureError.
+
+        ``shown``: by the peer itself. What others tell never takes the place of that: whoever holds an invite can claim
+        by it in anybody's name, and could then have that claim pushed out.
+        """
         uses = self._uses.get(claim.invite.key, {})
-        if sum(other.rank < claim.rank for other in uses.values()) >= claim.invite.uses:
+        earlier = sum(other.rank < claim.rank for other in uses.values() if other.peer_id != claim.peer_id)
+        if earlier >= claim.invite.uses:
             # Before signatures are verified: an invite that many have got hold of costs us little.
             raise AdmissionError(
                 f"All {claim.invite.uses} uses of the invite {claim.invite.invite_id} were claimed before "
@@ -198,7 +203,9 @@ class Admission:
                 if self._came_by.get(latest.peer_id) == latest:
                     del self._came_by[latest.peer_id]
             mine = claim
-        self._came_by[claim.peer_id] = mine
+        known = self._came_by.get(claim.peer_id)
+        if shown or known is None or known.invite.key == claim.invite.key:
+            self._came_by[claim.peer_id] = mine
 
     def _check_known(self, known: Claim, now: float) -> None:
         known.invite.check_for(self.rules.run_id, known.peer_id, now)

@@ -258,12 +258,13 @@ def test_of_more_claims_than_uses_the_earliest_hold():
     assert not admission.barred(ADA, NOW + 5) and not admission.barred(BOB, NOW + 5)
 
 
-def test_a_peer_uses_an_invite_once_however_often_it_claims():
-    admission, token = by_invite(), invite(2)
+@pytest.mark.parametrize("uses", [1, 2])
+def test_a_peer_uses_an_invite_once_however_often_it_claims(uses: int):
+    admission, token = by_invite(), invite(uses)
     for offset in (5, 1, 9):
         assert reason(admission, ADA, token.claim(ADA, NOW + offset).data) is None
-    assert reason(admission, BOB, token.claim(BOB, NOW).data) is None
-    assert not admission.barred(ADA, NOW) and not admission.barred(BOB, NOW)
+    assert reason(admission, BOB, token.claim(BOB, NOW + 2).data) is (Reason.INVITE_USED_UP if uses == 1 else None)
+    assert not admission.barred(ADA, NOW) and admission.barred(BOB, NOW) == (uses == 1)
 
 
 def test_claims_on_one_invite_push_out_nobody_who_came_by_another():
@@ -272,6 +273,17 @@ def test_claims_on_one_invite_push_out_nobody_who_came_by_another():
     other = invite(1, secret=b"o" * 32)
     assert reason(admission, BOB, other.claim(BOB, NOW - DAY).data) is None
     assert not admission.barred(ADA, NOW)
+
+
+def test_who_holds_an_invite_can_claim_in_the_name_of_others_and_bars_none_of_them():
+    admission = by_invite()
+    admission.check(ADA, CLAIM, NOW)
+    other = invite(1, secret=b"o" * 32)
+    for peer, second in ((ADA, 2), (BOB, 1)):
+        use = pb.Use(peer_id=peer, claim=other.claim(peer, NOW + second).data)
+        admission.hear_uses([use], NOW + 3)
+    assert reason(admission, CLEO, other.claim(CLEO, NOW + 3).data, NOW + 3) is Reason.INVITE_USED_UP, "both were heard"
+    assert not admission.barred(ADA, NOW + 3), "a claim that it has not shown was pushed out, not its own"
 
 
 def test_a_peer_may_come_back_by_another_invite_before_its_first_expires():
