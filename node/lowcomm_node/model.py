@@ -182,6 +182,8 @@ class Transformer(nn.Module):
 
 def rope_table(length: int, width: int, base: float) -> Tensor:
     """Cosines and sines ``[2, length, width / 2]`` of the angles ``position * base ** (-2 i / width)``, fp32."""
+    if torch.get_default_device().type == "meta":  # nothing to compute, and its arange would import the whole compiler
+        return torch.empty(2, length, width // 2)
     frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return torch.stack((angle.cos(), angle.sin())).float()

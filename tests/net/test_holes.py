@@ -17,6 +17,9 @@ from lowcomm_node.discovery.relay import RelayLimits
 pytestmark = [pytest.mark.net, pytest.mark.timeout(180)]
 
 CONE = {Nat.FULL_CONE, Nat.PORT_RESTRICTED}
+SLICE = ({Nat.FULL_CONE, Nat.PORT_RESTRICTED}, {Nat.PORT_RESTRICTED, Nat.SYMMETRIC})
+"""Pairs that CI looks at: one that is punched, one that is not. Two port restricted ones need both holes at the same instant:
+a machine that is busy for a moment misses it, and the relay is taken."""
 HOME = Link(delay=0.02)
 SECONDS = 30.0
 PORT = 31330
@@ -71,9 +74,7 @@ def is_direct(addresses: list[str]) -> bool:
 
 def pairs() -> Iterator[object]:
     for one, other in combinations_with_replacement(Nat, 2):
-        # Both holes at the same instant: a machine that is busy for a moment misses it, and the relay is taken.
-        exact = one is other is Nat.PORT_RESTRICTED
-        yield pytest.param(one, other, marks=pytest.mark.soak if exact else [], id=f"{one}-{other}")
+        yield pytest.param(one, other, marks=[] if {one, other} in SLICE else pytest.mark.soak, id=f"{one}-{other}")
 
 
 @pytest.mark.parametrize(("one", "other"), list(pairs()))

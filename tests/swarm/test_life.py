@@ -87,7 +87,7 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(swarm
 
 @pytest.mark.parametrize(
     "method",
-    ["lowcomm", "streaming-diloco", *(pytest.param(one, marks=pytest.mark.soak) for one in ("diloco", "gossip"))],
+    ["lowcomm", *(pytest.param(one, marks=pytest.mark.soak) for one in ("streaming-diloco", "diloco", "gossip"))],
 )
 def test_three_nodes_finish_a_run_together(swarm: Swarm, method: str) -> None:
     swarm.bootstrap("--run", str(swarm.spec(method, steps=300, start_peers=3)))

@@ -83,20 +83,28 @@ def test_a_signed_run_with_a_bad_signature_or_of_another_version(tmp_path: Path)
     assert_one_clear_line(run(*serve, str(path)), 5, "version 3", "install the release")
 
 
-def test_ports_in_use(swarm: Swarm) -> None:
+def test_a_port_of_a_server_that_is_in_use(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     home = str(swarm.folder / "other")
     again = run("lowcomm_bootstrap", "serve", "--home", home, "--host", "127.0.0.1", "--port", swarm.port)
     assert_one_clear_line(again, 75, swarm.port, "choose another port")
+
+
+@pytest.mark.parametrize(
+    "flag", ["--port", *(pytest.param(f, marks=pytest.mark.soak) for f in ("--dht-port", "--control-port"))]
+)
+def test_a_port_of_a_node_that_is_in_use(swarm: Swarm, flag: str) -> None:
+    swarm.bootstrap("--run", str(swarm.spec()))
+    home = str(swarm.folder / "other")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        for flag in ("--port", "--dht-port", "--control-port"):
-            done = run("lowcomm_node", "join", "--peers", swarm.address, "--home", home, flag, port, "--threads", "1")
-            assert_one_clear_line(done, 75, port, "choose another")
+        done = run("lowcomm_node", "join", "--peers", swarm.address, "--home", home, flag, port, "--threads", "1")
+        assert_one_clear_line(done, 75, port, "choose another")
 
 
+@pytest.mark.soak  # a minute; the lock is in tests/unit/test_identity_files.py
 def test_a_home_that_is_in_use(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     node = swarm.node("a")

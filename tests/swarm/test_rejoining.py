@@ -39,6 +39,7 @@ def alone(status: dict[str, Any]) -> bool:
     return status["phase"] == "training" and "training alone: no peer answered" in (status["waiting"] or "")
 
 
+@pytest.mark.soak  # minutes; a door that is killed and comes back is in test_bootstrap.py and test_life.py
 def test_training_goes_on_while_the_door_is_shut_and_a_node_comes_back_without_it(swarm: Swarm) -> None:
     boot = swarm.bootstrap("--run", str(swarm.spec()))
     boot_id = swarm.address.rpartition("/")[2]
@@ -106,6 +107,7 @@ def test_what_a_home_remembers_is_not_used_for_a_mistyped_address_of_another_swa
     assert done.returncode == 78 and "--peers" in done.stderr, done.stderr
 
 
+@pytest.mark.soak  # a minute; two doors at once are in the test of hivemind's own program
 def test_two_servers_are_one_service_and_a_dead_address_beside_a_good_one_is_only_named(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     home = swarm.folder / "second"

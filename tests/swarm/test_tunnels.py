@@ -371,6 +371,7 @@ async def test_an_exchange_goes_on_directly_when_its_relay_is_gone(net: Net) -> 
     await stream.close()
 
 
+@pytest.mark.soak  # most of a minute: places are asked for again after a pause
 async def test_a_place_is_taken_again_when_the_relay_returns(net: Net) -> None:
     port = free_port()
     listen = [f"/ip4/127.0.0.1/tcp/{port}"]

@@ -6,6 +6,7 @@ What is held out depends on names or contents, not on chance, so that peers with
 
 import hashlib
 import json
+import os
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -76,15 +77,24 @@ class PythonCorpus:
     def _files(self) -> list[tuple[str, Path]]:
         found: list[tuple[str, Path]] = []
         total = 0
-        for name, path in sorted((path.relative_to(self.root).as_posix(), path) for path in self.root.rglob("*.py")):
-            total += path.stat().st_size if _belongs(name) else 0
+        for name, path in sorted(self._sources()):
+            total += path.stat().st_size
             if total > PYTHON_BYTES:
                 break
-            if _belongs(name):
-                found.append((name, path))
+            found.append((name, path))
         if not found:
             raise DataError(f"{self.root} holds no source text of Python: name a text of your own with --data PATH.")
         return found
+
+    def _sources(self) -> Iterator[tuple[str, Path]]:
+        """What belongs to the library; folders of other packages are not entered, they can be far larger than it."""
+        for folder, folders, files in os.walk(self.root):
+            folders[:] = [name for name in folders if name not in _SKIPPED]
+            for file in files:
+                path = Path(folder, file)
+                name = path.relative_to(self.root).as_posix()
+                if file.endswith(".py") and _belongs(name):
+                    yield name, path
 
 
 @dataclass(frozen=True)
