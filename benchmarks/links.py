@@ -4,7 +4,8 @@
 
 Two hosts in network namespaces, joined by a link with 25 ms each way (50 ms there and back), and each with a node's real
 channels, server, tunnels and p2pd. A call of the Exchange service carries contents both ways at once, in chunks as exchanges
-send them. Beside it, in the same run over the same link: one TCP connection that does the same with plain sockets.
+send them. Beside it, in the same run over the same link: one TCP connection that does the same with plain sockets, and one
+stream of libp2p, of which tunnels are made.
 
     clean    no loss; TCP with reno, close to what most machines have, and with bbr, where the kernel has it
     lossy    1 % of packets lost in each direction
@@ -48,12 +49,14 @@ class Way:
     """One thing to measure."""
 
     way: str
-    """"raw", "direct", "tunnel" or "chosen"."""
+    """"raw", "stream" (of libp2p alone), "direct", "tunnel" or "chosen"."""
     loss: float = 0.0
     congestion: str = "reno"
     """Of both hosts, as their systems are set; a node may choose another for a connection."""
     megabytes: float = 1.0
     """Of what is asked for: a slow line is not given hours."""
+    over: str = ""
+    """What libp2p is to use: "/tcp/" or "/quic-v1"; empty: whatever it prefers."""
     goal: str = ""
 
 
@@ -61,6 +64,9 @@ WAYS = {
     "clean-raw": Way("raw"),
     "clean-direct": Way("direct", goal="75 % of the link"),
     "clean-tunnel": Way("tunnel", goal="55 % of the link"),
+    "clean-stream": Way("stream"),
+    "clean-tunnel-tcp": Way("tunnel", over="/tcp/", goal="55 % of the link"),
+    "clean-stream-tcp": Way("stream", over="/tcp/"),
     "clean-chosen": Way("chosen", goal="75 % of the link"),
     "clean-raw-bbr": Way("raw", congestion="bbr"),
     "clean-direct-bbr": Way("direct", congestion="bbr", goal="75 % of the link"),
@@ -138,7 +144,9 @@ def measure(way: Way, size: int, runs: int) -> dict[str, Any]:
             )
             return child, answer(child)
 
-        told: dict[str, Any] = {"way": way.way, "folder": folder, "host": hosts["callee"].address}
+        told: dict[str, Any] = {
+            "way": way.way, "over": way.over, "folder": folder, "host": hosts["callee"].address
+        }  # fmt: skip
         _, reached = start("callee", told)
         caller, _ = start("caller", told | reached)
         warm = WARM if way.way == "chosen" else 1
@@ -197,22 +205,53 @@ def raw_callee(told: dict[str, Any]) -> None:
     """Answers until the caller has gone."""
     with socket.create_server((told["host"], 0)) as listener:
         say({"port": listener.getsockname()[1]})
-        connection, _ = listener.accept()
-        while head := connection.recv(8, socket.MSG_WAITALL):
-            trade_raw(connection, int.from_bytes(head))
-            connection.sendall(b"!")
+        answer_raw(listener.accept()[0])
+
+
+def answer_raw(connection: socket.socket) -> None:
+    """The callee's part in what a caller asks."""
+    while head := connection.recv(8, socket.MSG_WAITALL):
+        trade_raw(connection, int.from_bytes(head))
+        connection.sendall(b"!")
 
 
 def raw_caller(told: dict[str, Any]) -> None:
     """Carries out what is asked on stdin."""
-    connection = socket.create_connection((told["host"], told["port"]))
+    ask_raw(socket.create_connection((told["host"], told["port"])), None)
+
+
+def ask_raw(connection: socket.socket, route: str | None) -> None:
+    """The caller's part: whatever is asked on stdin."""
     say({"ready": True})
     for line in sys.stdin:
         size, began = json.loads(line)["bytes"], perf_counter()
         connection.sendall(size.to_bytes(8))
         trade_raw(connection, size)
         connection.recv(1)
-        say({"seconds": perf_counter() - began, "route": None})
+        say({"seconds": perf_counter() - began, "route": route})
+
+
+# The same with a stream of libp2p: p2pd hands it over as a unix socket
+
+STREAM = "/lowcomm/measurement"
+
+
+async def stream_callee(node: "Node") -> None:
+    """Serve streams, each on a thread of its own."""
+
+    def take(stream: Any) -> None:
+        stream.socket.setblocking(True)
+        Thread(target=answer_raw, args=(stream.socket,), daemon=True).start()
+
+    await node.discovery.serve_streams(STREAM, take)
+
+
+async def stream_caller(node: "Node", told: dict[str, Any]) -> None:
+    """Open one, and carry out what is asked."""
+    await node.discovery.connect(told["peer"], told["entries"], DEADLINE)
+    stream = await node.discovery.open_stream(told["peer"], STREAM, DEADLINE)
+    stream.socket.setblocking(True)
+    await asyncio.to_thread(ask_raw, stream.socket, "quic" if "/quic-v1" in stream.address else "tcp")
 
 
 # Our service
@@ -256,7 +295,8 @@ async def our_callee(told: dict[str, Any]) -> None:
     node = Node("callee", told)
     try:
         await node.start()
-        entries = [entry for entry in node.discovery.addresses() if told["host"] in entry]
+        await stream_callee(node)
+        entries = [entry for entry in node.discovery.addresses() if told["host"] in entry and told["over"] in entry]
         certificate = node.certificate.der.hex()
         say({"peer": node.identity.peer_id, "port": node.port, "certificate": certificate, "entries": entries})
         await forever()
@@ -277,6 +317,9 @@ async def our_caller(told: dict[str, Any]) -> None:
         forget_tunnels()
     try:
         await node.start()
+        if way == "stream":
+            await stream_caller(node, told)
+            return
         say({"ready": True})
         while line := await asyncio.to_thread(sys.stdin.readline):
             size, began = json.loads(line)["bytes"], perf_counter()

@@ -194,7 +194,7 @@ async def pour(stream: Any, size: int) -> None:
     data = os.urandom(CHUNK)
     await stream.send(pb.Frame(content=pb.Content(size=size)))
     for offset in range(0, size, CHUNK):
-        await stream.send(pb.Frame(chunk=pb.Chunk(offset=offset, data=data)))
+        await stream.send(pb.Frame(chunk={"offset": offset, "data": data}))  # as Link does
     assert (await stream.receive()).WhichOneof("kind") == "confirm"
     await stream.close()
 

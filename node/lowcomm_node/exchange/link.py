@@ -38,14 +38,16 @@ class Incoming:
         """Whether all has come."""
         return self._offset == self.size
 
-    def take(self, chunk: pb.Chunk) -> None:
-        """Take in one chunk. Raises ProtocolViolation if it is out of place."""
-        end = self._offset + len(chunk.data)
-        if chunk.offset != self._offset or not chunk.data or end > self.size:
-            raise ProtocolViolation(f"sent a chunk of {len(chunk.data)} bytes at {chunk.offset}, out of place")
-        self._into[chunk.offset : end] = chunk.data
-        self._hash.update(chunk.data)
+    def take(self, chunk: pb.Chunk) -> int:
+        """Take in one chunk; its bytes. Raises ProtocolViolation if it is out of place."""
+        data = chunk.data  # once: protobuf copies it each time
+        end = self._offset + len(data)
+        if chunk.offset != self._offset or not data or end > self.size:
+            raise ProtocolViolation(f"sent a chunk of {len(data)} bytes at {chunk.offset}, out of place")
+        self._into[self._offset : end] = data
+        self._hash.update(data)
         self._offset = end
+        return len(data)
 
     def check(self) -> None:
         """Raise ProtocolViolation if what has come is not what was announced."""
@@ -81,7 +83,9 @@ class Link:
             while offset < len(data):
                 piece = bytes(data[offset : offset + self._bandwidth.up.piece(CHUNK_BYTES)])
                 await self._bandwidth.up.pass_(len(piece))
-                await self.stream.send(pb.Frame(chunk=pb.Chunk(offset=offset, data=piece)))
+                await self.stream.send(
+                    pb.Frame(chunk={"offset": offset, "data": piece})
+                )  # a pb.Chunk would be copied twice
                 self.bytes_sent += len(piece)
                 offset += len(piece)
 
@@ -108,9 +112,9 @@ class Link:
         """Take in one chunk; its content if that is whole now."""
         if self._incoming is None or self._arrival is None:
             raise ProtocolViolation("sent a chunk before its contribution was announced")
-        self._incoming.take(chunk)
-        self.bytes_received += len(chunk.data)
-        self._arrival.took(len(chunk.data))
+        size = self._incoming.take(chunk)
+        self.bytes_received += size
+        self._arrival.took(size)
         if not self._incoming.whole:
             return None
         self._incoming.check()
