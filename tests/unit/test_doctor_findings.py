@@ -124,6 +124,34 @@ def test_a_forwarded_port_of_which_nobody_is_told_is_no_use():
     for told in (f"{OUTER}:45123", "node.example.org:45123"):
         found = findings(subject=replace(BEHIND, told=(told,)), survey=survey(helper(direct=True), udp=udp))
         assert found["outside"].state is State.OK, told
+    both = replace(BEHIND, told=(f"{LAN}:45123", "[fd00::7]:45123"))
+    found = findings(subject=both, survey=survey(helper(direct=True), udp=udp))
+    assert found["outside"].state is State.WARNING, "an address of IPv6 is no name"
+
+
+SIX = "2a00:128::7"
+# The only address of a machine.
+ALL_SIX = replace(
+    BEHIND, hosts=(SIX,), told=("[fd00::7]:45123",), listens=(f"/ip6/{SIX}/tcp/40006", f"/ip6/{SIX}/udp/40007/quic-v1")
+)
+
+
+def test_remedies_for_a_machine_that_has_ipv6_alone_can_be_copied():
+    def six(**reached: bool) -> Helper:
+        return replace(helper(**reached), host="2a00:128::10", seen=Seen(f"/ip6/{SIX}/tcp/9", 0.0, ()))
+
+    found = findings(subject=ALL_SIX, survey=survey(six(direct=True), udp=None, outward=SIX))["outside"]
+    assert found.state is State.WARNING and f"not told of [{SIX}]:45123" in found.value
+    assert f"--port 45123 --dht-port 40006 --announce [{SIX}]:45123" in found.remedy
+    told = replace(ALL_SIX, told=(f"[{SIX}]:45123",))
+    assert findings(subject=told, survey=survey(six(direct=True), udp=None))["outside"].state is State.OK
+    shut = findings(subject=ALL_SIX, survey=survey(six(**NOTHING), udp=None, outward=SIX))
+    assert "ufw allow 45123/tcp && ufw allow 40006/tcp && ufw allow 40006/udp" in shut["outside"].remedy
+    assert f"[{SIX}]:9" in shut["nat"].figures["seen"]
+    behind = replace(ALL_SIX, hosts=("fd00::7",), listens=("/ip6/fd00::7/tcp/40006",))
+    shut = findings(subject=behind, survey=survey(six(**NOTHING), udp=None, outward="fd00::7"))
+    assert "TCP and UDP port 40006 to fd00::7" in shut["outside"].remedy
+    assert f"--announce [{SIX}]:45123" in shut["outside"].remedy
 
 
 def test_what_only_neighbours_have_tried_is_no_word_of_the_internet():
@@ -299,3 +327,8 @@ def test_a_machine_can_be_looked_at_before_there_is_a_home(tmp_path: Path):
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(bytes(1000))
     assert look_at_machine(tmp_path).disk.checkpoint == 1000
+
+
+def test_a_finding_of_a_newer_release_is_read_as_far_as_it_is_known():
+    finding = Finding(name="disk", state=State.OK, value="room")
+    assert read_finding(finding.to_json() | {"since": 7}) == finding

@@ -1,9 +1,10 @@
 """Whoever answers probes calls nobody but the asker, and gives no more than its owner allows."""
 
+import asyncio
 import datetime
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from time import time
 from typing import Any
@@ -15,6 +16,7 @@ from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.security import make_certificate
+from lowcomm_node.probing import asker as asking
 from lowcomm_node.probing import dialing
 from lowcomm_node.probing.allowance import MAX_CALLERS, Allowance, Allowed, network_of
 from lowcomm_node.probing.asker import Asker
@@ -131,6 +133,25 @@ async def test_probes_without_content_are_not_free_either():
                 await asker.look()
 
 
+async def test_all_that_come_through_relays_are_one_caller():
+    circuit = f"/ip4/198.51.100.9/tcp/1/p2p/{RELAY}/p2p-circuit"
+    async with world(address=circuit, size=Allowed(each=3 * OVERHEAD, all=10**9, seconds=86_400.0)) as made:
+        with await made.stream() as asker:
+            for _ in range(3):
+                await asker.look()
+        made.asker.peer_id = RELAY
+        with await made.stream() as twin, pytest.raises(LinkLost):
+            await twin.look()
+
+
+async def test_a_prober_that_is_closed_takes_no_streams():
+    async with world() as made:
+        await made.prober.close()
+        with await made.stream() as asker, pytest.raises(LinkLost):
+            await asker.look()
+        assert not made.prober._tasks
+
+
 async def test_a_caller_holds_a_few_streams_at_most():
     async with world() as made:
         askers = [await made.stream() for _ in range(MAX_STREAMS_PER_CALLER + 1)]
@@ -211,6 +232,30 @@ async def test_a_helper_that_answers_something_else_is_not_believed():
         await send_message(far, lie)
         with pytest.raises(ProtocolViolation, match="told of 1 calls where 3"):
             await asker.dial_back(ASKER, TARGETS)
+
+
+async def test_an_answer_that_comes_too_late_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(asking, "LOOK_DEADLINE", 0.05)
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.setblocking(False)
+    with far, Asker(OpenStream(HELPER, FROM, near)) as asker:
+        with pytest.raises(LinkLost, match="did not answer within"):
+            await asker.look()
+        with suppress(LinkLost):
+            await send_message(far, pb.Probed(seen=pb.Seen(address=FROM)).SerializeToString())
+        with pytest.raises(LinkLost):
+            await asker.dial_back(ASKER, TARGETS)
+
+
+async def test_what_ends_a_stream_is_told_also_where_the_system_has_no_words(monkeypatch: pytest.MonkeyPatch):
+    async def fail(*_: object) -> None:
+        raise ConnectionResetError("lost")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_sendall", fail)
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(LinkLost, match=r"broke off \(lost\)"):
+        await send_message(near, b"x")
 
 
 # dialing

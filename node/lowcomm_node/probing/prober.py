@@ -41,6 +41,7 @@ OVERHEAD = 256
 STREAM_SECONDS = 120.0
 IDLE_SECONDS = 45.0
 """Whoever asks several waits for the slowest of them."""
+_RELAYED = "relayed"
 HOUR, DAY = 3600.0, 86_400.0
 
 
@@ -97,6 +98,7 @@ class Prober:
         self._open: Counter[str] = Counter()
         self._dialing = asyncio.Semaphore(MAX_DIALING)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def serve(self) -> None:
         """Answer from now on. Raises LinkLost."""
@@ -108,6 +110,7 @@ class Prober:
 
     async def close(self) -> None:
         """Answer no more."""
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -115,8 +118,9 @@ class Prober:
 
     def _take(self, stream: OpenStream) -> None:
         host = host_of(stream.address)
-        caller = network_of(host) if host else stream.peer_id
-        if self._open[caller] >= MAX_STREAMS_PER_CALLER or self._open.total() >= MAX_STREAMS:
+        # Through a relay an identity costs nothing: all that come so are one.
+        caller = network_of(host) if host else _RELAYED
+        if self._closed or self._open[caller] >= MAX_STREAMS_PER_CALLER or self._open.total() >= MAX_STREAMS:
             stream.socket.close()
             return
         self._open[caller] += 1
