@@ -244,6 +244,13 @@ def test_a_swarm_that_does_not_answer_has_an_exit_code_of_its_own():
     assert exit_code(found.values()) == 6
 
 
+def test_a_home_that_enters_by_what_it_remembers_says_so():
+    found = findings(peers=(), subject=None, dht_peers=0, status=STATUS)["dht"]
+    assert found.value == "nobody answers at the addresses that this home remembers"
+    found = findings(peers=(), subject=None, dht_peers=None, trouble="looking for the swarm")["dht"]
+    assert "compare the addresses that this home remembers with" in found.remedy
+
+
 def test_a_node_that_hangs_is_a_fault():
     found = findings(peers=(), subject=None, dht_peers=None, absent="end it with `kill 42`", hangs=True)
     assert (found["node"].state, found["node"].remedy) == (State.FAULT, "end it with `kill 42`")

@@ -1,7 +1,7 @@
 """Answers probes (lowcomm_protocol.probes says what may be asked), within what its owner gives to strangers.
 
 stream of libp2p ── look ──────► where it comes from, our time         anybody
-                 ── dial back ─► calls to that address, no other       a few an hour, two at a time
+                 ── dial back ─► calls to that address, no other       a few an hour, one request at a time
                  ── ping ──────► as many bytes as it wants             so many a day, at most at a rate
 """
 
