@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
+from itertools import count
 from time import time
 from typing import Any
 
@@ -20,7 +21,7 @@ from lowcomm_node.probing import asker as asking
 from lowcomm_node.probing import dialing
 from lowcomm_node.probing.allowance import MAX_CALLERS, Allowance, Allowed, network_of
 from lowcomm_node.probing.asker import Asker
-from lowcomm_node.probing.measuring import measure_speed
+from lowcomm_node.probing.measuring import MAX_BYTES, PIECE, measure_speed
 from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, OVERHEAD, ProbeLimits, Prober
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.errors import ProtocolViolation
@@ -198,11 +199,30 @@ async def test_what_is_no_probe_ends_the_stream_and_nothing_else(data: bytes):
     assert made.called == []
 
 
+class Counted:
+    """A carrier that counts the bytes of contents."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker, self.up, self.down = asker, 0, 0
+
+    async def send(self, ping: pb.Ping) -> None:
+        self.up += len(ping.content)
+        await self._asker.send(ping)
+
+    async def receive(self) -> pb.Pong:
+        pong = await self._asker.receive()
+        self.down += len(pong.content)
+        return pong
+
+
 async def test_a_line_is_measured_in_both_directions():
+    ticks = count()
     async with world() as made:
         with await made.stream() as asker:
-            speed = await measure_speed(asker)
-    assert speed.up > 1e6 and speed.down > 1e6 and 0 < speed.round_trip < 1
+            carrier = Counted(asker)
+            speed = await measure_speed(carrier, lambda: next(ticks) * 1e-6)
+    assert carrier.up == carrier.down == MAX_BYTES // PIECE * PIECE
+    assert speed.up > 0 and speed.down > 0 and speed.round_trip > 0
 
 
 async def test_pings_keep_to_what_the_owner_allows():
