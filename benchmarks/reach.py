@@ -145,24 +145,25 @@ def row(name: str, case: dict[str, Any]) -> str:
 
 def measure(case: Case, exchanges: int) -> dict[str, Any]:
     """Start a swarm of two, and see what becomes of its exchanges; counts are of both nodes together."""
-    with tempfile.TemporaryDirectory(prefix="lc-") as folder, Lab() as lab:
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
+        os.environ["XDG_RUNTIME_DIR"] = folder
         ip = (case.version,)
-        with Swarm(lab, Path(folder), SPEC, "noloco") as swarm:
-            swarm.serve(lab.public("server", ip=ip), case.version)
-            hosts, began = case.hosts(lab), time()
-            nodes = [swarm.node(host) for host in hosts]
-            rates: dict[tuple[str, int], float] = {}
+        swarm = Swarm(Path(folder), SPEC, "noloco")
+        swarm.serve(lab.public("server", ip=ip), version=case.version)
+        hosts, began = case.hosts(lab), time()
+        nodes = [swarm.node(host) for host in hosts]
+        rates: dict[tuple[str, int], float] = {}
 
-            def done() -> bool:
-                for node in nodes:
-                    for number, rate in rates_of(node):
-                        rates.setdefault((node.host.name, number), rate)
-                return min(len(applied(node)) for node in nodes) >= exchanges
+        def done() -> bool:
+            for node in nodes:
+                for number, rate in rates_of(node):
+                    rates.setdefault((node.host.name, number), rate)
+            return min(len(applied(node)) for node in nodes) >= exchanges
 
-            # All are asked: one that has ended is told at once.
-            until(lambda: min(len(applied(node)) for node in nodes), START + 60, f"{case.name}: a first exchange")
-            until(done, PATIENCE, f"{case.name}: {exchanges} exchanges")
-            return told(nodes, began) | {"rate": median(rates.values()) if rates else None}
+        # All are asked: one that has ended is told at once.
+        until(lambda: min(len(applied(node)) for node in nodes), START + 60, f"{case.name}: a first exchange")
+        until(done, PATIENCE, f"{case.name}: {exchanges} exchanges")
+        return told(nodes, began) | {"rate": median(rates.values()) if rates else None}
 
 
 def told(nodes: list[Resident], began: float) -> dict[str, Any]:

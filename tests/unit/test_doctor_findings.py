@@ -11,7 +11,17 @@ from lowcomm_node.discovery.multiaddress import EntryPoint
 from lowcomm_node.doctor.case import Case
 from lowcomm_node.doctor.findings import Finding, State, exit_code, read_finding
 from lowcomm_node.doctor.judging import judge
-from lowcomm_node.doctor.machine import Disk, Gpu, Machine, Memory, Tcp, look_at_machine, read_gpus, read_resent
+from lowcomm_node.doctor.machine import (
+    Disk,
+    Gpu,
+    Machine,
+    Memory,
+    Tcp,
+    look_at_machine,
+    own_hosts,
+    read_gpus,
+    read_resent,
+)
 from lowcomm_node.doctor.nat import Sight
 from lowcomm_node.doctor.scouts import over_quic
 from lowcomm_node.doctor.sights import Helper, Scouting, Subject, Survey
@@ -29,7 +39,6 @@ MACHINE = Machine(
     (),
     torch_sees_gpus=True,
     tcp=Tcp("bbr", ("bbr", "cubic"), 0.0),
-    hosts=(LAN,),
 )
 BEHIND = Subject(
     peer_id=ME,
@@ -329,7 +338,7 @@ def test_what_tools_of_the_system_print_is_read():
 def test_a_machine_can_be_looked_at_before_there_is_a_home(tmp_path: Path):
     machine = look_at_machine(tmp_path / "not" / "yet")
     assert machine.disk.free > 0 and machine.disk.writable and machine.memory.total >= machine.memory.free > 0
-    assert "127.0.0.1" in machine.hosts
+    assert "127.0.0.1" in own_hosts()
     folder = tmp_path / "runs" / "f" / "checkpoints" / "step-1"
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(bytes(1000))

@@ -11,7 +11,7 @@ from wire import new_certificate
 
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
-from lowcomm_node.exchange.pinging import MAX_AT_ONCE, OVERHEAD, Echo, match_peer
+from lowcomm_node.exchange.pinging import MAX_AT_ONCE, Echo, match_peer
 from lowcomm_node.exchange.throttle import Bandwidth, Throttle
 from lowcomm_node.probing import measuring
 from lowcomm_node.probing.allowance import Allowed
@@ -104,7 +104,7 @@ async def test_a_peer_gets_its_bytes_a_day_and_no_more():
     caller = Endless(pb.Ping(wanted=1000))
     await echo.answer("a", caller)
     assert "tomorrow" in caller.refused
-    assert caller.answered == 100_000 // (1000 + OVERHEAD)
+    assert caller.answered == 100_000 // (1000 + measuring.OVERHEAD)
     for peer, later in (("b", 0.0), ("a", 86_400.0)):
         now[0] += later
         again = Endless(pb.Ping(wanted=1000), 5)

@@ -21,8 +21,8 @@ from lowcomm_node.probing import asker as asking
 from lowcomm_node.probing import dialing
 from lowcomm_node.probing.allowance import MAX_CALLERS, Allowance, Allowed, network_of
 from lowcomm_node.probing.asker import Asker
-from lowcomm_node.probing.measuring import MAX_BYTES, PIECE, measure_speed
-from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, OVERHEAD, ProbeLimits, Prober
+from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
+from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity

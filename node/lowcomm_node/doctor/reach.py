@@ -117,17 +117,16 @@ def _named(reached: Mapping[Kind, bool], wanted: bool) -> str:
 def _not_told(subject: Subject, survey: Survey) -> str:
     """The address at which we can be called and of which nobody knows; empty if there is none."""
     seen = next((helper.sees for helper in survey.helpers if (Kind.DIRECT, True) in helper.reached), "")
-    hosts = {address.rpartition(":")[0].strip("[]") for address in subject.told}
-    by_name = any(not _is_number(host) for host in hosts)
-    return "" if not seen or seen in hosts or by_name or not subject.told else seen
+    told = [_number(address.rpartition(":")[0].strip("[]")) for address in subject.told]
+    return "" if not seen or seen in told or None in told or not told else seen
 
 
-def _is_number(host: str) -> bool:
+def _number(host: str) -> str | None:
+    """An IP address as we write it; None for a name, which may lead anywhere."""
     try:
-        ipaddress.ip_address(host)
+        return str(ipaddress.ip_address(host))
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _udp(subject: Subject, survey: Survey) -> Finding:

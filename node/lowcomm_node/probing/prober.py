@@ -18,7 +18,7 @@ from lowcomm_node.discovery.multiaddress import host_of
 from lowcomm_node.logs import log
 from lowcomm_node.probing.allowance import Allowance, Allowed, network_of
 from lowcomm_node.probing.dialing import is_reached
-from lowcomm_node.probing.measuring import answer_to
+from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, answer_to
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -36,8 +36,6 @@ MAX_STREAMS_PER_CALLER = 4
 """A household may have several nodes; each needs up to two."""
 MAX_DIALING = 1
 """Requests that are dialed for at once: each costs up to MAX_TARGETS processes for a moment."""
-OVERHEAD = 256
-"""Bytes that a probe counts as beside its contents: those without any are not free."""
 STREAM_SECONDS = 120.0
 IDLE_SECONDS = 45.0
 """Whoever asks several waits for the slowest of them."""
@@ -174,14 +172,15 @@ class Prober:
         if host is None:
             return pb.Probed(refused="you come through a relay, which is not there to be measured")
         if not self._bytes.take(caller, size, self._clock()):
-            return pb.Probed(refused="too much was measured lately: measure again tomorrow")
+            return pb.Probed(refused=TOO_MUCH)
         for pace in self._paces:
             await pace.pass_(size)
         return pb.Probed(pong=answer_to(ping))
 
 
 class Pace:
-    """Passes so many bytes a second."""
+    """Passes so many bytes a second. As exchange.throttle.Throttle does, which can more; but a bootstrap server answers
+    probes too, and is to need nothing of exchanges."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = monotonic) -> None:
         self._rate, self._clock, self._free = rate, clock, 0.0
