@@ -20,9 +20,9 @@ from lowcomm_node.doctor import scouts, survey
 from lowcomm_node.doctor.examining import _serving
 from lowcomm_node.doctor.sights import Helper, Subject, Survey
 from lowcomm_node.errors import RetryLater
-from lowcomm_node.probing.allowance import Allowed
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.prober import ProbeLimits, Prober
+from lowcomm_node.probing.ration import Allowed
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity

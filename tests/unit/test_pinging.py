@@ -14,7 +14,7 @@ from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.exchange.pinging import MAX_AT_ONCE, Echo, match_peer
 from lowcomm_node.exchange.throttle import Bandwidth, Throttle
 from lowcomm_node.probing import measuring
-from lowcomm_node.probing.allowance import Allowed
+from lowcomm_node.probing.ration import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

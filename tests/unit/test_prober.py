@@ -19,10 +19,10 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.security import make_certificate
 from lowcomm_node.probing import asker as asking
 from lowcomm_node.probing import dialing
-from lowcomm_node.probing.allowance import MAX_CALLERS, Allowance, Allowed, network_of
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
 from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
+from lowcomm_node.probing.ration import MAX_CALLERS, Allowed, Ration, network_of
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
@@ -303,30 +303,30 @@ async def test_a_port_that_takes_calls_and_says_nothing_is_not_reached(monkeypat
         assert not await dialing.is_reached("127.0.0.1", ASKER, target)
 
 
-# allowance
+# ration
 
 
 def test_what_was_taken_comes_back_evenly():
-    allowance = Allowance(Allowed(each=10, all=100, seconds=100.0))
-    assert allowance.take("a", 10, 0.0) and not allowance.take("a", 1, 0.0)
-    assert not allowance.take("a", 6, 50.0)
-    assert allowance.take("a", 5, 50.0) and not allowance.take("a", 1, 50.0)
+    ration = Ration(Allowed(each=10, all=100, seconds=100.0))
+    assert ration.take("a", 10, 0.0) and not ration.take("a", 1, 0.0)
+    assert not ration.take("a", 6, 50.0)
+    assert ration.take("a", 5, 50.0) and not ration.take("a", 1, 50.0)
 
 
 def test_all_together_get_no_more_than_is_given():
-    allowance = Allowance(Allowed(each=10, all=25, seconds=100.0))
-    assert [allowance.take(caller, 10, 0.0) for caller in "abc"] == [True, True, False]
-    assert allowance.take("c", 5, 0.0)
+    ration = Ration(Allowed(each=10, all=25, seconds=100.0))
+    assert [ration.take(caller, 10, 0.0) for caller in "abc"] == [True, True, False]
+    assert ration.take("c", 5, 0.0)
     # Nobody who was refused has taken anything.
-    assert allowance.take("d", 10, 100.0)
+    assert ration.take("d", 10, 100.0)
 
 
 def test_callers_are_forgotten_before_they_fill_the_memory():
-    allowance = Allowance(Allowed(each=1, all=10 * MAX_CALLERS, seconds=100.0))
+    ration = Ration(Allowed(each=1, all=10 * MAX_CALLERS, seconds=100.0))
     for number in range(MAX_CALLERS + 10):
-        assert allowance.take(str(number), 1, 0.0)
-    assert len(allowance._callers) == MAX_CALLERS
-    assert not allowance.take(str(MAX_CALLERS), 1, 0.0)
+        assert ration.take(str(number), 1, 0.0)
+    assert len(ration._callers) == MAX_CALLERS
+    assert not ration.take(str(MAX_CALLERS), 1, 0.0)
 
 
 def test_a_household_is_one_caller():

@@ -18,8 +18,8 @@ from grpc import aio
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.exchange.stream import explain
 from lowcomm_node.exchange.throttle import Bandwidth
-from lowcomm_node.probing.allowance import Allowance, Allowed
 from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, Speed, answer_to, measure_speed
+from lowcomm_node.probing.ration import Allowed, Ration
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.probes import check_ping
@@ -68,7 +68,7 @@ class Echo:
     def __init__(
         self, bandwidth: Bandwidth | None = None, given: Allowed = GIVEN, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._bandwidth, self._given, self._clock = bandwidth or Bandwidth(), Allowance(given), clock
+        self._bandwidth, self._given, self._clock = bandwidth or Bandwidth(), Ration(given), clock
         self._calls: Counter[str] = Counter()
 
     async def answer(self, peer: str, stream: Any) -> None:

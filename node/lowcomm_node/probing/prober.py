@@ -16,9 +16,9 @@ from typing import Protocol
 from lowcomm_node.discovery.interface import OpenStream, Streams
 from lowcomm_node.discovery.multiaddress import host_of
 from lowcomm_node.logs import log
-from lowcomm_node.probing.allowance import Allowance, Allowed, network_of
 from lowcomm_node.probing.dialing import is_reached
 from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, answer_to
+from lowcomm_node.probing.ration import Allowed, Ration, network_of
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -91,7 +91,7 @@ class Prober:
     ) -> None:
         """``entry_points``: where we ourselves can be dialed."""
         self._streams, self._entry_points, self._dial, self._clock = streams, entry_points, dial, clock
-        self._calls, self._bytes = Allowance(limits.calls), Allowance(limits.bytes)
+        self._calls, self._bytes = Ration(limits.calls), Ration(limits.bytes)
         self._paces: list[Paced] = [Pace(limits.rate, clock)]
         self._open: Counter[str] = Counter()
         self._dialing = asyncio.Semaphore(MAX_DIALING)
