@@ -9,6 +9,7 @@ import json
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from threading import Timer
 from time import time
 from typing import Any
 
@@ -16,6 +17,9 @@ import psutil
 
 RUN = "ab" * 32
 """The id of a run that there is not."""
+ANSWER_DEADLINE = 660.0
+"""Seconds; ends that have a deadline of their own have a shorter one, and say more."""
+END_DEADLINE = 30.0
 
 
 def ask(child: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
@@ -27,12 +31,28 @@ def ask(child: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]
 
 
 def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """What an end says. Raises RuntimeError if it has gone; each end bounds its own work by a deadline."""
+    """What an end says. Raises RuntimeError if it has gone; who says nothing within ANSWER_DEADLINE is killed."""
     assert child.stdout is not None
-    line = child.stdout.readline()
+    watchdog = Timer(ANSWER_DEADLINE, child.kill)
+    watchdog.start()
+    try:
+        line = child.stdout.readline()
+    finally:
+        watchdog.cancel()
     if not line:
         raise RuntimeError(f"an end of the measurement ended with {child.wait()}")
     return json.loads(line)
+
+
+def end_all(children: Sequence[subprocess.Popen[str]]) -> None:
+    """End these, the last one first; who takes longer than END_DEADLINE is killed."""
+    for child in reversed(children):
+        child.terminate()
+        try:
+            child.wait(END_DEADLINE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 def say(message: dict[str, Any]) -> None:

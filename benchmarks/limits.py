@@ -153,11 +153,12 @@ async def measure(route: str, way: str, rate: str, streams: int, change: str = "
 
 async def measure_open(route: str, way: str, streams: int) -> float:
     """The baseline: bytes a second without a limit, at this moment on this machine."""
-    async with pouring(route, way, None, streams, 8_000_000) as (limited, other, _):
+    async with pouring(route, way, None, streams, 8_000_000) as (limited, other, tasks):
         await asyncio.sleep(1.0)
         began, before = perf_counter(), (await asyncio.to_thread(carried, limited, other))[way]
         await asyncio.sleep(3.0)
         after = (await asyncio.to_thread(carried, limited, other))[way]
+        _check_running(tasks)
         return (after - before) / (perf_counter() - began)
 
 
@@ -194,7 +195,9 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch(limited: Node, other: Node, way: str, allowed: float, tasks: list[Any]) -> dict[str, Any]:
+async def _watch(
+    limited: Node, other: Node, way: str, allowed: float, tasks: list[asyncio.Task[None]]
+) -> dict[str, Any]:
     throttle: Throttle = getattr(limited.bandwidth, way)
     began, contents = perf_counter(), throttle.total
     samples = [(0.0, (await asyncio.to_thread(carried, limited, other))[way])]
@@ -202,10 +205,7 @@ async def _watch(limited: Node, other: Node, way: str, allowed: float, tasks: li
         await asyncio.sleep(TICK)
         count = (await asyncio.to_thread(carried, limited, other))[way]
         samples.append((perf_counter() - began, count))
-    for task in tasks:
-        if task.done():
-            task.result()
-            raise RuntimeError("a stream ended before its time")
+    _check_running(tasks)
     first = next(_rate(samples[0], sample) for sample in samples if sample[0] >= SECONDS)
     windows = [
         _rate(begin, end)
@@ -223,6 +223,13 @@ async def _watch(limited: Node, other: Node, way: str, allowed: float, tasks: li
         "around": (samples[-1][1] - samples[0][1]) / max(1, throttle.total - contents) - 1,
         "samples": samples,
     }
+
+
+def _check_running(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        if task.done():
+            task.result()
+            raise RuntimeError("a stream ended before its time")
 
 
 def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:

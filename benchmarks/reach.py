@@ -145,22 +145,25 @@ def row(name: str, case: dict[str, Any]) -> str:
 
 def measure(case: Case, exchanges: int) -> dict[str, Any]:
     """Start a swarm of two, and see what becomes of its exchanges; counts are of both nodes together."""
-    with tempfile.TemporaryDirectory(prefix="lc-") as folder, Lab() as lab:
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
+        os.environ["XDG_RUNTIME_DIR"] = folder
         ip = (case.version,)
-        with Swarm(lab, Path(folder), SPEC, "noloco") as swarm:
-            swarm.serve(lab.public("server", ip=ip), case.version)
-            hosts, began = case.hosts(lab), time()
-            nodes = [swarm.node(host) for host in hosts]
-            rates: list[float] = []
+        swarm = Swarm(Path(folder), SPEC, "noloco")
+        swarm.serve(lab.public("server", ip=ip), version=case.version)
+        hosts, began = case.hosts(lab), time()
+        nodes = [swarm.node(host) for host in hosts]
+        rates: dict[tuple[str, int], float] = {}
 
-            def done() -> bool:
-                rates.extend(rate for node in nodes for rate in rates_of(node))
-                return min(len(applied(node)) for node in nodes) >= exchanges
+        def done() -> bool:
+            for node in nodes:
+                for number, rate in rates_of(node):
+                    rates.setdefault((node.host.name, number), rate)
+            return min(len(applied(node)) for node in nodes) >= exchanges
 
-            # All are asked: one that has ended is told at once.
-            until(lambda: min(len(applied(node)) for node in nodes), START + 60, f"{case.name}: a first exchange")
-            until(done, PATIENCE, f"{case.name}: {exchanges} exchanges")
-            return told(nodes, began) | {"rate": median(rates) if rates else None}
+        # All are asked: one that has ended is told at once.
+        until(lambda: min(len(applied(node)) for node in nodes), START + 60, f"{case.name}: a first exchange")
+        until(done, PATIENCE, f"{case.name}: {exchanges} exchanges")
+        return told(nodes, began) | {"rate": median(rates.values()) if rates else None}
 
 
 def told(nodes: list[Resident], began: float) -> dict[str, Any]:
@@ -193,9 +196,9 @@ def applied(node: Resident) -> list[dict[str, Any]]:
     return [entry for entry in node.rounds() if entry["outcome"] == "applied"]
 
 
-def rates_of(node: Resident) -> list[float]:
-    """Bytes a second at which contents came."""
-    return [peer["rate_down"] for peer in node.peers() if peer["rate_down"]]
+def rates_of(node: Resident) -> list[tuple[int, float]]:
+    """The number of the last exchange with the other, and the bytes a second at which its contents came."""
+    return [(peer["completed"], peer["rate_down"]) for peer in node.peers() if peer["completed"] and peer["rate_down"]]
 
 
 def route(node: Resident) -> str | None:

@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 import uvloop
-from ends import End, answer, ask, cpu_of, forever, record_of, say, set_up
+from ends import End, answer, ask, cpu_of, end_all, forever, record_of, say, set_up
 
 CHUNK = 2**20
 TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
@@ -92,9 +92,7 @@ def measure(way: str, size: int, runs: int) -> dict[str, Any]:
             ask(caller, {"bytes": min(size, 32 * CHUNK)})  # warm
             done = [one_run(caller, children, size) for _ in range(runs)]
         finally:
-            for child in reversed(children):
-                child.terminate()
-                child.wait(30)
+            end_all(children)
     return {
         "rate": median(size / seconds for seconds, _ in done),
         "cpu": median(cpu / (size / 1e9) for _, cpu in done),
@@ -149,7 +147,10 @@ async def raw_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, 
         while head := connection.recv(8, socket.MSG_WAITALL):
             missing = int.from_bytes(head)
             while missing:
-                missing -= connection.recv_into(buffer, min(CHUNK, missing))
+                got = connection.recv_into(buffer, min(CHUNK, missing))
+                if not got:
+                    raise ConnectionError("the other end has gone")
+                missing -= got
             connection.sendall(b"!")
 
     serving = asyncio.create_task(asyncio.to_thread(serve))

@@ -28,7 +28,7 @@ from lowcomm_node.discovery.known import KnownDoors
 from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.discovery.p2pd import runtime_folder
 from lowcomm_node.doctor.examining import examine_node
-from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NoPeers, NotAdmitted, TrainerError
+from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NoPeers, NotAdmitted, RetryLater, TrainerError
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.congestion import CongestionWatch
 from lowcomm_node.exchange.exchanger import Exchanger
@@ -62,6 +62,8 @@ FETCH_ROUNDS = 5
 START_DEADLINE = 300.0
 """Seconds that a node waits for the peers that a run begins with; then it begins with those that are there."""
 LEAVE_DEADLINE = 45.0
+EXAMINE_DEADLINE = 150.0
+"""Seconds; whoever asks waits a little longer (control.client.EXAMINING)."""
 
 
 class Daemon:
@@ -153,9 +155,12 @@ class Daemon:
         return await self.trainer.generate(prompt, tokens, temperature, seed)
 
     async def doctor(self, peers: Sequence[str]) -> list[dict[str, Any]]:
-        """What is wrong with this machine or its network; ``peers`` are asked first. Takes up to a minute."""
-        async with self._examining:
-            return [finding.to_json() for finding in await examine_node(self, peers)]
+        """What is wrong with this machine or its network; ``peers`` are asked first. Takes a minute or so. Raises RetryLater."""
+        try:
+            async with asyncio.timeout(EXAMINE_DEADLINE), self._examining:
+                return [finding.to_json() for finding in await examine_node(self, peers)]
+        except TimeoutError:
+            raise RetryLater(f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again.") from None
 
     async def ping(self, peer: str) -> dict[str, Any]:
         """Latency and rate on each route to a peer, which is named as ``peers`` does. Raises ConfigError, NodeError."""

@@ -16,6 +16,11 @@ def clean(text: Any) -> str:
     return "".join(character if character.isprintable() else " " for character in str(text))
 
 
+def place(host: str, port: int | None) -> str:
+    """``host:port``, an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def size(count: float | None) -> str:
     """Bytes in decimal units: ``920 kB``, ``12.4 MB``."""
     if count is None:

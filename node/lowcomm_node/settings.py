@@ -169,6 +169,8 @@ class NodeSettings(BaseModel):
             host, _, port = address.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 65536:
                 raise ValueError(f"{address!r} is not host:port, such as node.example.org:31331")
+            if ":" in host and not (host.startswith("[") and host.endswith("]")):
+                raise ValueError(f"{address!r}: an address of IPv6 stands in brackets, such as [2001:db8::7]:31331")
         return announce
 
     @model_validator(mode="after")

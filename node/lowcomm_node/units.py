@@ -68,6 +68,7 @@ def _factor(unit: str, known: dict[str, float], number: float, examples: tuple[s
     same = [name for name in known if name.lower() == unit.lower()]
     if same and not unit.lower().endswith("b"):
         raise ValueError(f"{shown}{unit} is not a unit: write {shown}{same[0]}")
-    prefix = next((p for p in _PREFIXES if p and unit.lower().startswith(p.lower()) and len(p) == 1), "M")
+    longest_first = sorted(filter(None, _PREFIXES), key=len, reverse=True)
+    prefix = next((p for p in longest_first if unit.lower().startswith(p.lower())), "M")
     meant = " or ".join(f"{shown}{name}" for name in (f"{prefix}bit", f"{prefix}B") if name in known)
     raise ValueError(f"{shown}{unit} is not a unit: write {meant}")

@@ -1,6 +1,7 @@
 """Fixtures of the tests in a laboratory of network namespaces."""
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,14 @@ def needs_a_laboratory(request: pytest.FixtureRequest) -> None:
     """Skip tests marked ``net`` where there can be none."""
     if request.node.get_closest_marker("net") and (reason := missing()):
         pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of control sockets for this test alone, a short one, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 @pytest.fixture

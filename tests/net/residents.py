@@ -1,11 +1,10 @@
-"""A swarm that lives in a laboratory: a bootstrap server and nodes, real processes on the hosts that a test has made."""
+"""What lives in a laboratory, which ends it: bootstrap servers and nodes, real processes on the hosts that a test has made."""
 
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from kit import TINY, Node, Process
-from laboratory import Host, Lab
+from laboratory import Host
 
 from waiting import until
 
@@ -18,18 +17,20 @@ class Server(Process):
     """A bootstrap server on a host."""
 
     def __init__(self, host: Host, home: Path, *arguments: str) -> None:
+        self.host = host
         self.launch = host.popen  # pyright: ignore[reportAttributeAccessIssue]
         super().__init__(home, "lowcomm_bootstrap", "serve", "--json", "--port", PORT, "--home", str(home), *arguments)
 
-    def addresses(self) -> list[str]:
-        """Where it can be reached from outside, once it is ready."""
+    def address(self, version: int = 4, deadline: float = START) -> str:
+        """Where it is reached over TCP and this version of IP, once it is ready."""
 
         def ready() -> list[dict[str, Any]]:
             assert self.child.poll() is None, self.output[-3000:]
             return self.events("ready")
 
-        told = until(ready, START, "the bootstrap server is ready")[-1]["addresses"]
-        return [address for address in told if "/127.0.0.1/" not in address and "/ip6/::1/" not in address]
+        told = until(ready, deadline, "the bootstrap server is ready")[-1]["addresses"]
+        place = f"/ip{version}/{self.host.addresses[version]}/tcp/"
+        return next(address for address in told if address.startswith(place))
 
 
 class Resident(Node):
@@ -56,29 +57,19 @@ class Resident(Node):
 
 
 class Swarm:
-    """What lives in a laboratory; its control sockets lie in a folder that goes with it."""
+    """A bootstrap server with a run, and nodes that enter there."""
 
-    def __init__(self, lab: Lab, folder: Path, spec: str = TINY, method: str = "lowcomm") -> None:
-        self.lab, self.folder = lab, folder
-        self.address = ""
+    def __init__(self, folder: Path, spec: str = TINY, method: str = "lowcomm") -> None:
+        self.folder, self.address = folder, ""
         self._run = folder / "run.toml"
         self._run.parent.mkdir(parents=True, exist_ok=True)
         self._run.write_text(spec.format(method=method, steps=1_000_000, start_peers=2, evaluate_every=1_000_000))
-        self._end = ExitStack()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.close()
-
-    def serve(self, host: Host, version: int = 4) -> Server:
+    def serve(self, host: Host, *arguments: str, version: int = 4, deadline: float = START) -> None:
         """Start the bootstrap server, and publish the run; nodes enter at its address of this version of IP."""
         listen = "::" if version == 6 else host.address
-        server = Server(host, self.folder / "bootstrap", "--host", listen, "--run", str(self._run))
-        kind = f"/ip{version}/"
-        self.address = next(one for one in server.addresses() if one.startswith(kind) and "/tcp/" in one)
-        return server
+        server = Server(host, self.folder / host.name, "--host", listen, "--run", str(self._run), *arguments)
+        self.address = server.address(version, deadline)
 
     def node(self, host: Host, *arguments: str) -> Resident:
         """Start a node."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from laboratory import Lab
 from nat import Block, Nat
-from residents import START, Swarm, completed, until_exchanged
+from residents import START, Resident, Swarm, until_exchanged
 from shaping import Link
 
 from waiting import until
@@ -17,59 +17,64 @@ RESUMES = 120.0
 """Seconds: libp2p takes half a minute to notice that a connection over QUIC is dead."""
 
 
+def steps_of(node: Resident) -> int:
+    """Inner steps that it has taken."""
+    return node.until(lambda status: status["trainer"]["steps"], "steps are taken")["trainer"]["steps"]
+
+
 def test_a_public_node_and_one_at_home_exchange(lab: Lab, tmp_path: Path) -> None:
-    with Swarm(lab, tmp_path) as swarm:
-        swarm.serve(lab.public("server"))
-        nodes = [swarm.node(lab.public("carol")), swarm.node(lab.home("alice", link=HOME))]
-        until_exchanged(nodes, 3, START + 60)
-        until(lambda: nodes[1].route() == "direct", 60, "the node at home calls the public one directly")
-        until(lambda: nodes[0].route() == "punched", 60, "the public one reaches it without a relay")
+    swarm = Swarm(tmp_path)
+    swarm.serve(lab.public("server"))
+    nodes = [swarm.node(lab.public("carol")), swarm.node(lab.home("alice", link=HOME))]
+    until_exchanged(nodes, 3, START + 60)
+    until(lambda: nodes[1].route() == "direct", 60, "the node at home calls the public one directly")
+    until(lambda: nodes[0].route() == "punched", 60, "the public one reaches it without a relay")
 
 
 def test_nodes_that_have_ipv6_alone_exchange(lab: Lab, tmp_path: Path) -> None:
-    with Swarm(lab, tmp_path) as swarm:
-        swarm.serve(lab.public("server", ip=(6,)), version=6)
-        nodes = [swarm.node(lab.home(name, ip=(6,), link=HOME)) for name in ("alice", "bob")]
-        until_exchanged(nodes, 3, START + 60)
-        until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "holes in firewalls are punched")
+    swarm = Swarm(tmp_path)
+    swarm.serve(lab.public("server", ip=(6,)), version=6)
+    nodes = [swarm.node(lab.home(name, ip=(6,), link=HOME)) for name in ("alice", "bob")]
+    until_exchanged(nodes, 3, START + 60)
+    until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "holes in firewalls are punched")
 
 
 def test_where_udp_is_blocked_all_goes_over_tcp(lab: Lab, tmp_path: Path) -> None:
-    with Swarm(lab, tmp_path) as swarm:
-        swarm.serve(lab.public("server"))
-        homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
-        homes[0].router.block(Block("udp"))
-        nodes = [swarm.node(host) for host in homes]
-        until_exchanged(nodes, 3, START + 60)
-        assert homes[0].router.refused(), "QUIC was tried"
-        assert [node.route() for node in nodes] == ["relay", "relay"]
+    swarm = Swarm(tmp_path)
+    swarm.serve(lab.public("server"))
+    homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+    homes[0].router.block(Block("udp"))
+    nodes = [swarm.node(host) for host in homes]
+    until_exchanged(nodes, 3, START + 60)
+    assert homes[0].router.refused(), "QUIC was tried"
+    until(lambda: [node.route() for node in nodes] == ["relay"] * 2, 60, "no hole is punched")
 
 
 def test_udp_that_is_blocked_later_costs_exchanges_and_no_more(lab: Lab, tmp_path: Path) -> None:
-    with Swarm(lab, tmp_path) as swarm:
-        swarm.serve(lab.public("server"))
-        homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
-        nodes = [swarm.node(host) for host in homes]
-        until_exchanged(nodes, 3, START + 60)
-        until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "a hole is punched")
-        homes[0].router.block(Block("udp"))
-        steps = [node.status()["steps"] for node in nodes]
-        until(lambda: homes[0].router.refused(), 60, "packets are refused")
-        until(
-            lambda: all(node.status()["steps"] > before for node, before in zip(nodes, steps, strict=True)),
-            60,
-            "training goes on",
-        )
-        until(lambda: "relay" in [node.route() for node in nodes], RESUMES, "the relay is used instead")
-        until_exchanged(nodes, 3, RESUMES, "exchanges resume over TCP")
+    swarm = Swarm(tmp_path)
+    swarm.serve(lab.public("server"))
+    homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+    nodes = [swarm.node(host) for host in homes]
+    until_exchanged(nodes, 3, START + 60)
+    until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "a hole is punched")
+    homes[0].router.block(Block("udp"))
+    steps = [steps_of(node) for node in nodes]
+    until(lambda: homes[0].router.refused(), 60, "packets are refused")
+    until(
+        lambda: all(steps_of(node) > before for node, before in zip(nodes, steps, strict=True)),
+        60,
+        "training goes on",
+    )
+    until(lambda: "relay" in [node.route() for node in nodes], RESUMES, "the relay is used instead")
+    until_exchanged(nodes, 3, RESUMES, "exchanges resume over TCP")
 
 
 def test_where_tcp_is_blocked_all_goes_over_udp(lab: Lab, tmp_path: Path) -> None:
-    with Swarm(lab, tmp_path) as swarm:
-        swarm.serve(lab.public("server"))
-        homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
-        homes[0].router.block(Block("tcp"))
-        nodes = [swarm.node(host) for host in homes]
-        until_exchanged(nodes, 3, START + 60)
-        assert [node.route() for node in nodes] == ["punched", "punched"]
-        assert all(completed(node) for node in nodes)
+    swarm = Swarm(tmp_path)
+    swarm.serve(lab.public("server"))
+    homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+    homes[0].router.block(Block("tcp"))
+    nodes = [swarm.node(host) for host in homes]
+    until_exchanged(nodes, 3, START + 60)
+    assert homes[0].router.refused(), "TCP was tried"
+    until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "a hole is punched")

@@ -1,66 +1,39 @@
 """``doctor`` behind real routers: what it tells of calls from outside is what the router does."""
 
 import json
-import os
-import re
-import sys
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import command, environment
 from laboratory import Host, Lab
 from nat import Block, Nat
-
-from waiting import until
+from residents import PORT, Server
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
-PORT = 31330
 KINDS = ("direct", "tcp", "quic")
 
 
-@pytest.fixture
-def environment() -> Iterator[dict[str, str]]:
-    """Of all commands: no settings of whoever runs the tests, and a folder for sockets of their own."""
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as runtime:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("LOWCOMM_")}
-        yield kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "XDG_RUNTIME_DIR": runtime}
-
-
-def bootstrap(host: Host, home: Path, environment: dict[str, str]) -> str:
+def serve(host: Host, folder: Path) -> str:
     """Start a bootstrap server; its address."""
-    command = [sys.executable, "-m", "lowcomm_bootstrap", "serve", "--home", str(home), "--port", str(PORT)]
-    log = home.with_suffix(".log")
-    with log.open("wb") as file:
-        server = host.popen(command, stdout=file, stderr=file, env=environment)
-    wanted = re.compile(rf"/ip4/{re.escape(host.address)}/tcp/{PORT}/p2p/\w+")
-
-    def address() -> str:
-        assert server.poll() is None, log.read_text()
-        found = wanted.search(log.read_text())
-        return found[0] if found else ""
-
-    return until(address, 120, "the bootstrap server is ready")
+    return Server(host, folder / host.name).address(deadline=120)
 
 
-def examine(host: Host, home: Path, environment: dict[str, str], *addresses: str) -> dict[str, dict[str, Any]]:
+def examine(host: Host, home: Path, *addresses: str) -> dict[str, dict[str, Any]]:
     """What ``doctor`` finds on a host, by name."""
     asked = [word for address in addresses for word in ("--peers", address)]
-    command = [sys.executable, "-m", "lowcomm_node", "doctor", "--json", "--home", str(home), *asked]
-    done = host.run(command, timeout=150, env=environment)
+    arguments = ("doctor", "--json", "--home", str(home), *asked)
+    done = host.run(command("lowcomm_node", *arguments), timeout=150, env=environment())
     assert done.returncode == 0 and "Traceback" not in done.stderr, (done.stdout, done.stderr)
     return {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
-def test_a_home_and_a_public_host_are_told_apart(lab: Lab, tmp_path: Path, environment: dict[str, str]) -> None:
-    address = bootstrap(lab.public("server"), tmp_path / "server", environment)
+def test_a_home_and_a_public_host_are_told_apart(lab: Lab, tmp_path: Path) -> None:
+    address = serve(lab.public("server"), tmp_path)
     home, public = lab.home("home", nat=Nat.PORT_RESTRICTED), lab.public("public")
     with ThreadPoolExecutor() as pool:
-        at_home, in_public = pool.map(
-            lambda host: examine(host, tmp_path / host.name, environment, address), (home, public)
-        )
+        at_home, in_public = pool.map(lambda host: examine(host, tmp_path / host.name, address), (home, public))
 
     # Behind a router that lets nothing in: that is said, and which way is left, and what to forward where.
     outside = at_home["outside"]
@@ -78,11 +51,11 @@ def test_a_home_and_a_public_host_are_told_apart(lab: Lab, tmp_path: Path, envir
 
 
 @pytest.mark.soak
-def test_each_kind_of_router_is_told(lab: Lab, tmp_path: Path, environment: dict[str, str]) -> None:
-    addresses = [bootstrap(lab.public(f"s{k}"), tmp_path / f"s{k}", environment) for k in range(2)]
+def test_each_kind_of_router_is_told(lab: Lab, tmp_path: Path) -> None:
+    addresses = [serve(lab.public(f"s{k}"), tmp_path) for k in range(2)]
     hosts = {kind: lab.home(kind.name.lower().replace("_", "-"), nat=kind) for kind in Nat}
     with ThreadPoolExecutor() as pool:
-        examined = pool.map(lambda kind: examine(hosts[kind], tmp_path / kind, environment, *addresses), Nat)
+        examined = pool.map(lambda kind: examine(hosts[kind], tmp_path / kind, *addresses), Nat)
     found = dict(zip(Nat, examined, strict=True))
     told = {kind: found[kind]["nat"]["figures"]["kind"] for kind in Nat}
     assert told == {Nat.FULL_CONE: "open", Nat.PORT_RESTRICTED: "port-restricted", Nat.SYMMETRIC: "symmetric"}
@@ -92,10 +65,10 @@ def test_each_kind_of_router_is_told(lab: Lab, tmp_path: Path, environment: dict
 
 
 @pytest.mark.soak
-def test_a_network_that_lets_no_udp_out_is_told(lab: Lab, tmp_path: Path, environment: dict[str, str]) -> None:
-    address = bootstrap(lab.public("server"), tmp_path / "server", environment)
+def test_a_network_that_lets_no_udp_out_is_told(lab: Lab, tmp_path: Path) -> None:
+    address = serve(lab.public("server"), tmp_path)
     home = lab.home("home")
     assert home.router is not None
     home.router.block(Block("udp"))
-    udp = examine(home, tmp_path / "home", environment, address)["udp"]
-    assert udp["state"] == "warning" and home.address in udp["remedy"] and str(PORT) in udp["remedy"], udp
+    udp = examine(home, tmp_path / "home", address)["udp"]
+    assert udp["state"] == "warning" and home.address in udp["remedy"] and PORT in udp["remedy"], udp

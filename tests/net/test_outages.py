@@ -1,44 +1,42 @@
 """An outage, and an address that changes, in the middle of a run: training never stops, and nobody restarts anything."""
 
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
-from laboratory import Lab
-from outage_nodes import START, HostNode, start_bootstrap
+from laboratory import Host, Lab
+from residents import Resident, Swarm
 from shaping import Link
 
 from waiting import until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
+START = 120.0
 BACK = 120.0
 """Seconds for an exchange after all is well again: p2pd and gRPC wait longer and longer between two dials."""
 
 
-@pytest.fixture(autouse=True)
-def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of control sockets for this test alone, a short one, as sockets need."""
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield
+def started(folder: Path, hosts: Sequence[Host], version: int = 4) -> list[Resident]:
+    """A bootstrap server that relays for nobody on the first host, nodes on the others."""
+    swarm = Swarm(folder, method="noloco")
+    swarm.serve(hosts[0], "--relay-peers", "0", version=version, deadline=START)
+    return [swarm.node(host, "--record-life", "15") for host in hosts[1:]]
 
 
-def steps(node: HostNode) -> int:
+def steps(node: Resident) -> int:
     return node.until(lambda s: s["trainer"]["steps"], "steps")["trainer"]["steps"]
 
 
-def told(node: HostNode, other: str) -> dict[str, Any]:
+def told(node: Resident, other: str) -> dict[str, Any]:
     return next((peer for peer in node.peers() if peer["peer_id"] == other), {})
 
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(30, marks=pytest.mark.soak)])
 def test_training_outlives_an_outage_and_a_change_of_address(lab: Lab, tmp_path: Path, seconds: int) -> None:
-    server, near, far = lab.public("server"), lab.public("near", link=Link()), lab.public("far")
-    address = start_bootstrap(server, tmp_path)
-    a, b = HostNode(near, tmp_path / "a", address), HostNode(far, tmp_path / "b", address)
+    near = lab.public("near", link=Link())
+    a, b = started(tmp_path, [lab.public("server"), near, lab.public("far")])
     for node in (a, b):
         node.until_completed(1, START)
     a_id = a.until(bool, "answering")["peer_id"]
@@ -70,9 +68,7 @@ def test_training_outlives_an_outage_and_a_change_of_address(lab: Lab, tmp_path:
 
 @pytest.mark.soak
 def test_a_pair_that_has_only_ipv6_exchanges_directly(lab: Lab, tmp_path: Path) -> None:
-    server, one, other = (lab.public(name, ip=(6,)) for name in ("server", "one", "other"))
-    address = start_bootstrap(server, tmp_path, version=6)
-    a, b = HostNode(one, tmp_path / "a", address), HostNode(other, tmp_path / "b", address)
+    a, b = started(tmp_path, [lab.public(name, ip=(6,)) for name in ("server", "one", "other")], version=6)
     for node in (a, b):
         node.until_completed(1, START)
     b_id, a_id = (node.until(bool, "answering")["peer_id"] for node in (b, a))

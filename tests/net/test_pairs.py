@@ -25,16 +25,16 @@ def expected(one: Nat, other: Nat) -> str:
 
 def exchange(lab: Lab, folder: Path, one: Nat, other: Nat) -> None:
     """Have two homes exchange, until both tell the route that is expected."""
-    with Swarm(lab, folder) as swarm:
-        swarm.serve(lab.public("server"))
-        nodes = [
-            swarm.node(lab.home("alice", nat=one, link=HOME)),
-            swarm.node(lab.home("bob", nat=other, link=HOME)),
-        ]
-        until_exchanged(nodes, 3, START + 60, f"{one} and {other} exchange")
-        route = expected(one, other)
-        until(lambda: [node.route() for node in nodes] == [route] * 2, 60, f"{one} and {other} are {route}")
-        until_exchanged(nodes, 3, 60, f"{one} and {other} go on exchanging")
+    swarm = Swarm(folder)
+    swarm.serve(lab.public("server"))
+    nodes = [
+        swarm.node(lab.home("alice", nat=one, link=HOME)),
+        swarm.node(lab.home("bob", nat=other, link=HOME)),
+    ]
+    until_exchanged(nodes, 3, START + 60, f"{one} and {other} exchange")
+    route = expected(one, other)
+    until(lambda: [node.route() for node in nodes] == [route] * 2, 60, f"{one} and {other} are {route}")
+    until_exchanged(nodes, 3, 60, f"{one} and {other} go on exchanging")
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations_with_replacement(Nat, 2)))

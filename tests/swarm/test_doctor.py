@@ -65,7 +65,7 @@ def test_doctor_and_ping_find_what_is_there(swarm: Swarm) -> None:
         routes = {route["route"].split()[0]: route for route in told["routes"]}
         assert set(routes) == {"direct", "punched"}, routes
         for route in routes.values():
-            assert route["up"] > 0 and route["down"] > 0 and 0 < route["round_trip"] < 5
+            assert route["up"] > 0 and route["down"] > 0 and route["round_trip"] > 0 and not route["reason"]
     unknown = run("lowcomm_node", "ping", "nobody", "--home", str(a.home))
     assert unknown.returncode == 6 and "peers` lists them" in unknown.stderr
     assert "Traceback" not in a.output + b.output + swarm.processes[0].output

@@ -21,7 +21,7 @@ def test_a_client_from_the_documents_alone_completes_describe_fetch_and_a_swap(s
     status = node.until(lambda s: s["phase"] == "training", "training")
     (run,) = (node.home / "runs").glob("*/run.json")  # the value of the run's record in the DHT, as it was found there
     proto = Path(next(iter(lowcomm_protocol.messages.__path__))) / "exchange.proto"
-    # None of our packages can be found by it; -P: nor what lies beside it.
+    # -P: nothing that lies beside it is found. Our packages may be installed: that it uses none, it tells itself.
     outside = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-P", str(CLIENT), str(proto), status["addresses"][0], status["peer_id"], str(run)],

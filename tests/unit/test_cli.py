@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -14,12 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 import lowcomm_protocol.errors as protocol_errors
 from lowcomm_node import errors as node_errors
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.cli import app, common, members
 from lowcomm_node.cli import watch as watch_commands
+from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
 from lowcomm_node.files import load_or_create_identity, write_atomic
 from lowcomm_node.paths import Paths
@@ -112,12 +115,13 @@ def test_the_module_runs_like_the_command() -> None:
 
 
 COMMANDS = ["init", "create", "join", "demo", "status", "peers", "rounds", "wait", "finish", "stop", "generate"]
-COMMANDS += ["id", "paths", "config", "invite", "remove", "checkpoint"]
+COMMANDS += ["id", "paths", "config", "invite", "remove", "doctor", "ping", "limits", "checkpoint"]
 
 
 def test_the_help_names_every_command(cli: Cli) -> None:
+    assert set(typer.main.get_group(app).commands) == set(COMMANDS), "all that there are"
     shown = cli("--help").out
-    assert [command for command in COMMANDS if command not in shown] == []
+    assert [command for command in COMMANDS if not re.search(rf"\b{command}\b", shown)] == []
 
 
 @pytest.mark.parametrize("command", [*COMMANDS[:-1], "checkpoint ls", "checkpoint verify", "checkpoint export"])
@@ -339,6 +343,24 @@ def test_a_removal_needs_an_address_of_the_swarm(cli: Cli, tmp_path: Path) -> No
     ended = cli("remove", NOWHERE[-52:])
     assert ended.code == 78
     assert "give one with --peers" in ended.err
+
+
+def test_a_removal_through_a_node_that_hangs_says_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    created(tmp_path / "home")
+    monkeypatch.setattr(ControlClient.__init__, "__defaults__", (0.2,))
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes calls, and says nothing
+        content = {"port": mute.getsockname()[1], "token": "t", "pid": os.getpid(), "peer_id": "p"}
+        Paths(tmp_path / "home").control.write_text(json.dumps(content))
+        ended = cli("remove", NOWHERE[-52:])
+    assert ended.code == 4
+    assert "does not answer" in ended.err and "with --peers" in ended.err
+
+
+def test_an_invite_for_one_peer_has_one_use(cli: Cli, tmp_path: Path) -> None:
+    created(tmp_path / "home")
+    ended = cli("invite", "--uses", "5", "--for", NOWHERE[-52:])
+    assert ended.code == 78
+    assert "--uses 5 and --for" in ended.err
 
 
 def test_init_overwrites_only_by_force(cli: Cli, tmp_path: Path) -> None:

@@ -11,7 +11,17 @@ from lowcomm_node.discovery.multiaddress import EntryPoint
 from lowcomm_node.doctor.case import Case
 from lowcomm_node.doctor.findings import Finding, State, exit_code, read_finding
 from lowcomm_node.doctor.judging import judge
-from lowcomm_node.doctor.machine import Disk, Gpu, Machine, Memory, Tcp, look_at_machine, read_gpus, read_resent
+from lowcomm_node.doctor.machine import (
+    Disk,
+    Gpu,
+    Machine,
+    Memory,
+    Tcp,
+    look_at_machine,
+    own_hosts,
+    read_gpus,
+    read_resent,
+)
 from lowcomm_node.doctor.nat import Sight
 from lowcomm_node.doctor.scouts import over_quic
 from lowcomm_node.doctor.sights import Helper, Scouting, Subject, Survey
@@ -29,7 +39,6 @@ MACHINE = Machine(
     (),
     torch_sees_gpus=True,
     tcp=Tcp("bbr", ("bbr", "cubic"), 0.0),
-    hosts=(LAN,),
 )
 BEHIND = Subject(
     peer_id=ME,
@@ -124,6 +133,34 @@ def test_a_forwarded_port_of_which_nobody_is_told_is_no_use():
     for told in (f"{OUTER}:45123", "node.example.org:45123"):
         found = findings(subject=replace(BEHIND, told=(told,)), survey=survey(helper(direct=True), udp=udp))
         assert found["outside"].state is State.OK, told
+    both = replace(BEHIND, told=(f"{LAN}:45123", "[fd00::7]:45123"))
+    found = findings(subject=both, survey=survey(helper(direct=True), udp=udp))
+    assert found["outside"].state is State.WARNING, "an address of IPv6 is no name"
+
+
+SIX = "2a00:128::7"
+# The only address of a machine.
+ALL_SIX = replace(
+    BEHIND, hosts=(SIX,), told=("[fd00::7]:45123",), listens=(f"/ip6/{SIX}/tcp/40006", f"/ip6/{SIX}/udp/40007/quic-v1")
+)
+
+
+def test_remedies_for_a_machine_that_has_ipv6_alone_can_be_copied():
+    def six(**reached: bool) -> Helper:
+        return replace(helper(**reached), host="2a00:128::10", seen=Seen(f"/ip6/{SIX}/tcp/9", 0.0, ()))
+
+    found = findings(subject=ALL_SIX, survey=survey(six(direct=True), udp=None, outward=SIX))["outside"]
+    assert found.state is State.WARNING and f"not told of [{SIX}]:45123" in found.value
+    assert f"--port 45123 --dht-port 40006 --announce [{SIX}]:45123" in found.remedy
+    told = replace(ALL_SIX, told=(f"[{SIX}]:45123",))
+    assert findings(subject=told, survey=survey(six(direct=True), udp=None))["outside"].state is State.OK
+    shut = findings(subject=ALL_SIX, survey=survey(six(**NOTHING), udp=None, outward=SIX))
+    assert "ufw allow 45123/tcp && ufw allow 40006/tcp && ufw allow 40006/udp" in shut["outside"].remedy
+    assert f"[{SIX}]:9" in shut["nat"].figures["seen"]
+    behind = replace(ALL_SIX, hosts=("fd00::7",), listens=("/ip6/fd00::7/tcp/40006",))
+    shut = findings(subject=behind, survey=survey(six(**NOTHING), udp=None, outward="fd00::7"))
+    assert "TCP and UDP port 40006 to fd00::7" in shut["outside"].remedy
+    assert f"--announce [{SIX}]:45123" in shut["outside"].remedy
 
 
 def test_what_only_neighbours_have_tried_is_no_word_of_the_internet():
@@ -216,6 +253,13 @@ def test_a_swarm_that_does_not_answer_has_an_exit_code_of_its_own():
     assert exit_code(found.values()) == 6
 
 
+def test_a_home_that_enters_by_what_it_remembers_says_so():
+    found = findings(peers=(), subject=None, dht_peers=0, status=STATUS)["dht"]
+    assert found.value == "nobody answers at the addresses that this home remembers"
+    found = findings(peers=(), subject=None, dht_peers=None, trouble="looking for the swarm")["dht"]
+    assert "compare the addresses that this home remembers with" in found.remedy
+
+
 def test_a_node_that_hangs_is_a_fault():
     found = findings(peers=(), subject=None, dht_peers=None, absent="end it with `kill 42`", hangs=True)
     assert (found["node"].state, found["node"].remedy) == (State.FAULT, "end it with `kill 42`")
@@ -294,8 +338,13 @@ def test_what_tools_of_the_system_print_is_read():
 def test_a_machine_can_be_looked_at_before_there_is_a_home(tmp_path: Path):
     machine = look_at_machine(tmp_path / "not" / "yet")
     assert machine.disk.free > 0 and machine.disk.writable and machine.memory.total >= machine.memory.free > 0
-    assert "127.0.0.1" in machine.hosts
+    assert "127.0.0.1" in own_hosts()
     folder = tmp_path / "runs" / "f" / "checkpoints" / "step-1"
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(bytes(1000))
     assert look_at_machine(tmp_path).disk.checkpoint == 1000
+
+
+def test_a_finding_of_a_newer_release_is_read_as_far_as_it_is_known():
+    finding = Finding(name="disk", state=State.OK, value="room")
+    assert read_finding(finding.to_json() | {"since": 7}) == finding

@@ -1,10 +1,12 @@
 """Whoever answers probes calls nobody but the asker, and gives no more than its owner allows."""
 
+import asyncio
 import datetime
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
+from itertools import count
 from time import time
 from typing import Any
 
@@ -15,11 +17,12 @@ from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.security import make_certificate
+from lowcomm_node.probing import asker as asking
 from lowcomm_node.probing import dialing
-from lowcomm_node.probing.allowance import MAX_CALLERS, Allowance, Allowed, network_of
 from lowcomm_node.probing.asker import Asker
-from lowcomm_node.probing.measuring import measure_speed
-from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, OVERHEAD, ProbeLimits, Prober
+from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
+from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
+from lowcomm_node.probing.ration import MAX_CALLERS, Allowed, Ration, network_of
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
@@ -131,6 +134,25 @@ async def test_probes_without_content_are_not_free_either():
                 await asker.look()
 
 
+async def test_all_that_come_through_relays_are_one_caller():
+    circuit = f"/ip4/198.51.100.9/tcp/1/p2p/{RELAY}/p2p-circuit"
+    async with world(address=circuit, size=Allowed(each=3 * OVERHEAD, all=10**9, seconds=86_400.0)) as made:
+        with await made.stream() as asker:
+            for _ in range(3):
+                await asker.look()
+        made.asker.peer_id = RELAY
+        with await made.stream() as twin, pytest.raises(LinkLost):
+            await twin.look()
+
+
+async def test_a_prober_that_is_closed_takes_no_streams():
+    async with world() as made:
+        await made.prober.close()
+        with await made.stream() as asker, pytest.raises(LinkLost):
+            await asker.look()
+        assert not made.prober._tasks
+
+
 async def test_a_caller_holds_a_few_streams_at_most():
     async with world() as made:
         askers = [await made.stream() for _ in range(MAX_STREAMS_PER_CALLER + 1)]
@@ -177,11 +199,30 @@ async def test_what_is_no_probe_ends_the_stream_and_nothing_else(data: bytes):
     assert made.called == []
 
 
+class Counted:
+    """A carrier that counts the bytes of contents."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker, self.up, self.down = asker, 0, 0
+
+    async def send(self, ping: pb.Ping) -> None:
+        self.up += len(ping.content)
+        await self._asker.send(ping)
+
+    async def receive(self) -> pb.Pong:
+        pong = await self._asker.receive()
+        self.down += len(pong.content)
+        return pong
+
+
 async def test_a_line_is_measured_in_both_directions():
+    ticks = count()
     async with world() as made:
         with await made.stream() as asker:
-            speed = await measure_speed(asker)
-    assert speed.up > 1e6 and speed.down > 1e6 and 0 < speed.round_trip < 1
+            carrier = Counted(asker)
+            speed = await measure_speed(carrier, lambda: next(ticks) * 1e-6)
+    assert carrier.up == carrier.down == MAX_BYTES // PIECE * PIECE
+    assert speed.up > 0 and speed.down > 0 and speed.round_trip > 0
 
 
 async def test_pings_keep_to_what_the_owner_allows():
@@ -213,6 +254,30 @@ async def test_a_helper_that_answers_something_else_is_not_believed():
             await asker.dial_back(ASKER, TARGETS)
 
 
+async def test_an_answer_that_comes_too_late_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(asking, "LOOK_DEADLINE", 0.05)
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.setblocking(False)
+    with far, Asker(OpenStream(HELPER, FROM, near)) as asker:
+        with pytest.raises(LinkLost, match="did not answer within"):
+            await asker.look()
+        with suppress(LinkLost):
+            await send_message(far, pb.Probed(seen=pb.Seen(address=FROM)).SerializeToString())
+        with pytest.raises(LinkLost):
+            await asker.dial_back(ASKER, TARGETS)
+
+
+async def test_what_ends_a_stream_is_told_also_where_the_system_has_no_words(monkeypatch: pytest.MonkeyPatch):
+    async def fail(*_: object) -> None:
+        raise ConnectionResetError("lost")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_sendall", fail)
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(LinkLost, match=r"broke off \(lost\)"):
+        await send_message(near, b"x")
+
+
 # dialing
 
 
@@ -238,30 +303,30 @@ async def test_a_port_that_takes_calls_and_says_nothing_is_not_reached(monkeypat
         assert not await dialing.is_reached("127.0.0.1", ASKER, target)
 
 
-# allowance
+# ration
 
 
 def test_what_was_taken_comes_back_evenly():
-    allowance = Allowance(Allowed(each=10, all=100, seconds=100.0))
-    assert allowance.take("a", 10, 0.0) and not allowance.take("a", 1, 0.0)
-    assert not allowance.take("a", 6, 50.0)
-    assert allowance.take("a", 5, 50.0) and not allowance.take("a", 1, 50.0)
+    ration = Ration(Allowed(each=10, all=100, seconds=100.0))
+    assert ration.take("a", 10, 0.0) and not ration.take("a", 1, 0.0)
+    assert not ration.take("a", 6, 50.0)
+    assert ration.take("a", 5, 50.0) and not ration.take("a", 1, 50.0)
 
 
 def test_all_together_get_no_more_than_is_given():
-    allowance = Allowance(Allowed(each=10, all=25, seconds=100.0))
-    assert [allowance.take(caller, 10, 0.0) for caller in "abc"] == [True, True, False]
-    assert allowance.take("c", 5, 0.0)
+    ration = Ration(Allowed(each=10, all=25, seconds=100.0))
+    assert [ration.take(caller, 10, 0.0) for caller in "abc"] == [True, True, False]
+    assert ration.take("c", 5, 0.0)
     # Nobody who was refused has taken anything.
-    assert allowance.take("d", 10, 100.0)
+    assert ration.take("d", 10, 100.0)
 
 
 def test_callers_are_forgotten_before_they_fill_the_memory():
-    allowance = Allowance(Allowed(each=1, all=10 * MAX_CALLERS, seconds=100.0))
+    ration = Ration(Allowed(each=1, all=10 * MAX_CALLERS, seconds=100.0))
     for number in range(MAX_CALLERS + 10):
-        assert allowance.take(str(number), 1, 0.0)
-    assert len(allowance._callers) == MAX_CALLERS
-    assert not allowance.take(str(MAX_CALLERS), 1, 0.0)
+        assert ration.take(str(number), 1, 0.0)
+    assert len(ration._callers) == MAX_CALLERS
+    assert not ration.take(str(MAX_CALLERS), 1, 0.0)
 
 
 def test_a_household_is_one_caller():

@@ -98,6 +98,7 @@ def test_a_value_out_of_range_names_source_key_and_value(
         ("peers", ["/ip4/203.0.113.7/tcp/31330"]),
         ("announce", ["node.example.org"]),
         ("announce", ["node.example.org:0"]),
+        ("announce", ["2001:db8::7:31331"]),
         ("announce", ["a:1"] * 9),
         ("run", "Upper"),
         ("run", "name@12"),
@@ -204,3 +205,8 @@ def test_all_files_of_a_home_lie_inside_it(tmp_path: Path) -> None:
     assert all(file.is_relative_to(tmp_path) and file != tmp_path for file in files)
     assert len(set(files)) == len(files)
     assert paths.checkpoints("ab12").parent == paths.signed_run("ab12").parent == paths.run("ab12")
+
+
+def test_an_address_of_ipv6_that_is_announced_stands_in_brackets(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"stands in brackets, such as \[2001:db8::7\]:31331"):
+        load_settings({"home": tmp_path, "announce": ["2001:db8::7:31331"]}, {})

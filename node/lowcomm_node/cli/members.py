@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
-from lowcomm_node.errors import ConfigError, NodeError, NoPeers
+from lowcomm_node.errors import ConfigError, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.logs import configure_logs
 
 PUBLISH_DEADLINE = 30.0
@@ -49,6 +49,8 @@ def invite(
 
     seconds = parse_duration(expires)
     peer_id = _check_peer_id(for_) if for_ is not None else ""
+    if peer_id and uses != 1:
+        raise ConfigError(f"--uses {uses} and --for: one peer uses an invite once. Leave out one of the two.")
     identity, signed = created_run(Paths(find_home(home)), run)
     name = f"{signed.spec.run.name}@{signed.fingerprint}"
     if signed.spec.run.admission != "invite":
@@ -57,7 +59,7 @@ def invite(
             'create a run with [run] admission = "invite".'
         )
     secret = secrets.token_bytes(KEY_BYTES)
-    token = issue_invite(identity, signed.run_id, secret, time.time() + seconds, 1 if peer_id else uses, peer_id)
+    token = issue_invite(identity, signed.run_id, secret, time.time() + seconds, uses, peer_id)
     made = token.invite
     content = {
         "invite": token.text(),
@@ -164,10 +166,12 @@ def _entry_points(settings) -> tuple[str, ...]:
     try:
         with ControlClient(settings.home) as client:
             return tuple(client.status()["entry_points"])
-    except NodeError:
+    except NotRunning:
         raise ConfigError(
             f"No address of the swarm is known, and no node runs in {shlex.quote(str(settings.home))}: give one with --peers."
         ) from None
+    except Unhealthy as error:
+        raise Unhealthy(f"{error} Or give an address of the swarm with --peers.") from None
 
 
 def _name_of(text: str) -> str:

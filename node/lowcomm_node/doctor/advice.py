@@ -1,7 +1,7 @@
 """Remedies, with this machine's own values in them. No I/O."""
 
 from lowcomm_node.doctor.sights import Subject, Survey
-from lowcomm_protocol.probes import Kind
+from lowcomm_node.formatting import place
 
 
 def let_calls_in(subject: Subject, survey: Survey, behind_router: bool) -> str:
@@ -11,9 +11,7 @@ def let_calls_in(subject: Subject, survey: Survey, behind_router: bool) -> str:
 
 def announce(subject: Subject, sees: str) -> str:
     """How others learn of an address that they can call."""
-    return (
-        f"start the node with {_flags(subject)} --announce {sees}:{subject.direct}, so that others know where to call"
-    )
+    return f"start the node with {_flags(subject)} --announce {place(sees, subject.direct)}, so that others know where to call"
 
 
 def let_udp_out(survey: Survey) -> str:
@@ -48,14 +46,14 @@ def use_bbr(congestion: str) -> str:
 def _forward(subject: Subject, survey: Survey) -> str:
     host = survey.outward or "this machine"
     rules = [f"TCP port {subject.direct} to {host}"] if subject.direct is not None else []
-    rules += [f"TCP and UDP port {dht} to {host}"] if (dht := subject.port(Kind.TCP)) is not None else []
+    rules += [f"TCP and UDP port {dht} to {host}"] if (dht := subject.dht_port) is not None else []
     sees = next((helper.sees for helper in survey.helpers if helper.sees), None)
-    told = f" --announce {sees}:{subject.direct}" if sees and subject.direct is not None else ""
+    told = f" --announce {place(sees, subject.direct)}" if sees and subject.direct is not None else ""
     return f"forward {' and '.join(rules)} in your router, and start the node with {_flags(subject)}{told}"
 
 
 def _open_firewall(subject: Subject) -> str:
-    direct, dht = subject.direct, subject.port(Kind.TCP)
+    direct, dht = subject.direct, subject.dht_port
     rules = [f"{direct}/tcp"] if direct is not None else []
     rules += [f"{dht}/tcp", f"{dht}/udp"] if dht is not None else []
     commands = " && ".join(f"ufw allow {rule}" for rule in rules)
@@ -66,7 +64,7 @@ def _open_firewall(subject: Subject) -> str:
 
 
 def _flags(subject: Subject) -> str:
-    direct, dht = subject.direct, subject.port(Kind.TCP)
+    direct, dht = subject.direct, subject.dht_port
     flags = [f"--port {direct}"] if direct is not None else []
     flags += [f"--dht-port {dht}"] if dht is not None else []
     return " ".join(flags)

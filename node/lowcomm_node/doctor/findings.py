@@ -43,7 +43,10 @@ class Finding:
 
 def read_finding(told: Mapping[str, Any]) -> Finding:
     """A finding that the control API has told."""
-    return Finding(**{**told, "state": State(told["state"])})
+    known = {
+        name: told[name] for name in Finding.__dataclass_fields__ if name in told
+    }  # its release may be newer than ours
+    return Finding(**{**known, "state": State(told["state"])})
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

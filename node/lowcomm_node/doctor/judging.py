@@ -46,9 +46,9 @@ def _dht(case: Case) -> Finding:
         figures = {"peers": case.dht_peers, "runs": case.runs}
         return Finding(name=UNREACHED, state=state, value=value, remedy=remedy, figures=figures)
 
-    at = ", ".join(case.peers)
+    at = ", ".join(case.peers) or "the addresses that this home remembers"
     if case.trouble:
-        remedy = f"check that {at} is what `lowcomm-bootstrap serve` prints now, and that this machine is online"
+        remedy = f"compare {at} with what `lowcomm-bootstrap serve` prints now, and check that this machine is online"
         return found(State.FAULT, case.trouble, remedy)
     if case.broken:
         return found(State.UNKNOWN, "the network was not looked at: no node could start here", case.broken)

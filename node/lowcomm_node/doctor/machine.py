@@ -69,13 +69,11 @@ class Machine:
     torch_sees_gpus: bool
     """Whether torch is built for GPUs."""
     tcp: Tcp
-    hosts: tuple[str, ...]
-    """IP addresses of this machine."""
 
 
 def look_at_machine(home: Path) -> Machine:
     """Look at everything; ``home`` need not exist yet. May take GPU_DEADLINE."""
-    return Machine(_disk(home), _memory(), _gpus(), _torch_sees_gpus(), _tcp(), own_hosts())
+    return Machine(_disk(home), _memory(), _gpus(), _torch_sees_gpus(), _tcp())
 
 
 def own_hosts() -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Findings on the network, as others see us: clock, router, calls from outside, UDP, IPv6, bandwidth. No I/O."""
 
+import ipaddress
 from collections.abc import Mapping
 from statistics import median
 
@@ -8,7 +9,7 @@ from lowcomm_node.doctor import advice
 from lowcomm_node.doctor.findings import Finding, State
 from lowcomm_node.doctor.nat import Nat, infer, is_public
 from lowcomm_node.doctor.sights import Subject, Survey
-from lowcomm_node.formatting import rate
+from lowcomm_node.formatting import place, rate
 from lowcomm_protocol.probes import Kind
 
 CLOCK_WARNING = 1.0
@@ -70,7 +71,7 @@ def _nat(subject: Subject, survey: Survey) -> Finding:
     remedy = advice.let_calls_in(subject, survey, kind is Nat.SYMMETRIC) if state is State.WARNING else ""
     if state is State.UNKNOWN:
         remedy = "ask somebody on the internet: lowcomm-node doctor --peers ADDR"
-    figures = {"kind": kind.value, "seen": [f"{sight.host}:{sight.port}" for sight in survey.sights]}
+    figures = {"kind": kind.value, "seen": [place(sight.host, sight.port) for sight in survey.sights]}
     return Finding(name="nat", state=state, value=value, remedy=remedy, figures=figures)
 
 
@@ -85,7 +86,7 @@ def _outside(subject: Subject, survey: Survey) -> Finding:
     if reached.get(Kind.DIRECT):
         value += f"; {no} do not" if no else ""
         if sees := _not_told(subject, survey):
-            state, value = State.WARNING, f"{value}, but others are not told of {sees}:{subject.direct}"
+            state, value = State.WARNING, f"{value}, but others are not told of {place(sees, subject.direct)}"
             remedy = advice.announce(subject, sees)
     elif any(reached.values()):
         state, remedy = State.WARNING, advice.let_calls_in(subject, survey, behind)
@@ -116,9 +117,16 @@ def _named(reached: Mapping[Kind, bool], wanted: bool) -> str:
 def _not_told(subject: Subject, survey: Survey) -> str:
     """The address at which we can be called and of which nobody knows; empty if there is none."""
     seen = next((helper.sees for helper in survey.helpers if (Kind.DIRECT, True) in helper.reached), "")
-    hosts = {address.rpartition(":")[0] for address in subject.told}
-    by_name = any(not host.replace(".", "").isdigit() for host in hosts)
-    return "" if not seen or seen in hosts or by_name or not subject.told else seen
+    told = [_number(address.rpartition(":")[0].strip("[]")) for address in subject.told]
+    return "" if not seen or seen in told or None in told or not told else seen
+
+
+def _number(host: str) -> str | None:
+    """An IP address as we write it; None for a name, which may lead anywhere."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None
 
 
 def _udp(subject: Subject, survey: Survey) -> Finding:

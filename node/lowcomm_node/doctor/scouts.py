@@ -6,21 +6,24 @@ a scout ── QUIC, to the first helper ── look              does UDP get o
 a scout ── IPv6, to one              ── look, dial back   our own ports, over IPv6
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from lowcomm_node.discovery.control import Control
 from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, parse_entry_point, port_of
-from lowcomm_node.discovery.p2pd import P2pDaemon
-from lowcomm_node.doctor.nat import Sight
-from lowcomm_node.doctor.sights import Helper, Scouting, Subject
+from lowcomm_node.discovery.p2pd import P2pDaemon, has_ipv6
+from lowcomm_node.doctor.nat import Sight, is_public
+from lowcomm_node.doctor.sights import Helper, Scouting, Subject, place_of
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.dialing import multiaddress
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.probes import PROTOCOL, Kind, Target
 
-SCOUT_DEADLINE = 5.0
+SCOUT_DEADLINE = 60.0
+"""Seconds for all that one scout does."""
+CALL_DEADLINE = 5.0
 _ANY = {4: "0.0.0.0", 6: "::"}
 
 
@@ -31,10 +34,10 @@ async def scout_udp(askers: Sequence[tuple[Asker, Helper]], subject: Subject) ->
     if ":" in first.host:
         return None
     try:
-        async with _scout(4, subject.loopback) as control:
+        async with asyncio.timeout(SCOUT_DEADLINE), _scout(4, subject.loopback) as control:
             found = await _scout_over_quic(control, askers, entry, others)
-    except NodeError:
-        return None  # p2pd could not be started
+    except (NodeError, TimeoutError):
+        return None  # p2pd could not be started, or others took their time
     return found if found.gets_out or is_told else None
 
 
@@ -50,9 +53,9 @@ async def _scout_over_quic(
             peer_id, _ = await control.identify()
         except LowcommError:
             return Scouting(True, helper=str(entry))
-        # Somebody else if there is one: who was called may be let in where others are not.
-        caller = askers[1][0] if others else asker
-        called, _ = await ask_back(caller, peer_id, [Target(Kind.QUIC, sight.port)])
+        # Somebody else who calls the same address, if there is one: who was called may be let in where others are not.
+        stranger = next((other for other, helper in askers[1:] if helper.sees == sight.host), None)
+        called, _ = await ask_back(stranger or asker, peer_id, [Target(Kind.QUIC, sight.port)])
     sights = [sight]
     for helper in others:
         if (another := await _call(control, over_quic(helper)[0])) is not None:
@@ -62,30 +65,30 @@ async def _scout_over_quic(
                 except LowcommError:
                     continue
     gets_in = called[0][1] if called else None
-    return Scouting(True, tuple(sights), gets_in, bool(others), helper=str(entry))
+    return Scouting(True, tuple(sights), gets_in, stranger is not None, helper=str(entry))
 
 
 async def scout_ipv6(helpers: Sequence[Helper], subject: Subject) -> Scouting | None:
     """Whether IPv6 gets out and in; None if no helper has it. Never raises."""
-    entry = next((found for helper in helpers if (found := _over_ipv6(helper)) is not None), None)
-    if entry is None:
+    entry = next((found for helper in helpers if (found := over_ipv6(helper, subject.loopback)) is not None), None)
+    if entry is None or not has_ipv6():
         return None
     try:
-        async with _scout(6, subject.loopback) as control:
+        async with asyncio.timeout(SCOUT_DEADLINE), _scout(6, subject.loopback) as control:
             asker = await _call(control, entry)
             if asker is None:
                 return Scouting(False, helper=str(entry))
             with asker:
                 reached, _ = await ask_back(asker, subject.peer_id, subject.targets(6))
                 return Scouting(True, reached=reached, helper=str(entry))
-    except NodeError:
+    except (NodeError, TimeoutError):
         return None
 
 
 async def _call(control: Control, entry: EntryPoint) -> Asker | None:
     try:
-        await control.connect(entry.peer_id, [entry], SCOUT_DEADLINE)
-        return Asker(await control.open_stream(entry.peer_id, PROTOCOL, SCOUT_DEADLINE))
+        await control.connect(entry.peer_id, [entry], CALL_DEADLINE)
+        return Asker(await control.open_stream(entry.peer_id, PROTOCOL, CALL_DEADLINE))
     except LowcommError:
         return None
 
@@ -93,10 +96,10 @@ async def _call(control: Control, entry: EntryPoint) -> Asker | None:
 async def _sight(asker: Asker) -> Sight:
     """How the other end sees a scout. Raises LinkLost, ProtocolViolation."""
     seen, _ = await asker.look()
-    host, port = host_of(seen.address), port_of(seen.address)
-    if host is None or port is None:
+    place = place_of(seen.address)
+    if place is None:
         raise ProtocolViolation("does not see our address")
-    return Sight(host_of(asker.address) or "", "scout", host, port)
+    return Sight(host_of(asker.address) or "", "scout", *place)
 
 
 def over_quic(helper: Helper) -> tuple[EntryPoint, bool]:
@@ -107,8 +110,11 @@ def over_quic(helper: Helper) -> tuple[EntryPoint, bool]:
     return EntryPoint(helper.entry.peer_id, dial), told is not None
 
 
-def _over_ipv6(helper: Helper) -> EntryPoint | None:
-    dial = next((dial for dial in _dials(helper) if dial.startswith("/ip6/") and "/tcp/" in dial), None)
+def over_ipv6(helper: Helper, loopback: bool) -> EntryPoint | None:
+    """Where a helper says that he is dialed over IPv6; None if nowhere on the internet: what he calls his inner network is
+    not ours. With ``loopback`` all of us are on this machine."""
+    dials = (dial for dial in _dials(helper) if dial.startswith("/ip6/") and "/tcp/" in dial)
+    dial = next((dial for dial in dials if loopback or is_public(host_of(dial) or "::")), None)
     return EntryPoint(helper.entry.peer_id, dial) if dial is not None else None
 
 

@@ -37,6 +37,11 @@ class Subject:
         return next((port_of(dial) for dial in listens if host_of(dial) in self.hosts), None)
 
     @property
+    def dht_port(self) -> int | None:
+        """Of our libp2p over TCP: of IPv4, or of IPv6 where there is nothing else; None if there is none."""
+        return self.port(Kind.TCP) or self.port(Kind.TCP, 6)
+
+    @property
     def relays(self) -> tuple[str, ...]:
         """Peer ids of the relays at which we have a place."""
         return tuple(relay for dial in self.listens if (relay := relay_of(dial)) is not None)
@@ -120,7 +125,11 @@ class Survey:
         return (*ours, *(self.udp.sights if self.udp is not None else ()))
 
 
+def place_of(address: str) -> tuple[str, int] | None:
+    """Host and port in a multiaddress that a stranger wrote; None if it has none that there can be."""
+    host, port = host_of(address), port_of(address)
+    return (host, port) if host is not None and port is not None and 0 < port < 65536 else None
+
+
 def _tcp_place(helper: Helper) -> tuple[str, int] | None:
-    host, port = host_of(helper.seen.address), port_of(helper.seen.address)
-    is_tcp = "/tcp/" in helper.seen.address
-    return (host, port) if host is not None and port is not None and is_tcp else None
+    return place_of(helper.seen.address) if "/tcp/" in helper.seen.address else None

@@ -1,9 +1,9 @@
 """Ask others how they see us. Helpers are bootstrap servers and peers; each does what ``probing`` allows.
 
 our libp2p ── to up to MAX_HELPERS ── look                 which address, whose clock
-           ── to the first one     ── ping                 bandwidth
            ── to each of them      ── dial back            our ports, called from there
 scouts     ── over UDP, and over IPv6                      (scouts.py)
+our libp2p ── to the first one     ── ping                 bandwidth; last, for it may use up what we are given
 """
 
 import asyncio
@@ -35,13 +35,12 @@ async def survey(streams: Streams, subject: Subject, entries: Iterable[str]) -> 
         helpers = [helper for _, helper in askers]
         if not askers:
             return Survey(silent=silent)
-        first, helper = askers[0]
-        speed, no_speed = await _speed(first)
         called, udp, ipv6 = await asyncio.gather(
             asyncio.gather(*(_called_back(asker, helper, subject) for asker, helper in askers)),
             scout_udp(askers, subject),
             scout_ipv6(helpers, subject),
         )
+        speed, no_speed = await _speed(streams, helpers[0].entry)
         return Survey(
             helpers=tuple(called),
             silent=silent,
@@ -49,20 +48,19 @@ async def survey(streams: Streams, subject: Subject, entries: Iterable[str]) -> 
             ipv6=ipv6,
             speed=speed,
             no_speed=no_speed,
-            outward=outward_host(helper.host),
+            outward=outward_host(helpers[0].host),
         )
 
 
 async def _find_helpers(
     stack: AsyncExitStack, streams: Streams, entries: Sequence[EntryPoint]
 ) -> tuple[list[tuple[Asker, Helper]], tuple[tuple[str, str], ...]]:
-    answers = await asyncio.gather(*(_meet(streams, entry) for entry in entries))
+    answers = await asyncio.gather(*(_meet(stack, streams, entry) for entry in entries))
     askers, silent = list[tuple[Asker, Helper]](), list[tuple[str, str]]()
     for entry, answer in zip(entries, answers, strict=True):
         if isinstance(answer, str):
             silent.append((str(entry), answer))
         else:
-            stack.enter_context(answer[0])
             askers.append(answer)
     return choose_helpers(askers), tuple(silent)
 
@@ -88,12 +86,12 @@ def _distinct(entries: Iterable[str], own_peer_id: str) -> list[EntryPoint]:
     return list(found.values())[:MAX_TRIED]
 
 
-async def _meet(streams: Streams, entry: EntryPoint) -> tuple[Asker, Helper] | str:
+async def _meet(stack: AsyncExitStack, streams: Streams, entry: EntryPoint) -> tuple[Asker, Helper] | str:
     """A stream of probes and the first look, or why there is none."""
     asker: Asker | None = None
     try:
         await streams.connect(entry.peer_id, [str(entry)], CONNECT_DEADLINE)
-        asker = Asker(await streams.open_stream(entry.peer_id, PROTOCOL, CONNECT_DEADLINE))
+        asker = stack.enter_context(await _open(streams, entry))
         seen, offset = await asker.look()
         host = host_of(asker.address)
         if host is not None:
@@ -112,11 +110,18 @@ async def _called_back(asker: Asker, helper: Helper, subject: Subject) -> Helper
     return replace(helper, reached=reached, refused=refused)
 
 
-async def _speed(asker: Asker) -> tuple[Speed | None, str]:
+async def _speed(streams: Streams, entry: EntryPoint) -> tuple[Speed | None, str]:
     try:
         async with asyncio.timeout(SPEED_DEADLINE):
-            return await measure_speed(asker), ""
+            # A stream of its own: where a ping is refused, the answers to others stay in it.
+            with await _open(streams, entry) as asker:
+                return await measure_speed(asker), ""
     except TimeoutError:
         return None, f"took longer than {SPEED_DEADLINE:.0f} s"
     except LowcommError as error:
         return None, str(error)
+
+
+async def _open(streams: Streams, entry: EntryPoint) -> Asker:
+    """A stream of probes to a peer that we are connected to. Raises LinkLost."""
+    return Asker(await streams.open_stream(entry.peer_id, PROTOCOL, CONNECT_DEADLINE))

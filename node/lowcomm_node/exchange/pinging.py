@@ -18,8 +18,8 @@ from grpc import aio
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.exchange.stream import explain
 from lowcomm_node.exchange.throttle import Bandwidth
-from lowcomm_node.probing.allowance import Allowance, Allowed
-from lowcomm_node.probing.measuring import Speed, answer_to, measure_speed
+from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, Speed, answer_to, measure_speed
+from lowcomm_node.probing.ration import Allowed, Ration
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.probes import check_ping
@@ -28,8 +28,6 @@ from lowcomm_protocol.records import PeerInfo
 GIVEN = Allowed(each=512_000_000, all=4_000_000_000, seconds=86_400.0)
 """Bytes of contents that peers of the run may have a day."""
 MAX_AT_ONCE = 4
-OVERHEAD = 256
-"""Bytes that a Ping counts as beside its contents."""
 CALL_SECONDS = 60.0
 WHY_SECONDS = 2.0
 """For gRPC to tell how a call has ended."""
@@ -70,7 +68,7 @@ class Echo:
     def __init__(
         self, bandwidth: Bandwidth | None = None, given: Allowed = GIVEN, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._bandwidth, self._given, self._clock = bandwidth or Bandwidth(), Allowance(given), clock
+        self._bandwidth, self._given, self._clock = bandwidth or Bandwidth(), Ration(given), clock
         self._calls: Counter[str] = Counter()
 
     async def answer(self, peer: str, stream: Any) -> None:
@@ -91,7 +89,7 @@ class Echo:
         while (ping := await stream.receive()) is not None:
             check_ping(ping)
             if not self._given.take(peer, len(ping.content) + ping.wanted + OVERHEAD, self._clock()):
-                await _refuse(stream, "too much was measured lately: measure again tomorrow")
+                await _refuse(stream, TOO_MUCH)
                 return
             await self._bandwidth.down.pass_(len(ping.content))
             await self._bandwidth.up.pass_(ping.wanted)

@@ -71,12 +71,17 @@ class Asker:
         return (await self._receive("pong")).pong
 
     async def _ask(self, probe: pb.Probe, wanted: str, seconds: float) -> pb.Probed:
-        try:
-            async with self._asking, asyncio.timeout(seconds):
-                await send_message(self._stream.socket, probe.SerializeToString())
-                return await self._receive(wanted)
-        except TimeoutError:
-            raise LinkLost(f"did not answer within {seconds:.0f} s") from None
+        async with self._asking:
+            try:
+                async with asyncio.timeout(seconds):
+                    await send_message(self._stream.socket, probe.SerializeToString())
+                    return await self._receive(wanted)
+            except TimeoutError:
+                self.close()  # an answer that still comes would be taken for that to another question
+                raise LinkLost(f"did not answer within {seconds:.0f} s") from None
+            except asyncio.CancelledError:
+                self.close()
+                raise
 
     async def _receive(self, wanted: str) -> pb.Probed:
         probed = read_probed(await receive_message(self._stream.socket), wanted)

@@ -26,6 +26,10 @@ PIECE = 32 * 1024
 FIRST_WINDOW, LAST_WINDOW = 2, 48
 """Pings on the way at once."""
 ANSWER_DEADLINE = 10.0
+OVERHEAD = 256
+"""Bytes that a ping counts as beside its contents, and another probe too: those without any are not free."""
+TOO_MUCH = "too much was measured lately: measure again tomorrow"
+"""Why a ping is refused."""
 _CONTENT = secrets.token_bytes(PIECE)
 """So that nothing on the way can compress it."""
 

@@ -1,7 +1,7 @@
 """Answers probes (lowcomm_protocol.probes says what may be asked), within what its owner gives to strangers.
 
 stream of libp2p ── look ──────► where it comes from, our time         anybody
-                 ── dial back ─► calls to that address, no other       a few an hour, two at a time
+                 ── dial back ─► calls to that address, no other       a few an hour, one request at a time
                  ── ping ──────► as many bytes as it wants             so many a day, at most at a rate
 """
 
@@ -16,9 +16,9 @@ from typing import Protocol
 from lowcomm_node.discovery.interface import OpenStream, Streams
 from lowcomm_node.discovery.multiaddress import host_of
 from lowcomm_node.logs import log
-from lowcomm_node.probing.allowance import Allowance, Allowed, network_of
 from lowcomm_node.probing.dialing import is_reached
-from lowcomm_node.probing.measuring import answer_to
+from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, answer_to
+from lowcomm_node.probing.ration import Allowed, Ration, network_of
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -36,11 +36,10 @@ MAX_STREAMS_PER_CALLER = 4
 """A household may have several nodes; each needs up to two."""
 MAX_DIALING = 1
 """Requests that are dialed for at once: each costs up to MAX_TARGETS processes for a moment."""
-OVERHEAD = 256
-"""Bytes that a probe counts as beside its contents: those without any are not free."""
 STREAM_SECONDS = 120.0
 IDLE_SECONDS = 45.0
 """Whoever asks several waits for the slowest of them."""
+_RELAYED = "relayed"
 HOUR, DAY = 3600.0, 86_400.0
 
 
@@ -92,11 +91,12 @@ class Prober:
     ) -> None:
         """``entry_points``: where we ourselves can be dialed."""
         self._streams, self._entry_points, self._dial, self._clock = streams, entry_points, dial, clock
-        self._calls, self._bytes = Allowance(limits.calls), Allowance(limits.bytes)
+        self._calls, self._bytes = Ration(limits.calls), Ration(limits.bytes)
         self._paces: list[Paced] = [Pace(limits.rate, clock)]
         self._open: Counter[str] = Counter()
         self._dialing = asyncio.Semaphore(MAX_DIALING)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def serve(self) -> None:
         """Answer from now on. Raises LinkLost."""
@@ -108,6 +108,7 @@ class Prober:
 
     async def close(self) -> None:
         """Answer no more."""
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -115,8 +116,9 @@ class Prober:
 
     def _take(self, stream: OpenStream) -> None:
         host = host_of(stream.address)
-        caller = network_of(host) if host else stream.peer_id
-        if self._open[caller] >= MAX_STREAMS_PER_CALLER or self._open.total() >= MAX_STREAMS:
+        # Through a relay an identity costs nothing: all that come so are one.
+        caller = network_of(host) if host else _RELAYED
+        if self._closed or self._open[caller] >= MAX_STREAMS_PER_CALLER or self._open.total() >= MAX_STREAMS:
             stream.socket.close()
             return
         self._open[caller] += 1
@@ -170,14 +172,15 @@ class Prober:
         if host is None:
             return pb.Probed(refused="you come through a relay, which is not there to be measured")
         if not self._bytes.take(caller, size, self._clock()):
-            return pb.Probed(refused="too much was measured lately: measure again tomorrow")
+            return pb.Probed(refused=TOO_MUCH)
         for pace in self._paces:
             await pace.pass_(size)
         return pb.Probed(pong=answer_to(ping))
 
 
 class Pace:
-    """Passes so many bytes a second."""
+    """Passes so many bytes a second. As exchange.throttle.Throttle does, which can more; but a bootstrap server answers
+    probes too, and is to need nothing of exchanges."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = monotonic) -> None:
         self._rate, self._clock, self._free = rate, clock, 0.0

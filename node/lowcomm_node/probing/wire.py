@@ -13,7 +13,7 @@ async def send_message(stream: socket.socket, data: bytes) -> None:
     try:
         await asyncio.get_running_loop().sock_sendall(stream, _length(len(data)) + data)
     except OSError as error:
-        raise LinkLost(f"the stream broke off ({error.strerror})") from None
+        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
 
 
 async def receive_message(stream: socket.socket) -> bytes:
@@ -21,7 +21,7 @@ async def receive_message(stream: socket.socket) -> bytes:
     try:
         return await read_message(stream, MAX_MESSAGE)
     except OSError as error:
-        raise LinkLost(f"the stream broke off ({error.strerror})") from None
+        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
 
 
 def _length(number: int) -> bytes:
