@@ -2,7 +2,7 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from time import monotonic, time
 
@@ -15,6 +15,7 @@ from lowcomm_node.discovery.lifeline import Lifeline, own_addresses
 from lowcomm_node.discovery.p2pd import has_ipv6
 from lowcomm_node.errors import LinkLost, NotAdmitted
 from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.logs import log
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
@@ -31,6 +32,7 @@ MAX_MET = 64
 """Peers that are told directly when we come, change phase or go; the DHT tells the others."""
 RUN_LIFE = 1800.0
 CHECK_EVERY = 10.0
+DEFECT_PAUSE = 10.0
 REMOVALS_EVERY = 10.0
 """Seconds between two looks for peers that were removed: it must take effect within a minute."""
 MAX_TOLD_OFF = 8
@@ -148,24 +150,31 @@ class Membership:
 
     async def run(self) -> None:
         """Publish, look around, and watch the connection, until cancelled."""
-        await asyncio.gather(self._publishing(), self._looking(), self._watching())
+        await asyncio.gather(
+            self._forever("our record is not published", self._publish, lambda: self._settings.record_life / 3),
+            self._forever("no look for other peers", self.look, lambda: self._settings.poll),
+            self._forever("the run is not published", self._watch, lambda: CHECK_EVERY if self.dht_peers else 2.0),
+        )
 
-    async def _publishing(self) -> None:
+    async def _forever(self, trouble: str, work: Callable[[], Awaitable[None]], pause: Callable[[], float]) -> None:
+        """Do a piece of work again and again; ``pause``: seconds in between. A defect must not cost the node its swarm."""
+        told = None
         while True:
-            await self._publish()
-            await asyncio.sleep(self._settings.record_life / 3)
+            try:
+                await work()
+                wait = pause()
+            except Exception as error:
+                log.error("membership.defect", error=repr(error), exc_info=error)
+                if repr(error) != told:
+                    told = repr(error)
+                    self._warn(f"{trouble} (tried again in {DEFECT_PAUSE:.0f} s), because of a defect: {error!r}"[:300])
+                wait = DEFECT_PAUSE
+            await asyncio.sleep(wait)
 
-    async def _looking(self) -> None:
-        while True:
-            await self.look()
-            await asyncio.sleep(self._settings.poll)
-
-    async def _watching(self) -> None:
-        while True:
-            self.dht_peers = self._discovery.known_peers()
-            if self.dht_peers and monotonic() >= self._run_due:
-                await self._publish_run()
-            await asyncio.sleep(CHECK_EVERY if self.dht_peers else 2.0)
+    async def _watch(self) -> None:
+        self.dht_peers = self._discovery.known_peers()
+        if self.dht_peers and monotonic() >= self._run_due:
+            await self._publish_run()
 
     async def republish(self) -> None:
         """Publish all that is ours at once: others have forgotten it, or were not there."""
@@ -173,9 +182,9 @@ class Membership:
 
     async def _publish_run(self) -> None:
         # Every peer keeps the run published, so that it outlives its bootstrap server.
-        self._run_due = monotonic() + RUN_LIFE / 3
         await self._discovery.publish(RUNS_KEY, self._run.run_id, self._run.to_bytes(), RUN_LIFE)
         await self._standing.publish(self._discovery)
+        self._run_due = monotonic() + RUN_LIFE / 3
 
     async def look(self) -> None:
         """Read the records in the DHT, and greet the peers that are new."""

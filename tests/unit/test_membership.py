@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import get_ident
 from time import time
 from typing import Any
 
@@ -362,6 +363,44 @@ async def test_a_disk_that_is_full_holds_up_no_removal(parties: Parties, monkeyp
     await ada.look()
     assert ada.knows() == set() and ada.removals_heard == 1
     assert "could not be kept" in ada.warnings[0]
+
+
+async def test_one_look_that_fails_is_warned_of_once_and_not_the_last(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    await bob.membership.announce(Phase.TRAINING)
+    monkeypatch.setattr(membership_module, "DEFECT_PAUSE", 0.01)
+    lookup, failures = ada.discovery.lookup, ["first", "first"]
+
+    async def fail_twice(key: str) -> Any:
+        if key == peers_key(parties.run.run_id) and failures:
+            raise RuntimeError(failures.pop())
+        return await lookup(key)
+
+    monkeypatch.setattr(ada.discovery, "lookup", fail_twice)
+    loops = asyncio.create_task(ada.membership.run())
+    try:
+        await until_async(lambda: asyncio.sleep(0, BOB.peer_id in ada.knows()), 20, "bob is known")
+    finally:
+        loops.cancel()
+        await asyncio.gather(loops, return_exceptions=True)
+    assert len(ada.warnings) == 1 and "RuntimeError('first')" in ada.warnings[0], ada.warnings
+
+
+async def test_what_is_kept_is_read_where_nothing_else_changes_it(
+    invited: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada = await invited(ADA, invite(invited.run))
+    to_bytes, threads = ada.standing.admission.to_bytes, list[int]()
+
+    def note() -> bytes:
+        threads.append(get_ident())
+        return to_bytes()
+
+    monkeypatch.setattr(ada.standing.admission, "to_bytes", note)
+    await ada.look()
+    assert set(threads) == {get_ident()}
 
 
 async def test_removals_reach_a_node_that_only_runs_its_loops(

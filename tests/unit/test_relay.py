@@ -28,6 +28,7 @@ from waiting import until_async
 
 RELAYS = [EntryPoint(Identity(bytes([n]) * 32).peer_id, f"/ip4/203.0.113.{n}/tcp/1") for n in range(1, 6)]
 DOOR = RELAYS[0]
+OURS = Identity(b"o" * 32).peer_id
 OK = b"\x08\x02\x28\x64"  # type = STATUS, status = 100
 
 
@@ -130,14 +131,14 @@ async def keep(places: Places, control: Asked) -> tuple[str, ...]:
 async def test_the_first_useful_relays_are_taken_and_no_more(asked):
     asked.gives |= dict(zip(ids(0), [USEFUL_BYTES - 1], strict=True))
     del asked.gives[RELAYS[1].peer_id]
-    places = Places()
+    places = Places(OURS)
     assert await keep(places, asked) == tuple(ids(2, 3))
     assert asked.asked == ids(0, 1, 2, 3)
     assert len(places.dials) == MAX_RELAYS
 
 
 async def test_a_place_is_not_asked_for_again_before_it_is_due(asked, monkeypatch):
-    places = Places()
+    places = Places(OURS)
     await keep(places, asked)
     await keep(places, asked)
     assert asked.asked == ids(0, 1)
@@ -147,7 +148,7 @@ async def test_a_place_is_not_asked_for_again_before_it_is_due(asked, monkeypatc
 
 
 async def test_a_relay_that_is_gone_gives_way_to_the_next_and_is_asked_at_once_when_it_returns(asked):
-    places = Places()
+    places = Places(OURS)
     await keep(places, asked)
     asked.connected -= set(ids(0, 1))
     assert await keep(places, asked) == tuple(ids(2, 3))
@@ -156,9 +157,16 @@ async def test_a_relay_that_is_gone_gives_way_to_the_next_and_is_asked_at_once_w
     assert await keep(places, asked) == tuple(ids(2, 0))
 
 
+async def test_a_relay_whose_address_leaves_no_room_for_ours_is_of_no_use(asked):
+    long = EntryPoint(RELAYS[1].peer_id, f"/dns4/{'.'.join(['r' * 60] * 3)}/tcp/1")
+    places = Places(OURS)
+    await places.keep(asked, [long])
+    assert not asked.asked and not places.dials
+
+
 async def test_a_relay_is_not_reached_through_a_relay(asked):
     behind = EntryPoint(RELAYS[1].peer_id, f"{DOOR}/p2p-circuit")
-    places = Places()
+    places = Places(OURS)
     await places.keep(asked, [behind])
     assert not asked.asked and not places.dials
 

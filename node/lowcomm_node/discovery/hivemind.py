@@ -22,7 +22,7 @@ from lowcomm_node.discovery.client import (
     BACKED_OFF,
     CALL_DEADLINE,
     CLOSE_DEADLINE,
-    DIAL_DEADLINE,
+    KNOCK_DEADLINE,
     attach,
     detach,
     in_words,
@@ -37,6 +37,7 @@ from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream, chec
 from lowcomm_node.discovery.keys import MAX_LIFE, Provenances, pack, unpack
 from lowcomm_node.discovery.multiaddress import (
     EntryPoint,
+    also_over_quic,
     circuit,
     parse_announced,
     parse_entry_point,
@@ -113,7 +114,7 @@ class HivemindDiscovery:
         """Where others see us, if that is none of our own addresses: behind a NAT."""
         self._relay, self._wants_places, self._punching = relay, wants_places, punching
         self._relays = relays
-        self._places = Places()
+        self._places = Places(self.peer_id)
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""
         self._listener: StreamListener | None = None
@@ -167,7 +168,8 @@ class HivemindDiscovery:
         first, *others = [*sorted(self._announce or (*self._visible, *self._observed), key=_preference), ""]
         # A record has room for a few: a place at a relay must not be crowded out by the addresses of many interfaces.
         dials = filter(None, [first, *self._places.dials, *others])
-        return tuple(f"{dial}/p2p/{self.peer_id}" for dial in sorted(dials, key=lambda dial: -reach(dial)))
+        entries = (EntryPoint(self.peer_id, dial) for dial in sorted(dials, key=lambda dial: -reach(dial)))
+        return tuple(str(entry) for entry in entries if entry.fits)
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
         """See Discovery."""
@@ -450,13 +452,14 @@ class HivemindDiscovery:
     async def _knock(self, peer_id: str, ways: Sequence[EntryPoint]) -> Knock:
         if peer_id == self.peer_id or self._node is None:
             return Knock("is ourselves" if peer_id == self.peer_id else "p2pd is not running: it is started again")
+        ways = also_over_quic(ways)
         try:
-            await self._control().connect(peer_id, ways, DIAL_DEADLINE)
+            await self._control().connect(peer_id, ways, KNOCK_DEADLINE)
             ahead = await ping(self._node, peer_id)
             if ahead is None:
                 # A connection that is dead looks like one for minutes; only a new one tells.
                 await self.disconnect(peer_id)
-                await self._control().connect(peer_id, ways, DIAL_DEADLINE)
+                await self._control().connect(peer_id, ways, KNOCK_DEADLINE)
                 ahead = await ping(self._node, peer_id)
         except LinkLost as error:
             return Knock(self._why(peer_id, in_words(str(error))))
@@ -490,10 +493,10 @@ def _preference(dial: str) -> tuple[int, bool]:
 
 def _with_port(listen: str, dials: Sequence[str]) -> str:
     """Where to listen next time to be found at the same port."""
-    place, _, rest = listen.partition("/0")
-    if not re.fullmatch("/ip[46]/[^/]+/(tcp|udp)", place):
+    found = re.fullmatch(r"(/(ip[46])/[^/]+/(tcp|udp))/0(/quic-v1)?", listen)
+    if found is None:
         return listen
-    _, family, _, transport = place.split("/")
+    place, family, transport, rest = found.groups("")
     for dial in dials:
         _, its_family, _, its_transport, port, *_ = [*dial.split("/"), "", "", ""]
         if (its_family, its_transport) == (family, transport) and relay_of(dial) is None:

@@ -18,6 +18,7 @@ from time import monotonic, time
 
 from lowcomm_node.discovery.control import Control, read_message
 from lowcomm_node.discovery.multiaddress import EntryPoint, circuit
+from lowcomm_node.discovery.varint import read_varint
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.logs import log
 
@@ -104,7 +105,9 @@ class Place:
 class Places:
     """Our places at relays, the first useful ones of those that we are told of."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer_id: str) -> None:
+        """``peer_id``: ours."""
+        self._peer_id = peer_id
         self._held: dict[str, Place] = {}
         self._due: dict[str, float] = {}
 
@@ -124,11 +127,15 @@ class Places:
         self._held = {peer_id: place for peer_id, place in self._held.items() if peer_id in known}
         self._due = {peer_id: due for peer_id, due in self._due.items() if peer_id in known}
         for relay in relays:
-            if relay.peer_id not in connected or relay.relay is not None:
+            if relay.peer_id not in connected or not self._is_of_use(relay):
                 continue
             others = sum(place.useful for peer_id, place in self._held.items() if peer_id != relay.peer_id)
             if others < MAX_RELAYS and monotonic() >= self._due.get(relay.peer_id, 0.0):
                 await self._ask(control, relay)
+
+    def _is_of_use(self, relay: EntryPoint) -> bool:
+        """Whether others can be told of a place there: it is dialed itself, and at an address that is not too long."""
+        return relay.relay is None and EntryPoint(self._peer_id, circuit(relay)).fits
 
     async def _ask(self, control: Control, relay: EntryPoint) -> None:
         try:
@@ -181,26 +188,17 @@ def _positive(value: int | bytes | None) -> int | None:
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and value of each field of a protobuf message. Raises LinkLost if it is none."""
-    rest = message
-    while rest:
-        tag, rest = _take_varint(rest)
-        if tag & 7 == 0:
-            value, rest = _take_varint(rest)
-            yield tag >> 3, value
-        elif tag & 7 == 2:
-            size, rest = _take_varint(rest)
-            if size > len(rest):
+    at = 0
+    try:
+        while at < len(message):
+            tag, at = read_varint(message, at)
+            value, at = read_varint(message, at)
+            if tag & 7 == 0:
+                yield tag >> 3, value
+            elif tag & 7 == 2 and value <= len(message) - at:
+                yield tag >> 3, message[at : at + value]
+                at += value
+            else:
                 raise LinkLost("answered with something else")
-            yield tag >> 3, rest[:size]
-            rest = rest[size:]
-        else:
-            raise LinkLost("answered with something else")
-
-
-def _take_varint(data: bytes) -> tuple[int, bytes]:
-    number = 0
-    for index, byte in enumerate(data[:10]):
-        number |= (byte & 0x7F) << 7 * index
-        if not byte & 0x80:
-            return number, data[index + 1 :]
-    raise LinkLost("answered with something else")
+    except ValueError:
+        raise LinkLost("answered with something else") from None
