@@ -15,6 +15,7 @@ from lowcomm_node.discovery.lifeline import Lifeline, own_addresses
 from lowcomm_node.discovery.p2pd import has_ipv6
 from lowcomm_node.errors import LinkLost, NotAdmitted
 from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.line import OTHER_CERTIFICATE
 from lowcomm_node.logs import log
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import LowcommError
@@ -26,8 +27,6 @@ from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
 
 MEET_DEADLINE = 3.0
-OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
-"""In gRPC's words when a peer shows another certificate than the one that is pinned."""
 MAX_MET = 64
 """Peers that are told directly when we come, change phase or go; the DHT tells the others."""
 RUN_LIFE = 1800.0
@@ -60,7 +59,7 @@ def any_host() -> str:
 def _own_hosts() -> tuple[str, ...]:
     numbers = [ipaddress.ip_address(text) for text in own_addresses()]
     # Public addresses first: most peers are not in our home network. Of those IPv4, which everybody has.
-    numbers.sort(key=lambda address: (address.is_private, address.version))
+    numbers.sort(key=lambda address: (not address.is_global, address.version))
     return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
 
 
@@ -196,8 +195,10 @@ class Membership:
         for data in records.values():
             info = self._hear(data, greet=True)
             if info is not None:
-                self._discovery.add_entry_points(info.entry_points)
-                self._tell_lifeline(info)
+                # Whoever named other peers there would send us to them.
+                entry_points = [entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")]
+                self._discovery.add_entry_points(entry_points)
+                self._tell_lifeline(info, entry_points)
         if self._lifeline is not None:
             self._lifeline.listed(set(records) - {self._identity.peer_id})
         try:
@@ -205,13 +206,13 @@ class Membership:
         except NotAdmitted as error:
             self._on_barred(error)
 
-    def _tell_lifeline(self, info: PeerInfo) -> None:
+    def _tell_lifeline(self, info: PeerInfo, entry_points: Sequence[str]) -> None:
         if self._lifeline is None:
             return
         if info.phase in (Phase.LEFT, Phase.FINISHED):
             self._lifeline.left(info.peer_id)
         else:
-            self._lifeline.learned(info.peer_id, info.entry_points)
+            self._lifeline.learned(info.peer_id, entry_points)
 
     async def _look_for_removals(self) -> None:
         if monotonic() < self._removals_due:

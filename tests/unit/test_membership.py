@@ -231,6 +231,26 @@ async def test_a_node_whose_clock_was_set_back_goes_on_after_its_last_record(par
     assert bob.knows() == {ADA.peer_id}, "believed again at once"
 
 
+async def test_where_others_are_is_not_believed_of_a_peer(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    ada, told = await parties(ADA), list[str]()
+    monkeypatch.setattr(ada.discovery, "add_entry_points", told.extend)
+    own, others = (f"/ip4/203.0.113.7/tcp/1/p2p/{peer.peer_id}" for peer in (BOB, CLEO))
+    now = time()
+    info = PeerInfo(
+        peer_id=BOB.peer_id, run_id=parties.run.run_id, phase=Phase.TRAINING, issued=now, expires=now + 30,
+        entry_points=(others, own),
+    )  # fmt: skip
+    bob = MemoryDiscovery(BOB.peer_id, parties.network)
+    assert await bob.publish(peers_key(parties.run.run_id), BOB.peer_id, write_record(info, BOB), 30)
+    await ada.look()
+    assert told == [own]
+
+
+def test_an_address_of_a_provider_s_own_network_is_told_after_a_public_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "own_addresses", lambda: ("100.64.0.1", "192.168.1.2", "44.1.1.1"))
+    assert membership_module._own_hosts()[0] == "44.1.1.1"
+
+
 async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(parties: Parties) -> None:
     ada = await parties(ADA)
     far = PeerInfo(

@@ -122,6 +122,22 @@ async def test_nothing_is_given_up_where_the_other_end_does_not_take_part() -> N
     assert not daemon.dialed
 
 
+async def test_who_does_not_answer_is_not_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon, one, now = Daemon(), puncher(), 1000.0
+    monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
+    monkeypatch.setattr("lowcomm_node.discovery.punching.DEADLINE", 0.05)
+    await one.improve(daemon, BOB, WAYS)
+    silent = daemon.far.pop(PROTOCOL)
+    with silent:
+        await one.improve(daemon, BOB, WAYS)
+        assert not daemon.far
+        now += FIRST_PAUSE
+        monkeypatch.undo()
+        monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
+        await ask(daemon, one, message(AT_BOB))
+    assert daemon.address == AT_BOB
+
+
 async def test_who_is_connected_directly_is_left_alone() -> None:
     daemon = Daemon()
     daemon.address = AT_BOB
@@ -295,3 +311,4 @@ async def test_a_connection_that_is_lost_meanwhile_is_told(monkeypatch: pytest.M
     daemon.address = RELAYED
     await one.improve(daemon, BOB, WAYS)
     assert daemon.address == RELAYED, "no other attempt at once: the relay must have its chance"
+    assert not daemon.far

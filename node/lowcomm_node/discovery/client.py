@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -118,6 +119,8 @@ async def ping(node: Any, peer_id: str) -> float | None:
             request = dht_pb2.PingRequest(peer=protocol.node_info, validate=False)
             answer = await protocol.get_stub(peer).rpc_ping(request)
             node_id = DHTID.from_bytes(answer.peer.node_id)
+            if not math.isfinite(answer.dht_time):
+                raise ValueError(f"its clock shows {answer.dht_time}")
     except Exception as error:  # whatever a stranger's answer makes hivemind raise
         log.debug("dht.silent", peer=peer_id, error=repr(error))
         await protocol.update_routing_table(None, peer, responded=False)

@@ -39,6 +39,7 @@ from lowcomm_node.discovery.multiaddress import (
     EntryPoint,
     also_over_quic,
     circuit,
+    host_of,
     parse_announced,
     parse_entry_point,
     reach,
@@ -120,6 +121,11 @@ class HivemindDiscovery:
         self._listener: StreamListener | None = None
         self._puncher = Puncher(self.peer_id, self._seen_at)
         self._served: dict[str, TakeStream] = {}
+        self._handed_over: set[str] = set()
+        """Protocols of which p2pd knows that we serve them."""
+        self._opening = asyncio.Lock()
+        """Held while p2pd is started or ended: there must never be two under one identity."""
+        self._closed = False
         if punching:
             self._served[PUNCH] = lambda stream: self._puncher.take(self._control(), stream)
         self._reasons: dict[str, str] = {}
@@ -131,14 +137,18 @@ class HivemindDiscovery:
             others = [entry for entry in self._entry_points if entry.peer_id != self.peer_id]
             if others:
                 await refuse_twin(self.peer_id, others)
-            await self._open(self._listen)
+            async with self._opening:
+                await self._open(self._listen)
             knocks = await self._knock_at(self._entry_points)
             if self._entry_points and self._require_peers and all(knock.reason for knock in knocks.values()):
                 raise NoPeers(no_answer([str(entry) for entry in self._entry_points], knocks))
-            check_clock(knocks, self.max_clock_offset)
+            # Only those that the owner has named decide whether we start.
+            named = {entry.peer_id for entry in self._entry_points[: self._given]}
+            check_clock({peer: knock for peer, knock in knocks.items() if peer in named}, self.max_clock_offset)
             await self.find_neighbours()
-            await self._look_from_outside()
-            await self._keep_places()
+            with suppress(LinkLost):  # it is looked for again
+                await self._look_from_outside()
+                await self._keep_places()
         except BaseException:
             await self.close()
             raise
@@ -214,9 +224,11 @@ class HivemindDiscovery:
     async def revive(self) -> bool:
         """See Discovery."""
         try:
-            if self._daemon is None or not self._daemon.running:
-                log.warning("dht.lost", reason="p2pd ended; it is started again")
-                await self._renew()
+            async with self._opening:
+                if self._daemon is None or not self._daemon.running:
+                    log.warning("dht.lost", reason="p2pd ended; it is started again")
+                    await self._renew()
+                await self._hand_over_missing_streams()
             await self._look_at_ourselves()
             await self._look_from_outside()
             await self._keep_places()
@@ -228,7 +240,8 @@ class HivemindDiscovery:
     async def restart(self) -> bool:
         """See Discovery."""
         try:
-            await self._renew()
+            async with self._opening:
+                await self._renew()
         except (NodeError, OSError) as error:
             log.warning("dht.trouble", reason=str(error))
             return False
@@ -285,8 +298,8 @@ class HivemindDiscovery:
         if protocol in self._served:
             raise LinkLost(f"streams of {protocol} are served already")
         self._served[protocol] = take
-        if self._daemon is not None and self._daemon.running:  # else when it is started again
-            await self._hand_over_streams(self._daemon, protocol)
+        async with self._opening:
+            await self._hand_over_missing_streams()
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
         """See Streams."""
@@ -298,17 +311,20 @@ class HivemindDiscovery:
 
     async def close(self) -> None:
         """See Discovery."""
+        self._closed = True
         listener, self._listener = self._listener, None
         self._served.clear()
         if listener is not None:
             await listener.close()
         await self._puncher.close()
-        await self._shut()
+        async with self._opening:
+            await self._shut()
 
     async def _shut(self) -> None:
         """End p2pd and what talks to it."""
         node, p2p, daemon = self._node, self._p2p, self._daemon
         self._node = self._p2p = self._daemon = None
+        self._handed_over.clear()
         if node is not None:
             with suppress(Exception):  # it waits for p2pd, which may be dead
                 async with asyncio.timeout(CLOSE_DEADLINE):
@@ -327,15 +343,21 @@ class HivemindDiscovery:
             await self._open(self._listen)
 
     async def _open(self, listen: Sequence[str]) -> None:
+        self._refuse_closed()
         try:
             self._daemon = await self._start_daemon(listen)
+            self._refuse_closed()
             self._p2p = await attach(self._daemon)
             self._node = await self._make_node()
             await self._look_at_ourselves()
-            await self._hand_over_streams(self._daemon, *self._served)
+            await self._hand_over_streams(self._daemon)
         except BaseException:
             await self._shut()
             raise
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise LinkLost("we have left the DHT")
 
     async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
         def make() -> P2pDaemon:
@@ -354,17 +376,32 @@ class HivemindDiscovery:
             raise
         return daemon
 
-    async def _hand_over_streams(self, daemon: P2pDaemon, *protocols: str) -> None:
+    async def _hand_over_streams(self, daemon: P2pDaemon) -> None:
+        self._refuse_closed()
         if self._listener is None:
             self._listener = StreamListener(self._take_stream)
             self._listener.start()
         self._listener.dialer = daemon.pid
-        for protocol in protocols:
+        for protocol in [protocol for protocol in self._served if protocol not in self._handed_over]:
             await Control(daemon.control).handle_streams(protocol, self._listener.address)
+            self._handed_over.add(protocol)
+
+    async def _hand_over_missing_streams(self) -> None:
+        """What p2pd does not take now it is told again later, or when it is started again."""
+        if self._daemon is None or not self._daemon.running:
+            return
+        try:
+            await self._hand_over_streams(self._daemon)
+        except LinkLost as error:
+            log.warning("stream.not_served", reason=str(error))
 
     def _take_stream(self, stream: OpenStream) -> None:
         # p2pd hands over nothing else than what it was told to.
-        self._served[stream.protocol](stream)
+        take = self._served.get(stream.protocol)
+        if take is None:  # we are leaving
+            stream.socket.close()
+        else:
+            take(stream)
 
     async def _keep_places(self) -> None:
         if self._wants_places:
@@ -438,9 +475,21 @@ class HivemindDiscovery:
             return
         control = self._control()
         connected = {connection.peer_id for connection in await control.connections()}
-        asked = [entry.peer_id for entry in self._entry_points if entry.peer_id in connected and entry.relay is None]
-        answers = [await observed(control, peer_id) for peer_id in list(dict.fromkeys(asked))[:MAX_OBSERVERS]]
-        self._observed = tuple(dict.fromkeys(dial for dial in answers if dial and dial not in self._visible))
+        named, learned = (
+            [entry.peer_id for entry in entries if entry.peer_id in connected and entry.relay is None]
+            for entries in (self._entry_points[: self._given], self._entry_points[self._given :])
+        )
+        asked = list(dict.fromkeys(named or learned))[:MAX_OBSERVERS]
+        answers = await asyncio.gather(*(observed(control, peer_id) for peer_id in asked))
+        told = [dial for dial in answers if dial is not None]
+        if not named:
+            told = self._believable(told)
+        self._observed = tuple(dict.fromkeys(dial for dial in told if dial not in self._visible))
+
+    def _believable(self, told: Sequence[str]) -> list[str]:
+        """What strangers tell of where we are, as far as we know that host of ourselves, or two of them tell the same."""
+        hosts, known = [host_of(dial) for dial in told], {host_of(dial) for dial in (*self._visible, *self._observed)}
+        return [dial for dial, host in zip(told, hosts, strict=True) if host in known or hosts.count(host) > 1]
 
     def _seen_at(self) -> tuple[str, ...]:
         """Addresses at which others may reach us, also those that only a hole in a NAT leads to."""

@@ -192,7 +192,9 @@ def reach(dial: str) -> int:
     if kind in _NAMES:
         return 2
     address = ipaddress.ip_address(host)
-    return 0 if address.is_loopback else 1 if address.is_private or address.is_link_local else 2
+    if address.is_loopback:
+        return 0
+    return 2 if address.is_global and not address.is_multicast else 1
 
 
 def _is_host(kind: str, host: str) -> bool:

@@ -50,18 +50,21 @@ MAX_AT_ONCE = 4
 MAX_HEARD = 32
 """Streams at once on which others may ask us to take part, one of each peer; no more are taken."""
 TAKE_EVERY = 1.0
-"""Seconds between two of them, with the same peer and in all: nobody shall make us dial strangers all day."""
+"""Seconds between two of them: nobody shall make us dial strangers all day."""
 MAX_PEERS = 1024
 
 
 async def observed(control: Control, peer_id: str) -> str | None:
-    """The address that a connected peer sees us at; None if it does not tell one that can be dialed from everywhere."""
+    """The address that a connected peer sees us at; None if it does not tell one that can be dialed from everywhere.
+
+    Takes DEADLINE at most.
+    """
     try:
-        stream = await control.open_stream(peer_id, IDENTIFY, DEADLINE)
-        with stream.socket:
-            if stream.address.endswith(CIRCUIT):
-                return None  # it sees the relay
-            async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(DEADLINE):
+            stream = await control.open_stream(peer_id, IDENTIFY, DEADLINE)
+            with stream.socket:
+                if stream.address.endswith(CIRCUIT):
+                    return None  # it sees the relay
                 message = await read_message(stream.socket, MAX_IDENTIFY)
         seen = dict(fields(message)).get(_OBSERVED)
     except (LinkLost, OSError, TimeoutError):
@@ -76,8 +79,6 @@ class _Tried:
 
     failures: int = 0
     due: float = float("-inf")
-    taken: float = float("-inf")
-    """When it last asked us to take part."""
 
 
 class Puncher:
@@ -137,6 +138,7 @@ class Puncher:
                     theirs = await _receive(stream.socket)
         except (LinkLost, OSError, TimeoutError) as error:
             log.debug("hole.not_asked", peer=peer_id, reason=str(error))
+            self._pause(self._of(peer_id))  # or its silence would cost each connection to it these seconds
             return False
         if theirs is None:
             return False
@@ -207,12 +209,12 @@ class Puncher:
 
     def _wants(self, stream: OpenStream) -> bool:
         """Whether to take part; of two that ask each other, the one of the smaller peer id goes on."""
-        now, tried = monotonic(), self._of(stream.peer_id)
+        now = monotonic()
         crosses = stream.peer_id in self._punching and self._peer_id < stream.peer_id
-        is_flood = now < max(self._last_taken, tried.taken) + TAKE_EVERY or self._taking_part >= MAX_AT_ONCE
+        is_flood = now < self._last_taken + TAKE_EVERY or self._taking_part >= MAX_AT_ONCE
         if crosses or is_flood or not stream.address.endswith(CIRCUIT):
             return False
-        self._last_taken = tried.taken = now
+        self._last_taken = now
         return True
 
     def _told(self) -> list[str]:

@@ -118,7 +118,7 @@ class Places:
         return tuple(place.dial for place in self._held.values() if place.useful and place.expires > now)
 
     async def keep(self, control: Control, relays: list[EntryPoint]) -> None:
-        """Ask for places that are missing or due. Never raises: what fails is tried again at the next call."""
+        """Ask for places that are missing or due, which takes seconds at most. Never raises: what fails is tried again."""
         try:
             connected = {connection.peer_id for connection in await control.connections()}
         except LinkLost:
@@ -126,12 +126,24 @@ class Places:
         known = connected & {relay.peer_id for relay in relays}
         self._held = {peer_id: place for peer_id, place in self._held.items() if peer_id in known}
         self._due = {peer_id: due for peer_id, due in self._due.items() if peer_id in known}
-        for relay in relays:
-            if relay.peer_id not in connected or not self._is_of_use(relay):
-                continue
-            others = sum(place.useful for peer_id, place in self._held.items() if peer_id != relay.peer_id)
-            if others < MAX_RELAYS and monotonic() >= self._due.get(relay.peer_id, 0.0):
-                await self._ask(control, relay)
+        of_use = [relay for relay in relays if relay.peer_id in connected and self._is_of_use(relay)]
+        first = {relay.peer_id: relay for relay in reversed(of_use)}
+        candidates = [relay for relay in of_use if first[relay.peer_id] is relay]
+        end = monotonic() + DEADLINE
+        while wanted := self._wanted(candidates):
+            await asyncio.gather(*(self._ask(control, relay) for relay in wanted))
+            if monotonic() >= end:  # the others are asked at the next call: nobody shall hold us up by silence
+                return
+
+    def _wanted(self, relays: list[EntryPoint]) -> list[EntryPoint]:
+        """Whom to ask now: where we have a place and it is due, and of the others as many as are missing."""
+        now = monotonic()
+        due = [relay for relay in relays if now >= self._due.get(relay.peer_id, 0.0)]
+        due.sort(key=lambda relay: self._due.get(relay.peer_id, 0.0))
+        useful = {peer_id for peer_id, place in self._held.items() if place.useful}
+        missing = max(0, MAX_RELAYS - len(useful))
+        ours = [relay for relay in due if relay.peer_id in useful]
+        return [*ours, *[relay for relay in due if relay.peer_id not in useful][:missing]]
 
     def _is_of_use(self, relay: EntryPoint) -> bool:
         """Whether others can be told of a place there: it is dialed itself, and at an address that is not too long."""
@@ -152,18 +164,17 @@ class Places:
 
 
 async def reserve(control: Control, relay: EntryPoint) -> Place:
-    """Take a place at a connected relay, or keep it. Raises LinkLost with what the relay says."""
-    stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)
+    """Take a place at a connected relay, or keep it, within DEADLINE. Raises LinkLost with what the relay says."""
     try:
         async with asyncio.timeout(DEADLINE):
-            await asyncio.get_running_loop().sock_sendall(stream.socket, _RESERVE)
-            answer = await read_message(stream.socket, MAX_MESSAGE)
+            stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)
+            with stream.socket:
+                await asyncio.get_running_loop().sock_sendall(stream.socket, _RESERVE)
+                answer = await read_message(stream.socket, MAX_MESSAGE)
     except TimeoutError:
         raise LinkLost("did not answer in time") from None
     except OSError as error:
         raise LinkLost(f"broke off: {error.strerror}") from None
-    finally:
-        stream.socket.close()
     return read_place(answer, relay)
 
 

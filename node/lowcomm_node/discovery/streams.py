@@ -97,8 +97,8 @@ class StreamListener:
                 header = p2pd_pb2.StreamInfo.FromString(await read_message(stream, MAX_HEADER))
             peer_id = base58.b58encode(header.peer).decode()
             opened = OpenStream(peer_id, decode(header.addr) or "", stream, header.proto)
-            taken = True
             self._take(opened)
+            taken = True
         except (LinkLost, OSError, DecodeError) as error:
             log.debug("stream.broken", reason=repr(error))
         finally:
