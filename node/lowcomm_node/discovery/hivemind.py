@@ -4,8 +4,10 @@ Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never
 
     start              p2pd -> client -> DHTNode, guarded -> knock at the entry points -> look for neighbours
     knock              connect and ping; a peer that is connected and silent is connected anew
-    check_connection   p2pd died: all of the above again; else knock at the entry points, and at peers' if those are
-                       dead; keep places at relays, so that others reach us behind a NAT
+    revive             p2pd died: start it again; learn where we are; keep places at relays, so that others reach us behind
+                       a NAT. The lifeline calls this and knocks, again and again
+    check_connection   the same at once, for an examination: revive, knock at the entry points, and at peers' if those
+                       are dead
     connect            to a peer, at its addresses and through our entry points as relays, whichever works first; if that
                        is a relay, a hole is tried to be punched
 """
