@@ -35,12 +35,12 @@ from lowcomm_node.discovery.client import (
 )
 from lowcomm_node.discovery.control import Control
 from lowcomm_node.discovery.doors import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
+from lowcomm_node.discovery.entry_points import EntryPoints, leading_to
 from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream, check_size
 from lowcomm_node.discovery.keys import MAX_LIFE, Provenances, pack, unpack
 from lowcomm_node.discovery.multiaddress import (
     EntryPoint,
     also_over_quic,
-    circuit,
     host_of,
     parse_announced,
     parse_entry_point,
@@ -59,14 +59,9 @@ from lowcomm_node.logs import log
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.refusals import Refusals
 
-MAX_ENTRY_POINTS = 32
 MAX_RECORDS = 4096
 MAX_REASONS = 256
 """Peers of whom we remember why they could not be reached."""
-MAX_DIALED = 8
-"""Addresses of one peer that are dialed for a stream; a record has no more."""
-MAX_DETOURS = 4
-"""Entry points of ours that are tried as relays for a peer whose own addresses name none."""
 MAX_OBSERVERS = 2
 """Peers that are asked where they see us."""
 REPLICAS = 5
@@ -103,8 +98,7 @@ class HivemindDiscovery:
         Raises ConfigError that names a malformed address.
         """
         self.peer_id = identity.peer_id
-        self._entry_points = [parse_entry_point(text) for text in initial_peers]
-        self._given = len(self._entry_points)
+        self._entry_points = EntryPoints(self.peer_id, initial_peers, learned)
         self._announce = tuple(parse_announced(text, self.peer_id) for text in announce)
         self._key_file, self._listen = key_file, tuple(listen)
         self._require_peers, self._start_deadline = require_peers, start_deadline
@@ -131,21 +125,21 @@ class HivemindDiscovery:
         if punching:
             self._served[PUNCH] = lambda stream: self._puncher.take(self._control(), stream)
         self._reasons: dict[str, str] = {}
-        self.add_entry_points(learned)
 
     async def start(self) -> None:
         """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock is off."""
         try:
-            others = [entry for entry in self._entry_points if entry.peer_id != self.peer_id]
+            entries = tuple(self._entry_points)
+            others = [entry for entry in entries if entry.peer_id != self.peer_id]
             if others:
                 await refuse_twin(self.peer_id, others)
             async with self._opening:
                 await self._open(self._listen)
-            knocks = await self._knock_at(self._entry_points)
-            if self._entry_points and self._require_peers and all(knock.reason for knock in knocks.values()):
-                raise NoPeers(no_answer([str(entry) for entry in self._entry_points], knocks))
+            knocks = await self._knock_at(entries)
+            if entries and self._require_peers and all(knock.reason for knock in knocks.values()):
+                raise NoPeers(no_answer([str(entry) for entry in entries], knocks))
             # Only those that the owner has named decide whether we start.
-            named = {entry.peer_id for entry in self._entry_points[: self._given]}
+            named = {entry.peer_id for entry in self._entry_points.named}
             check_clock({peer: knock for peer, knock in knocks.items() if peer in named}, self.max_clock_offset)
             await self.find_neighbours()
             with suppress(LinkLost):  # it is looked for again
@@ -185,24 +179,16 @@ class HivemindDiscovery:
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
         """See Discovery."""
-        for text in addresses:
-            with suppress(ConfigError):
-                entry = parse_entry_point(text)
-                if entry.peer_id != self.peer_id and entry not in self._entry_points:
-                    self._entry_points.append(entry)
-        # The owner's addresses are always kept, of the others the newest.
-        surplus = len(self._entry_points) - MAX_ENTRY_POINTS
-        if surplus > 0:
-            del self._entry_points[self._given : max(self._given, self._given + surplus)]
+        self._entry_points.add(addresses)
 
     async def check_connection(self) -> int:
         """See Discovery. Never raises: whatever is wrong is tried again at the next call."""
         try:
             if not await self.revive():
                 return 0
-            knocks = await self._knock_at(self._entry_points[: self._given])
+            knocks = await self._knock_at(self._entry_points.named)
             if all(knock.reason for knock in knocks.values()) and not self.known_peers():
-                knocks = await self._knock_at(self._entry_points[self._given :])
+                knocks = await self._knock_at(self._entry_points.learned)
             check_clock(knocks, self.max_clock_offset)
             if not all(knock.reason for knock in knocks.values()):
                 await self.find_neighbours()
@@ -212,7 +198,7 @@ class HivemindDiscovery:
 
     async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
         """See Discovery."""
-        alone, wanted = not self.known_peers(), {peer: self._ways(peer, texts) for peer, texts in doors.items()}
+        alone, wanted = not self.known_peers(), {peer: leading_to(peer, texts) for peer, texts in doors.items()}
         knocks = await asyncio.gather(*(self._knock(peer, ways) for peer, ways in wanted.items()))
         if alone and any(knock.reason is None for knock in knocks):
             await wait_routing(self._p2p)
@@ -281,7 +267,7 @@ class HivemindDiscovery:
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
         """See Streams."""
-        control, ways = self._control(), self._ways_to(peer_id, entry_points)
+        control, ways = self._control(), self._entry_points.ways_to(peer_id, entry_points)
         await control.connect(peer_id, ways, seconds)
         if self._punching:
             await self._puncher.improve(control, peer_id, ways)
@@ -407,29 +393,12 @@ class HivemindDiscovery:
 
     async def _keep_places(self) -> None:
         if self._wants_places:
-            await self._places.keep(self._control(), self._entry_points)
+            await self._places.keep(self._control(), list(self._entry_points))
 
     def _control(self) -> Control:
         if self._daemon is None or not self._daemon.running:
             raise LinkLost("p2pd is not running: it is started again")
         return Control(self._daemon.control)
-
-    def _ways_to(self, peer_id: str, entry_points: Sequence[str]) -> list[EntryPoint]:
-        """Where to dial a peer."""
-        ways = self._ways(peer_id, entry_points)
-        relays = [e for e in self._entry_points if e.relay is None and e.peer_id not in (peer_id, self.peer_id)]
-        ways += [EntryPoint(peer_id, circuit(relay)) for relay in relays[:MAX_DETOURS]]
-        return list(dict.fromkeys(ways))
-
-    def _ways(self, peer_id: str, entry_points: Sequence[str]) -> list[EntryPoint]:
-        """What a record says is a stranger's word, so only what leads to that peer is taken."""
-        ways: list[EntryPoint] = []
-        for text in entry_points[:MAX_DIALED]:
-            with suppress(ConfigError):
-                entry = parse_entry_point(text)
-                if entry.peer_id == peer_id:
-                    ways.append(entry)
-        return ways
 
     async def _make_node(self) -> Any:
         from hivemind.dht.node import DHTNode
@@ -448,7 +417,7 @@ class HivemindDiscovery:
                 )
         except TimeoutError:
             raise NodeError("p2pd started, but does not answer: is this machine overloaded? Try again.") from None
-        guard(node.protocol, self._provenances, {entry.peer_id for entry in self._entry_points[: self._given]})
+        guard(node.protocol, self._provenances, {entry.peer_id for entry in self._entry_points.named})
         return node
 
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -479,7 +448,7 @@ class HivemindDiscovery:
         connected = {connection.peer_id for connection in await control.connections()}
         named, learned = (
             [entry.peer_id for entry in entries if entry.peer_id in connected and entry.relay is None]
-            for entries in (self._entry_points[: self._given], self._entry_points[self._given :])
+            for entries in (self._entry_points.named, self._entry_points.learned)
         )
         asked = list(dict.fromkeys(named or learned))[:MAX_OBSERVERS]
         answers = await asyncio.gather(*(observed(control, peer_id) for peer_id in asked))

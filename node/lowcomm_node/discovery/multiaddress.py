@@ -17,7 +17,7 @@ import base58
 
 from lowcomm_node.discovery.varint import read_varint, write_varint
 from lowcomm_node.errors import ConfigError
-from lowcomm_protocol.records import MAX_ENTRY_POINT
+from lowcomm_protocol.records import MAX_MULTIADDRESS
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
 CIRCUIT = "/p2p-circuit"
@@ -47,7 +47,7 @@ class EntryPoint:
     @property
     def fits(self) -> bool:
         """Whether it is short enough for a record; one that is not would make the whole record invalid."""
-        return len(str(self)) <= MAX_ENTRY_POINT
+        return len(str(self)) <= MAX_MULTIADDRESS
 
     def to_bytes(self) -> bytes:
         """The address to dial as p2pd takes it; hivemind's own encoding of a relay's id is one that p2pd refuses."""
@@ -60,7 +60,7 @@ class EntryPoint:
 def parse_entry_point(text: str) -> EntryPoint:
     """Read an address that a person or a stranger gave. Raises ConfigError that names it."""
     dial, marker, peer_id = text.strip().rpartition("/p2p/")
-    good = bool(marker) and len(text) <= MAX_ENTRY_POINT and is_peer_id(peer_id)
+    good = bool(marker) and len(text) <= MAX_MULTIADDRESS and is_peer_id(peer_id)
     if not good or not (is_dialable(dial) or _is_circuit(dial, peer_id)):
         raise ConfigError(f"{text[:120]!r} is not the address of a peer: expected one such as {EXAMPLE}.")
     return EntryPoint(peer_id, dial)
