@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import time
 from typing import Any
 
 from lowcomm_node.discovery.client import (
@@ -30,14 +29,13 @@ from lowcomm_node.discovery.client import (
     in_words,
     load_hivemind,
     ping,
-    read_entry,
     wait_routing,
 )
 from lowcomm_node.discovery.control import Control
 from lowcomm_node.discovery.doors import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
 from lowcomm_node.discovery.entry_points import EntryPoints, leading_to
-from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream, check_size
-from lowcomm_node.discovery.keys import MAX_LIFE, Provenances, pack, unpack
+from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream
+from lowcomm_node.discovery.keys import Provenances
 from lowcomm_node.discovery.multiaddress import (
     EntryPoint,
     also_over_quic,
@@ -50,6 +48,7 @@ from lowcomm_node.discovery.multiaddress import (
 from lowcomm_node.discovery.p2pd import START_DEADLINE, P2pDaemon
 from lowcomm_node.discovery.punching import PROTOCOL as PUNCH
 from lowcomm_node.discovery.punching import Puncher, observed
+from lowcomm_node.discovery.records import Records
 from lowcomm_node.discovery.relay import Places, RelayLimits
 from lowcomm_node.discovery.relaying import start_as_relay
 from lowcomm_node.discovery.streams import StreamListener
@@ -59,13 +58,10 @@ from lowcomm_node.logs import log
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.refusals import Refusals
 
-MAX_RECORDS = 4096
 MAX_REASONS = 256
 """Peers of whom we remember why they could not be reached."""
 MAX_OBSERVERS = 2
 """Peers that are asked where they see us."""
-REPLICAS = 5
-"""Peers that keep a record, at most; hivemind's own default."""
 _BAN = 10.0
 """Seconds that hivemind keeps away from a silent peer; they do not grow, or one that returns is ignored for hours."""
 
@@ -103,6 +99,7 @@ class HivemindDiscovery:
         self._key_file, self._listen = key_file, tuple(listen)
         self._require_peers, self._start_deadline = require_peers, start_deadline
         self._provenances = Provenances(refusals)
+        self._records = Records(lambda: self._node, self._provenances)
         self._daemon: P2pDaemon | None = None
         self._node: Any = None
         self._p2p: Any = None
@@ -151,23 +148,11 @@ class HivemindDiscovery:
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
         """See Discovery."""
-        check_size(value)
-        expires = time() + min(lifetime, MAX_LIFE)
-        return bool(await self._call("store", key, pack(key, value), expiration_time=expires, subkey=subkey))
+        return await self._records.publish(key, subkey, value, lifetime)
 
     async def lookup(self, key: str) -> dict[str, bytes]:
         """See Discovery."""
-        found = await self._call("get", key, latest=True)
-        entries = found.value if found is not None and isinstance(found.value, dict) else {}
-        now, records = time(), dict[str, bytes]()
-        for subkey, entry in list(entries.items())[:MAX_RECORDS]:
-            value = entry.value
-            if not isinstance(subkey, str) or not isinstance(value, bytes):
-                continue
-            belongs = self._provenances.check(value, subkey, now)
-            if belongs is not None and belongs.key == key:
-                records[subkey] = unpack(value)
-        return records
+        return await self._records.lookup(key)
 
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
@@ -206,8 +191,7 @@ class HivemindDiscovery:
 
     async def find_neighbours(self) -> None:
         """See Discovery."""
-        if self._node is not None and self.known_peers():
-            await self._call("find_nearest_nodes", [self._node.node_id])
+        await self._records.find_neighbours()
 
     async def revive(self) -> bool:
         """See Discovery."""
@@ -250,20 +234,11 @@ class HivemindDiscovery:
 
     async def held_by_others(self, key: str, subkey: str) -> bytes | None:
         """See Discovery."""
-        from hivemind.dht.routing import DHTID
-
-        place = DHTID.generate(source=key)
-        options = {"k_nearest": REPLICAS, "exclude_self": True}
-        near = await self._call("find_nearest_nodes", [place], **options) or {}
-        answers = await asyncio.gather(*(self._find_at(peer, place) for peer in near.get(place, {}).values()))
-        held = [value for entries in answers if (value := read_entry(entries, subkey)) is not None]
-        checked = [(found, value) for value in held if (found := self._provenances.check(value, subkey, time()))]
-        right = [(found.order, value) for found, value in checked if found.key == key]
-        return unpack(max(right)[1]) if right else None
+        return await self._records.held_by_others(key, subkey)
 
     def known_peers(self) -> int:
         """See Discovery."""
-        return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
+        return self._records.known_peers()
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
         """See Streams."""
@@ -420,17 +395,6 @@ class HivemindDiscovery:
         guard(node.protocol, self._provenances, {entry.peer_id for entry in self._entry_points.named})
         return node
 
-    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call the DHT; None if it fails, or while p2pd is started again."""
-        if self._node is None:
-            return None
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                return await getattr(self._node, method)(*arguments, **options)
-        except Exception as error:  # whatever the answers of strangers make hivemind raise
-            log.debug("dht.call_failed", method=method, error=repr(error))
-            return None
-
     async def _look_at_ourselves(self) -> None:
         """Learn at which addresses we can be reached; they change with networks and NATs."""
         _, found = await self._control().identify(CALL_DEADLINE)
@@ -493,17 +457,6 @@ class HivemindDiscovery:
             self._reasons.clear()
         self._reasons[peer_id] = reason
         return reason
-
-    async def _find_at(self, peer: Any, place: Any) -> dict[Any, Any]:
-        """The records under a key that one peer keeps."""
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                answer = await self._node.protocol.call_find(peer, [place])
-        except Exception as error:  # whatever the answers of strangers make hivemind raise
-            log.debug("dht.call_failed", method="call_find", error=repr(error))
-            return {}
-        found = answer[place][0] if answer else None
-        return dict(found.value.items()) if found is not None else {}
 
 
 def _preference(dial: str) -> tuple[int, bool]:
