@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lowcomm_node.discovery import client, hivemind
+from lowcomm_node.discovery import client, hivemind, whereabouts
 from lowcomm_node.discovery.control import Connection
 from lowcomm_node.discovery.hivemind import HivemindDiscovery
 from lowcomm_node.discovery.multiaddress import EntryPoint
@@ -59,8 +59,8 @@ def peer(tmp_path: Path) -> Peer:
 def test_a_relay_with_a_long_name_does_not_make_our_record_invalid(peer: Peer) -> None:
     name = ".".join(["r" * 60] * 3)
     relay = EntryPoint(RELAY.peer_id, f"/dns4/{name}/tcp/1")
-    peer._visible = ("/ip4/44.1.1.1/tcp/1",)
-    peer._places._held = {RELAY.peer_id: Place(relay, time() + 60, None, None)}
+    peer._whereabouts.visible = ("/ip4/44.1.1.1/tcp/1",)
+    peer._whereabouts._places._held = {RELAY.peer_id: Place(relay, time() + 60, None, None)}
     now = time()
     info = PeerInfo(
         peer_id=ADA.peer_id, run_id="ab" * 32, phase=Phase.TRAINING, issued=now, expires=now + 30,
@@ -125,7 +125,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     async def observed(_: Any, peer_id: str) -> str | None:
         return told[peer_id]
 
-    monkeypatch.setattr(hivemind, "observed", observed)
+    monkeypatch.setattr(whereabouts, "observed", observed)
     return told
 
 
@@ -149,8 +149,8 @@ async def test_whom_the_owner_has_named_is_asked_where_we_are_before_strangers(
 ) -> None:
     others |= {STRANGERS[0]: LIE, STRANGERS[1]: LIE, BOOT.peer_id: HERE}
     peer = outside(tmp_path, others, BOOT.peer_id)
-    await peer._look_from_outside()
-    assert peer._observed == (HERE,)
+    await peer._whereabouts._ask_others()
+    assert peer._whereabouts._observed == (HERE,)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ async def test_where_a_single_stranger_sees_us_is_not_told_to_others(
 ) -> None:
     others |= dict(zip(STRANGERS, told, strict=False))
     peer = outside(tmp_path, others)
-    peer._observed = before
-    await peer._look_from_outside()
-    assert peer._observed == believed
+    peer._whereabouts._observed = before
+    await peer._whereabouts._ask_others()
+    assert peer._whereabouts._observed == believed
 
 
 @pytest.mark.parametrize(("known", "starts"), [((), True), ((BOOT.peer_id,), False)])
@@ -273,7 +273,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(protocol=SimpleNamespace(routing_table=table), shutdown=nothing)
 
     monkeypatch.setattr(HivemindDiscovery, "_make_node", make_node)
-    monkeypatch.setattr(HivemindDiscovery, "_look_at_ourselves", nothing)
+    monkeypatch.setattr(whereabouts.Whereabouts, "look_at_ourselves", nothing)
 
 
 async def test_there_are_never_two_p2pds_and_none_after_the_end(peer: Peer, started: Any) -> None:

@@ -39,29 +39,24 @@ from lowcomm_node.discovery.keys import Provenances
 from lowcomm_node.discovery.multiaddress import (
     EntryPoint,
     also_over_quic,
-    host_of,
-    parse_announced,
-    parse_entry_point,
-    reach,
     relay_of,
 )
 from lowcomm_node.discovery.p2pd import START_DEADLINE, P2pDaemon
 from lowcomm_node.discovery.punching import PROTOCOL as PUNCH
-from lowcomm_node.discovery.punching import Puncher, observed
+from lowcomm_node.discovery.punching import Puncher
 from lowcomm_node.discovery.records import Records
-from lowcomm_node.discovery.relay import Places, RelayLimits
+from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.discovery.relaying import start_as_relay
 from lowcomm_node.discovery.streams import StreamListener
 from lowcomm_node.discovery.twin import refuse_twin
-from lowcomm_node.errors import ConfigError, LinkLost, NodeError, NoPeers, PortInUse
+from lowcomm_node.discovery.whereabouts import Whereabouts
+from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse
 from lowcomm_node.logs import log
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.refusals import Refusals
 
 MAX_REASONS = 256
 """Peers of whom we remember why they could not be reached."""
-MAX_OBSERVERS = 2
-"""Peers that are asked where they see us."""
 _BAN = 10.0
 """Seconds that hivemind keeps away from a silent peer; they do not grow, or one that returns is ignored for hours."""
 
@@ -95,7 +90,7 @@ class HivemindDiscovery:
         """
         self.peer_id = identity.peer_id
         self._entry_points = EntryPoints(self.peer_id, initial_peers, learned)
-        self._announce = tuple(parse_announced(text, self.peer_id) for text in announce)
+        self._whereabouts = Whereabouts(self.peer_id, self._entry_points, self._control, announce, wants_places)
         self._key_file, self._listen = key_file, tuple(listen)
         self._require_peers, self._start_deadline = require_peers, start_deadline
         self._provenances = Provenances(refusals)
@@ -103,16 +98,12 @@ class HivemindDiscovery:
         self._daemon: P2pDaemon | None = None
         self._node: Any = None
         self._p2p: Any = None
-        self._visible: tuple[str, ...] = ()
-        self._observed: tuple[str, ...] = ()
-        """Where others see us, if that is none of our own addresses: behind a NAT."""
-        self._relay, self._wants_places, self._punching = relay, wants_places, punching
+        self._relay, self._punching = relay, punching
         self._relays = relays
-        self._places = Places(self.peer_id)
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""
         self._listener: StreamListener | None = None
-        self._puncher = Puncher(self.peer_id, self._seen_at)
+        self._puncher = Puncher(self.peer_id, self._whereabouts.seen_at)
         self._served: dict[str, TakeStream] = {}
         self._handed_over: set[str] = set()
         """Protocols of which p2pd knows that we serve them."""
@@ -140,8 +131,7 @@ class HivemindDiscovery:
             check_clock({peer: knock for peer, knock in knocks.items() if peer in named}, self.max_clock_offset)
             await self.find_neighbours()
             with suppress(LinkLost):  # it is looked for again
-                await self._look_from_outside()
-                await self._keep_places()
+                await self._whereabouts.look_from_outside()
         except BaseException:
             await self.close()
             raise
@@ -156,11 +146,7 @@ class HivemindDiscovery:
 
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
-        first, *others = [*sorted(self._announce or (*self._visible, *self._observed), key=_preference), ""]
-        # A record has room for a few: a place at a relay must not be crowded out by the addresses of many interfaces.
-        dials = filter(None, [first, *self._places.dials, *others])
-        entries = (EntryPoint(self.peer_id, dial) for dial in sorted(dials, key=lambda dial: -reach(dial)))
-        return tuple(str(entry) for entry in entries if entry.fits)
+        return self._whereabouts.addresses()
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
         """See Discovery."""
@@ -201,9 +187,8 @@ class HivemindDiscovery:
                     log.warning("dht.lost", reason="p2pd ended; it is started again")
                     await self._renew()
                 await self._hand_over_missing_streams()
-            await self._look_at_ourselves()
-            await self._look_from_outside()
-            await self._keep_places()
+            await self._whereabouts.look_at_ourselves()
+            await self._whereabouts.look_from_outside()
         except (NodeError, OSError) as error:
             log.warning("dht.trouble", reason=str(error))
             return False
@@ -301,7 +286,7 @@ class HivemindDiscovery:
         """Close and open, at the ports that we had, so that the addresses that others know of us stay good."""
         await self._shut()
         try:
-            await self._open(tuple(_with_port(listen, self._visible) for listen in self._listen))
+            await self._open(tuple(_with_port(listen, self._whereabouts.visible) for listen in self._listen))
         except PortInUse:
             await self._open(self._listen)
 
@@ -312,7 +297,7 @@ class HivemindDiscovery:
             self._refuse_closed()
             self._p2p = await attach(self._daemon)
             self._node = await self._make_node()
-            await self._look_at_ourselves()
+            await self._whereabouts.look_at_ourselves()
             await self._hand_over_streams(self._daemon)
         except BaseException:
             await self._shut()
@@ -325,7 +310,7 @@ class HivemindDiscovery:
     async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
         def make() -> P2pDaemon:
             options = {"relay": self._relay, "punching": self._punching, "relays": self._relays}
-            return P2pDaemon(self._key_file, listen, self._announce, self._start_deadline, **options)
+            return P2pDaemon(self._key_file, listen, self._whereabouts.announced, self._start_deadline, **options)
 
         if self._relay is not None and self._relay.peers > 0:
             await load_hivemind()
@@ -366,10 +351,6 @@ class HivemindDiscovery:
         else:
             take(stream)
 
-    async def _keep_places(self) -> None:
-        if self._wants_places:
-            await self._places.keep(self._control(), list(self._entry_points))
-
     def _control(self) -> Control:
         if self._daemon is None or not self._daemon.running:
             raise LinkLost("p2pd is not running: it is started again")
@@ -394,41 +375,6 @@ class HivemindDiscovery:
             raise NodeError("p2pd started, but does not answer: is this machine overloaded? Try again.") from None
         guard(node.protocol, self._provenances, {entry.peer_id for entry in self._entry_points.named})
         return node
-
-    async def _look_at_ourselves(self) -> None:
-        """Learn at which addresses we can be reached; they change with networks and NATs."""
-        _, found = await self._control().identify(CALL_DEADLINE)
-        dials = []
-        for address in found:
-            with suppress(ConfigError):  # those that no other node can use
-                dials.append(parse_entry_point(f"{address}/p2p/{self.peer_id}").dial)
-        self._visible = tuple(dials)
-
-    async def _look_from_outside(self) -> None:
-        """Learn where others see us, which tells the port that a NAT has given us."""
-        if not self._wants_places or self._announce:
-            return
-        control = self._control()
-        connected = {connection.peer_id for connection in await control.connections()}
-        named, learned = (
-            [entry.peer_id for entry in entries if entry.peer_id in connected and entry.relay is None]
-            for entries in (self._entry_points.named, self._entry_points.learned)
-        )
-        asked = list(dict.fromkeys(named or learned))[:MAX_OBSERVERS]
-        answers = await asyncio.gather(*(observed(control, peer_id) for peer_id in asked))
-        told = [dial for dial in answers if dial is not None]
-        if not named:
-            told = self._believable(told)
-        self._observed = tuple(dict.fromkeys(dial for dial in told if dial not in self._visible))
-
-    def _believable(self, told: Sequence[str]) -> list[str]:
-        """What strangers tell of where we are, as far as we know that host of ourselves, or two of them tell the same."""
-        hosts, known = [host_of(dial) for dial in told], {host_of(dial) for dial in (*self._visible, *self._observed)}
-        return [dial for dial, host in zip(told, hosts, strict=True) if host in known or hosts.count(host) > 1]
-
-    def _seen_at(self) -> tuple[str, ...]:
-        """Addresses at which others may reach us, also those that only a hole in a NAT leads to."""
-        return (*self._observed, *sorted(self._announce or self._visible, key=lambda dial: "/udp/" not in dial))
 
     async def _knock_at(self, entries: Sequence[EntryPoint]) -> dict[str, Knock]:
         return await self.knock(by_peer([str(entry) for entry in entries]))
@@ -457,11 +403,6 @@ class HivemindDiscovery:
             self._reasons.clear()
         self._reasons[peer_id] = reason
         return reason
-
-
-def _preference(dial: str) -> tuple[int, bool]:
-    """Addresses that reach further come first, of those TCP, which every network lets through."""
-    return -reach(dial), "/udp/" in dial
 
 
 def _with_port(listen: str, dials: Sequence[str]) -> str:
