@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from time import time
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -29,6 +29,14 @@ class Control:
     def __init__(self) -> None:
         self.dialed: list[list[str]] = []
         self.connected: list[str] = []
+        self.told: list[str] = []
+        self.broken = False
+
+    async def handle_streams(self, protocol: str, address: bytes) -> None:
+        await asyncio.sleep(0)
+        if self.broken:
+            raise LinkLost("did not answer in time")
+        self.told.append(protocol)
 
     async def connections(self) -> list[Connection]:
         return [Connection(peer_id, "") for peer_id in self.connected]
@@ -239,21 +247,6 @@ class Daemon:
         await asyncio.sleep(0)
 
 
-class Streams:
-    """Of the control socket what tells p2pd which protocols are served."""
-
-    told: ClassVar[list[str]] = []
-    broken = False
-
-    def __init__(self, _: Any) -> None: ...
-
-    async def handle_streams(self, protocol: str, address: bytes) -> None:
-        await asyncio.sleep(0)
-        if Streams.broken:
-            raise LinkLost("did not answer in time")
-        Streams.told.append(protocol)
-
-
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> None:
     """p2pd and hivemind's node are pretended, so that a peer can be started."""
@@ -264,9 +257,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("attach", "detach", "load_hivemind", "refuse_twin", "wait_routing"):
         monkeypatch.setattr(hivemind, name, nothing)
     monkeypatch.setattr(hivemind, "P2pDaemon", Daemon)
-    monkeypatch.setattr(hivemind, "Control", Streams)
     Daemon.there = Daemon.most = 0
-    Streams.told, Streams.broken = [], False
 
     async def make_node(_: Any) -> Any:
         table = SimpleNamespace(uid_to_peer_id={})
@@ -316,7 +307,7 @@ async def test_p2pd_is_told_once_of_what_is_served_while_it_starts(
     try:
         await peer.start()
         await asyncio.gather(*serving)
-        assert sorted(Streams.told) == sorted([hivemind.PUNCH, "/a", "/b"])
+        assert sorted(peer.control.told) == sorted([hivemind.PUNCH, "/a", "/b"])
         with pytest.raises(LinkLost, match="served already"):
             await peer.serve_streams("/a", print)
     finally:
@@ -326,11 +317,11 @@ async def test_p2pd_is_told_once_of_what_is_served_while_it_starts(
 async def test_what_p2pd_did_not_hear_is_told_it_again(peer: Peer, started: Any) -> None:
     await peer.start()
     try:
-        Streams.broken = True
+        peer.control.broken = True
         await peer.serve_streams("/a", print)
-        Streams.broken = False
+        peer.control.broken = False
         assert await peer.revive()
         assert await peer.revive()
-        assert Streams.told == [hivemind.PUNCH, "/a"]
+        assert peer.control.told == [hivemind.PUNCH, "/a"]
     finally:
         await peer.close()

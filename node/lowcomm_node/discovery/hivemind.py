@@ -36,18 +36,14 @@ from lowcomm_node.discovery.doors import MAX_CLOCK_OFFSET, by_peer, check_clock,
 from lowcomm_node.discovery.entry_points import EntryPoints, leading_to
 from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream
 from lowcomm_node.discovery.keys import Provenances
-from lowcomm_node.discovery.multiaddress import (
-    EntryPoint,
-    also_over_quic,
-    relay_of,
-)
+from lowcomm_node.discovery.multiaddress import EntryPoint, also_over_quic, relay_of
 from lowcomm_node.discovery.p2pd import START_DEADLINE, P2pDaemon
 from lowcomm_node.discovery.punching import PROTOCOL as PUNCH
 from lowcomm_node.discovery.punching import Puncher
 from lowcomm_node.discovery.records import Records
 from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.discovery.relaying import start_as_relay
-from lowcomm_node.discovery.streams import StreamListener
+from lowcomm_node.discovery.streams import Served
 from lowcomm_node.discovery.twin import refuse_twin
 from lowcomm_node.discovery.whereabouts import Whereabouts
 from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse
@@ -102,16 +98,13 @@ class HivemindDiscovery:
         self._relays = relays
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""
-        self._listener: StreamListener | None = None
         self._puncher = Puncher(self.peer_id, self._whereabouts.seen_at)
-        self._served: dict[str, TakeStream] = {}
-        self._handed_over: set[str] = set()
-        """Protocols of which p2pd knows that we serve them."""
+        self._served = Served()
         self._opening = asyncio.Lock()
         """Held while p2pd is started or ended: there must never be two under one identity."""
         self._closed = False
         if punching:
-            self._served[PUNCH] = lambda stream: self._puncher.take(self._control(), stream)
+            self._served.add(PUNCH, lambda stream: self._puncher.take(self._control(), stream))
         self._reasons: dict[str, str] = {}
 
     async def start(self) -> None:
@@ -186,7 +179,7 @@ class HivemindDiscovery:
                 if self._daemon is None or not self._daemon.running:
                     log.warning("dht.lost", reason="p2pd ended; it is started again")
                     await self._renew()
-                await self._hand_over_missing_streams()
+                await self._tell_what_is_served()
             await self._whereabouts.look_at_ourselves()
             await self._whereabouts.look_from_outside()
         except (NodeError, OSError) as error:
@@ -243,11 +236,9 @@ class HivemindDiscovery:
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
         """See Streams."""
-        if protocol in self._served:
-            raise LinkLost(f"streams of {protocol} are served already")
-        self._served[protocol] = take
+        self._served.add(protocol, take)
         async with self._opening:
-            await self._hand_over_missing_streams()
+            await self._tell_what_is_served()
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
         """See Streams."""
@@ -260,10 +251,7 @@ class HivemindDiscovery:
     async def close(self) -> None:
         """See Discovery."""
         self._closed = True
-        listener, self._listener = self._listener, None
-        self._served.clear()
-        if listener is not None:
-            await listener.close()
+        await self._served.close()
         await self._puncher.close()
         async with self._opening:
             await self._shut()
@@ -272,7 +260,7 @@ class HivemindDiscovery:
         """End p2pd and what talks to it."""
         node, p2p, daemon = self._node, self._p2p, self._daemon
         self._node = self._p2p = self._daemon = None
-        self._handed_over.clear()
+        self._served.forget()
         if node is not None:
             with suppress(Exception):  # it waits for p2pd, which may be dead
                 async with asyncio.timeout(CLOSE_DEADLINE):
@@ -298,7 +286,7 @@ class HivemindDiscovery:
             self._p2p = await attach(self._daemon)
             self._node = await self._make_node()
             await self._whereabouts.look_at_ourselves()
-            await self._hand_over_streams(self._daemon)
+            await self._served.tell(self._control(), self._daemon.pid)
         except BaseException:
             await self._shut()
             raise
@@ -324,32 +312,14 @@ class HivemindDiscovery:
             raise
         return daemon
 
-    async def _hand_over_streams(self, daemon: P2pDaemon) -> None:
-        self._refuse_closed()
-        if self._listener is None:
-            self._listener = StreamListener(self._take_stream)
-            self._listener.start()
-        self._listener.dialer = daemon.pid
-        for protocol in [protocol for protocol in self._served if protocol not in self._handed_over]:
-            await Control(daemon.control).handle_streams(protocol, self._listener.address)
-            self._handed_over.add(protocol)
-
-    async def _hand_over_missing_streams(self) -> None:
+    async def _tell_what_is_served(self) -> None:
         """What p2pd does not take now it is told again later, or when it is started again."""
         if self._daemon is None or not self._daemon.running:
             return
         try:
-            await self._hand_over_streams(self._daemon)
+            await self._served.tell(self._control(), self._daemon.pid)
         except LinkLost as error:
             log.warning("stream.not_served", reason=str(error))
-
-    def _take_stream(self, stream: OpenStream) -> None:
-        # p2pd hands over nothing else than what it was told to.
-        take = self._served.get(stream.protocol)
-        if take is None:  # we are leaving
-            stream.socket.close()
-        else:
-            take(stream)
 
     def _control(self) -> Control:
         if self._daemon is None or not self._daemon.running:
