@@ -32,14 +32,13 @@ class BootstrapServer:
         registry: Registry,
         closed: bool,
         tell: Tell,
-        lifeline: Lifeline | None = None,
+        lifeline: Lifeline,
         look_every: float = LOOK_EVERY,
     ) -> None:
         """``lifeline``: what keeps us together with other bootstrap servers."""
         self._discovery, self._registry, self._closed, self._tell = discovery, registry, closed, tell
         self._look_every, self._lifeline = look_every, lifeline
-        if lifeline is not None:
-            lifeline.publish_with(self._publish, None)
+        lifeline.publish_with(self._publish, None)
         self._published = 0.0
         self._peers: dict[str, int] = {}
         self._refused: set[str] = set()
@@ -59,10 +58,7 @@ class BootstrapServer:
 
     async def look(self) -> None:
         """Do once what is due every LOOK_EVERY seconds."""
-        if self._lifeline is not None:
-            await self._lifeline.step()
-        else:
-            await self._discovery.check_connection()
+        await self._lifeline.step()
         if not self._closed:
             await self._adopt()
         if monotonic() - self._published >= RUN_LIFE / 3:

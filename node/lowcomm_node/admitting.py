@@ -59,7 +59,8 @@ class Standing:
             newer |= bool(told) and self.admission.hear_removals(told)
         if self.admission.removals.data != told:
             await self.publish(discovery)
-        await asyncio.to_thread(self._keep)
+        # The thread must not see dictionaries that the event loop changes.
+        await asyncio.to_thread(self._keep, self.admission.removals.data, self.admission.to_bytes())
         return newer
 
     async def publish(self, discovery: Discovery) -> None:
@@ -77,8 +78,7 @@ class Standing:
             return bool(data) and self.admission.hear_removals(data)
         return False
 
-    def _keep(self) -> None:
-        data, uses = self.admission.removals.data, self.admission.to_bytes()
+    def _keep(self, data: bytes, uses: bytes) -> None:
         if data and data != _read(self._removals, MAX_REMOVALS_BYTES):
             write_atomic(self._removals, data)
         if uses != self._kept:

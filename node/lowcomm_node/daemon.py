@@ -22,6 +22,7 @@ from lowcomm_node.admitting import Standing
 from lowcomm_node.allocator import keep_freed_memory
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.control.server import ControlServer
+from lowcomm_node.discovery.doors import nobody_answers
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import peers_key
 from lowcomm_node.discovery.known import KnownDoors
@@ -249,9 +250,7 @@ class Daemon:
             self.waiting = "no run is published yet"
             return await find_run(discovery, self.settings, kept)
         if kept is None:
-            raise NoPeers(
-                f"No peer answers at {self.lifeline.unanswered()}: check the address, and that the bootstrap server runs."
-            )
+            raise NoPeers(nobody_answers(self.lifeline.unanswered()))
         self._warn(f"{self.lifeline.reason}: training alone on what this home knows of the run, until a peer answers")
         return kept
 
@@ -305,18 +304,36 @@ class Daemon:
         host, announce = listening(self.settings, self._remembered)
         port = await server.start(any_host() if host == "0.0.0.0" else host, self.settings.port)
         self._server, self.serving = server, (port, certificate.der)
-        if self._prober is not None:
-            self._prober.keep_to(allowance.bandwidth.up, allowance.bandwidth.down)
-        await tunnels.serve(server.local)
-        self.membership = Membership(
+        try:
+            if self._prober is not None:
+                self._prober.keep_to(allowance.bandwidth.up, allowance.bandwidth.down)
+            await tunnels.serve(server.local)
+            told = self.settings.announce or tuple(f"{address}:{port}" for address in announce)
+            self.membership = self._make_membership(discovery, roster, certificate.der, told)
+            self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
+            self.lifeline.on_move(lambda: self._move(port))
+            works = (self._follow_trainer(), self.membership.run(), CongestionWatch(self._tell).run())
+            self._tasks += [asyncio.create_task(work) for work in works]
+            await self._unless_finished(self._sync_and_train())
+        finally:
+            try:
+                await self._leave(server)
+            finally:
+                await tunnels.close()
+
+    def _make_membership(
+        self, discovery: Discovery, roster: Roster, certificate: bytes, addresses: tuple[str, ...]
+    ) -> Membership:
+        assert self.run_ is not None and self.channels is not None
+        return Membership(
             identity=self.identity,
             run=self.run_,
             roster=roster,
             discovery=discovery,
             channels=self.channels,
             settings=self.settings,
-            certificate=certificate.der,
-            addresses=self.settings.announce or tuple(f"{address}:{port}" for address in announce),
+            certificate=certificate,
+            addresses=addresses,
             progress=self._own_progress,
             warn=self._warn,
             standing=self.standing,
@@ -325,15 +342,6 @@ class Daemon:
             on_barred=self._leave_barred,
             lifeline=self.lifeline,
         )
-        self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
-        self.lifeline.on_move(lambda: self._move(port))
-        works = (self._follow_trainer(), self.membership.run(), CongestionWatch(self._tell).run())
-        self._tasks += [asyncio.create_task(work) for work in works]
-        try:
-            await self._unless_finished(self._sync_and_train())
-        finally:
-            await self._leave(server)
-            await tunnels.close()
 
     async def _sync_and_train(self) -> None:
         assert self.exchanger and self.membership and self.run_
@@ -426,13 +434,14 @@ class Daemon:
             self._warn(f"the last checkpoint could not be saved: {error}")
 
     async def _leave(self, server: ExchangeServer) -> None:
-        assert self.exchanger and self.membership
+        assert self.exchanger
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_DEADLINE):
                 sound = self._failure is None or isinstance(self._failure, NotAdmitted)
                 if self.phase in ("training", "syncing") and sound and not self._stopped_now():
                     await self._conclude()
-                await self.membership.say_goodbye()
+                if self.membership is not None:
+                    await self.membership.say_goodbye()
         self._server = None
         await server.close()
         await self.channels.close()

@@ -2,7 +2,7 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from time import monotonic, time
 
@@ -15,6 +15,8 @@ from lowcomm_node.discovery.lifeline import Lifeline, own_addresses
 from lowcomm_node.discovery.p2pd import has_ipv6
 from lowcomm_node.errors import LinkLost, NotAdmitted
 from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.line import OTHER_CERTIFICATE
+from lowcomm_node.logs import log
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
@@ -25,12 +27,11 @@ from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
 
 MEET_DEADLINE = 3.0
-OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
-"""In gRPC's words when a peer shows another certificate than the one that is pinned."""
 MAX_MET = 64
 """Peers that are told directly when we come, change phase or go; the DHT tells the others."""
 RUN_LIFE = 1800.0
 CHECK_EVERY = 10.0
+DEFECT_PAUSE = 10.0
 REMOVALS_EVERY = 10.0
 """Seconds between two looks for peers that were removed: it must take effect within a minute."""
 MAX_TOLD_OFF = 8
@@ -58,7 +59,7 @@ def any_host() -> str:
 def _own_hosts() -> tuple[str, ...]:
     numbers = [ipaddress.ip_address(text) for text in own_addresses()]
     # Public addresses first: most peers are not in our home network. Of those IPv4, which everybody has.
-    numbers.sort(key=lambda address: (address.is_private, address.version))
+    numbers.sort(key=lambda address: (not address.is_global, address.version))
     return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
 
 
@@ -148,24 +149,31 @@ class Membership:
 
     async def run(self) -> None:
         """Publish, look around, and watch the connection, until cancelled."""
-        await asyncio.gather(self._publishing(), self._looking(), self._watching())
+        await asyncio.gather(
+            self._forever("our record is not published", self._publish, lambda: self._settings.record_life / 3),
+            self._forever("no look for other peers", self.look, lambda: self._settings.poll),
+            self._forever("the run is not published", self._watch, lambda: CHECK_EVERY if self.dht_peers else 2.0),
+        )
 
-    async def _publishing(self) -> None:
+    async def _forever(self, trouble: str, work: Callable[[], Awaitable[None]], pause: Callable[[], float]) -> None:
+        """Do a piece of work again and again; ``pause``: seconds in between. A defect must not cost the node its swarm."""
+        told = None
         while True:
-            await self._publish()
-            await asyncio.sleep(self._settings.record_life / 3)
+            try:
+                await work()
+                wait = pause()
+            except Exception as error:
+                log.error("membership.defect", error=repr(error), exc_info=error)
+                if repr(error) != told:
+                    told = repr(error)
+                    self._warn(f"{trouble} (tried again in {DEFECT_PAUSE:.0f} s), because of a defect: {error!r}"[:300])
+                wait = DEFECT_PAUSE
+            await asyncio.sleep(wait)
 
-    async def _looking(self) -> None:
-        while True:
-            await self.look()
-            await asyncio.sleep(self._settings.poll)
-
-    async def _watching(self) -> None:
-        while True:
-            self.dht_peers = self._discovery.known_peers()
-            if self.dht_peers and monotonic() >= self._run_due:
-                await self._publish_run()
-            await asyncio.sleep(CHECK_EVERY if self.dht_peers else 2.0)
+    async def _watch(self) -> None:
+        self.dht_peers = self._discovery.known_peers()
+        if self.dht_peers and monotonic() >= self._run_due:
+            await self._publish_run()
 
     async def republish(self) -> None:
         """Publish all that is ours at once: others have forgotten it, or were not there."""
@@ -173,9 +181,9 @@ class Membership:
 
     async def _publish_run(self) -> None:
         # Every peer keeps the run published, so that it outlives its bootstrap server.
-        self._run_due = monotonic() + RUN_LIFE / 3
         await self._discovery.publish(RUNS_KEY, self._run.run_id, self._run.to_bytes(), RUN_LIFE)
         await self._standing.publish(self._discovery)
+        self._run_due = monotonic() + RUN_LIFE / 3
 
     async def look(self) -> None:
         """Read the records in the DHT, and greet the peers that are new."""
@@ -187,8 +195,10 @@ class Membership:
         for data in records.values():
             info = self._hear(data, greet=True)
             if info is not None:
-                self._discovery.add_entry_points(info.entry_points)
-                self._tell_lifeline(info)
+                # Whoever named other peers there would send us to them.
+                entry_points = [entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")]
+                self._discovery.add_entry_points(entry_points)
+                self._tell_lifeline(info, entry_points)
         if self._lifeline is not None:
             self._lifeline.listed(set(records) - {self._identity.peer_id})
         try:
@@ -196,13 +206,13 @@ class Membership:
         except NotAdmitted as error:
             self._on_barred(error)
 
-    def _tell_lifeline(self, info: PeerInfo) -> None:
+    def _tell_lifeline(self, info: PeerInfo, entry_points: Sequence[str]) -> None:
         if self._lifeline is None:
             return
         if info.phase in (Phase.LEFT, Phase.FINISHED):
             self._lifeline.left(info.peer_id)
         else:
-            self._lifeline.learned(info.peer_id, info.entry_points)
+            self._lifeline.learned(info.peer_id, entry_points)
 
     async def _look_for_removals(self) -> None:
         if monotonic() < self._removals_due:

@@ -7,6 +7,7 @@ was given to ``join`` as a flag or a variable goes before that file then, as it 
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import tomlkit
@@ -61,11 +62,13 @@ class Allowance:
 def _keep(path: Path, changes: Mapping[str, Any]) -> None:
     """Write changes into ``config.toml``; its comments stay."""
     try:
+        path = path.resolve()  # it may be a link into its owner's collection of such files
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         tomllib.loads(text)
         document = tomlkit.parse(text)
         document.update(changes)
-        write_atomic(path, tomlkit.dumps(document).encode())
+        mode = S_IMODE(path.stat().st_mode) if path.exists() else 0o600
+        write_atomic(path, tomlkit.dumps(document).encode(), mode)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}. Correct that line.") from None
     except OSError as error:

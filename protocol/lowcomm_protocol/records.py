@@ -21,6 +21,8 @@ from lowcomm_protocol.refusals import Reason
 
 MAX_RECORD_BYTES = 8 * 1024
 MAX_CREDENTIAL_BYTES = 1024
+MAX_MULTIADDRESS = 256
+"""Characters of an entry point."""
 MAX_LIFE = 600.0
 """Longest life of a record in seconds; a stranger could otherwise store one for centuries."""
 MAX_CLOCK_SKEW = 60.0
@@ -217,7 +219,9 @@ def _check_fields(record: pb.PeerRecord) -> None:
         raise RecordError(f"The record of {record.peer_id} claims step {max(record.swarm_step, record.steps)}.")
     if len(record.addresses) > 8 or len(record.entry_points) > 8:
         raise RecordError(f"The record of {record.peer_id} names too many addresses: at most 8.")
-    if any(len(entry) > 256 or not (entry.isascii() and entry.isprintable()) for entry in record.entry_points):
+    if any(
+        len(entry) > MAX_MULTIADDRESS or not (entry.isascii() and entry.isprintable()) for entry in record.entry_points
+    ):
         raise RecordError(f"The record of {record.peer_id} names an entry point that is not a multiaddress.")
     for address in record.addresses:
         _check_address(address, record.peer_id)

@@ -155,11 +155,12 @@ async def test_what_others_keep_of_us_is_told_from_what_we_keep_ourselves(dht: D
     assert await ada.held_by_others(KEY, ada.peer_id) is None
 
 
-async def test_a_fresh_p2pd_listens_where_the_old_one_did(dht: Dht) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_a_fresh_p2pd_listens_where_the_old_one_did(dht: Dht, host: str) -> None:
     door = await dht.peer()
-    ada = await dht.peer(door.addresses(), listen=["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"])
+    ada = await dht.peer(door.addresses(), listen=[f"/ip4/{host}/tcp/0", f"/ip4/{host}/udp/0/quic-v1"])
     before = ada.addresses()
-    assert len(before) == 2
+    assert len(before) >= 2
     assert await ada.restart()
     assert ada.addresses() == before
     doors = {door.peer_id: door.addresses()}

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,35 @@ def test_without_the_token_nothing_is_told_and_nothing_done(node: StandIn, tmp_p
             next(client.events())
     assert node.calls == []
     assert node.queues == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("doctor", {"peers": 5}, "'peers' can't be 5"),
+        ("generate", {"tokens": None}, "'tokens' can't be null"),
+        ("generate", {"tokens": True}, "'tokens' can't be true"),
+        ("generate", {"temperature": "hot"}, "'temperature' can't be"),
+        ("ping", {"peer": ["x"]}, "'peer' can't be"),
+        ("stop", [], "Expected a JSON object"),
+        ("stop", iter([b"[" * 30_000]), "Expected a JSON object"),
+        ("stop", iter([b" " * 1000] * 100), "more than 65536 bytes"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
+    node: StandIn, tmp_path: Path, path: str, body: Any, words: str
+) -> None:
+    given = json.loads(Paths(tmp_path).control.read_text())
+    connection = HTTPConnection("127.0.0.1", given["port"], timeout=20)
+    with closing(connection):
+        headers = {"Authorization": f"Bearer {given['token']}"}
+        content = body if isinstance(body, Iterator) else json.dumps(body).encode()
+        chunked = isinstance(body, Iterator)
+        connection.request("POST", f"/v1/{path}", content, headers, encode_chunked=chunked)
+        answer = connection.getresponse()
+        assert answer.status == 400
+        assert words in json.loads(answer.read())["error"]
+    assert not node.calls
 
 
 def test_the_token_is_never_shown() -> None:

@@ -107,6 +107,15 @@ def test_runs_that_are_known_are_bounded(monkeypatch):
     assert len(provenances._rules) == 2
 
 
+def test_what_was_checked_under_one_name_is_not_believed_under_another():
+    run_id, provenances = "41" * 16 + "00" + "41" * 15, Provenances()
+    removals = write_removals(ADA, run_id, 1, frozenset()).data
+    stored = pack(removals_key(run_id, ADA.peer_id), removals)
+    assert provenances.check(stored, ADA.peer_id, NOW) is not None
+    before, _, rest = stored.partition(b"\0")
+    assert provenances.check(rest, f"{ADA.peer_id}\0{before.decode()}", NOW) is None
+
+
 # Removal lists
 
 
@@ -174,6 +183,21 @@ def test_an_older_record_never_replaces_a_newer_one_however_long_it_is_to_be_kep
     assert not store(new, 10), "no longer than it is kept already"
     assert store(new, 25)
     assert kept() == new
+
+
+def test_where_there_is_no_more_room_a_record_is_still_renewed(monkeypatch):
+    run_id = "ab" * 32
+    storage, key = BoundedStorage(Provenances()), DHTID.generate(source=peers_key(run_id))
+    sizes = []
+
+    def store(issued: float) -> bool:
+        value = MSGPackSerializer.dumps(pack(peers_key(run_id), record(run_id, issued=issued)))
+        sizes.append(len(value))
+        return storage.store_subkey(key, ADA.peer_id, value, issued + 25)
+
+    assert store(NOW)
+    monkeypatch.setattr(guard, "MAX_KEY_BYTES", max(sizes) + 20)
+    assert store(NOW + 1)
 
 
 def test_a_removal_list_is_not_replaced_by_one_with_a_lower_number():

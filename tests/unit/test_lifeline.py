@@ -49,6 +49,7 @@ class Node:
         self.events: list[dict[str, Any]] = []
         self.warnings: list[str] = []
         self.addresses = ("192.0.2.1",)
+        self.held: tuple[str, ...] = ()
         self.published = self.moved = 0
         self.known = KnownDoors(path, time())
         self.lifeline = Lifeline(
@@ -58,6 +59,7 @@ class Node:
             self.events.append,
             self.warnings.append,
             lambda: self.addresses,
+            held=lambda: self.held or self.addresses,
         )
         self.lifeline.publish_with(self._publish, None)
         self.lifeline.on_move(self._move)
@@ -129,6 +131,29 @@ async def test_a_clock_that_is_off_is_warned_of_once(node: Node) -> None:
         node.addresses = (*node.addresses, f"192.0.2.{len(node.addresses) + 1}")  # so that it knocks again at once
         await node.lifeline.step()
     assert len(node.warnings) == 1 and "20 s behind" in node.warnings[0]
+
+
+async def test_an_address_of_ipv6_that_is_replaced_ends_no_connection_while_it_is_there(node: Node) -> None:
+    node.network.peers.add(BOOT.peer_id)
+    node.held = ("192.0.2.1", "198.51.100.1")
+    await node.lifeline.step()
+    node.addresses = ("198.51.100.1",)
+    await node.lifeline.step()
+    assert node.moved == 1 and node.published == 2
+    assert "forget" not in node.discovery.done
+
+
+async def test_what_goes_wrong_in_one_look_costs_only_that_look(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> None:
+        node.lifeline.publish_with(node._publish, None)
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("lowcomm_node.discovery.lifeline.DEFECT_PAUSE", 0.01)
+    node.network.peers.add(BOOT.peer_id)
+    node.lifeline.publish_with(fail, None)
+    assert await node.lifeline.enter(20.0)
+    await node.lifeline.step()
+    assert node.published == 1
 
 
 async def test_a_folder_that_can_not_be_written_stops_nothing(node: Node, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import get_ident
 from time import time
 from typing import Any
 
@@ -230,6 +231,26 @@ async def test_a_node_whose_clock_was_set_back_goes_on_after_its_last_record(par
     assert bob.knows() == {ADA.peer_id}, "believed again at once"
 
 
+async def test_where_others_are_is_not_believed_of_a_peer(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    ada, told = await parties(ADA), list[str]()
+    monkeypatch.setattr(ada.discovery, "add_entry_points", told.extend)
+    own, others = (f"/ip4/203.0.113.7/tcp/1/p2p/{peer.peer_id}" for peer in (BOB, CLEO))
+    now = time()
+    info = PeerInfo(
+        peer_id=BOB.peer_id, run_id=parties.run.run_id, phase=Phase.TRAINING, issued=now, expires=now + 30,
+        entry_points=(others, own),
+    )  # fmt: skip
+    bob = MemoryDiscovery(BOB.peer_id, parties.network)
+    assert await bob.publish(peers_key(parties.run.run_id), BOB.peer_id, write_record(info, BOB), 30)
+    await ada.look()
+    assert told == [own]
+
+
+def test_an_address_of_a_provider_s_own_network_is_told_after_a_public_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "own_addresses", lambda: ("100.64.0.1", "192.168.1.2", "44.1.1.1"))
+    assert membership_module._own_hosts()[0] == "44.1.1.1"
+
+
 async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(parties: Parties) -> None:
     ada = await parties(ADA)
     far = PeerInfo(
@@ -362,6 +383,44 @@ async def test_a_disk_that_is_full_holds_up_no_removal(parties: Parties, monkeyp
     await ada.look()
     assert ada.knows() == set() and ada.removals_heard == 1
     assert "could not be kept" in ada.warnings[0]
+
+
+async def test_one_look_that_fails_is_warned_of_once_and_not_the_last(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    await bob.membership.announce(Phase.TRAINING)
+    monkeypatch.setattr(membership_module, "DEFECT_PAUSE", 0.01)
+    lookup, failures = ada.discovery.lookup, ["first", "first"]
+
+    async def fail_twice(key: str) -> Any:
+        if key == peers_key(parties.run.run_id) and failures:
+            raise RuntimeError(failures.pop())
+        return await lookup(key)
+
+    monkeypatch.setattr(ada.discovery, "lookup", fail_twice)
+    loops = asyncio.create_task(ada.membership.run())
+    try:
+        await until_async(lambda: asyncio.sleep(0, BOB.peer_id in ada.knows()), 20, "bob is known")
+    finally:
+        loops.cancel()
+        await asyncio.gather(loops, return_exceptions=True)
+    assert len(ada.warnings) == 1 and "RuntimeError('first')" in ada.warnings[0], ada.warnings
+
+
+async def test_what_is_kept_is_read_where_nothing_else_changes_it(
+    invited: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada = await invited(ADA, invite(invited.run))
+    to_bytes, threads = ada.standing.admission.to_bytes, list[int]()
+
+    def note() -> bytes:
+        threads.append(get_ident())
+        return to_bytes()
+
+    monkeypatch.setattr(ada.standing.admission, "to_bytes", note)
+    await ada.look()
+    assert set(threads) == {get_ident()}
 
 
 async def test_removals_reach_a_node_that_only_runs_its_loops(

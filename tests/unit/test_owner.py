@@ -60,6 +60,24 @@ def test_a_change_holds_at_once_and_at_the_next_start(tmp_path: Path) -> None:
     assert (tmp_path / "config.toml").read_text().startswith("# mine\nport = 7 # fixed\n")
 
 
+def test_who_may_read_the_file_and_where_it_lies_stay_as_they_were(tmp_path: Path) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "dotfiles"
+    for folder in (home, elsewhere):
+        folder.mkdir()
+    config = home / "config.toml"
+    before = settings(home)
+    Allowance(before).change(before, {"max_peers": 3})
+    assert config.stat().st_mode & 0o777 == 0o600, "it may hold a token"
+    config.unlink()
+    target = elsewhere / "lowcomm.toml"
+    target.write_text("")
+    target.chmod(0o640)
+    config.symlink_to(target)
+    Allowance(before).change(before, {"max_peers": 4})
+    assert config.is_symlink() and target.read_text() == "max_peers = 4\n"
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
 def test_a_flag_at_the_next_start_goes_before_what_was_kept(tmp_path: Path) -> None:
     before = settings(tmp_path)
     Allowance(before).change(before, {"max_up": "20Mbit"})

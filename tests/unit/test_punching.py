@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -13,6 +14,7 @@ from lowcomm_node.discovery.punching import (
     FIRST_PAUSE,
     IDENTIFY,
     MAX_ADDRESSES,
+    MAX_HEARD,
     PROTOCOL,
     TAKE_EVERY,
     Puncher,
@@ -120,6 +122,22 @@ async def test_nothing_is_given_up_where_the_other_end_does_not_take_part() -> N
     assert not daemon.dialed
 
 
+async def test_who_does_not_answer_is_not_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon, one, now = Daemon(), puncher(), 1000.0
+    monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
+    monkeypatch.setattr("lowcomm_node.discovery.punching.DEADLINE", 0.05)
+    await one.improve(daemon, BOB, WAYS)
+    silent = daemon.far.pop(PROTOCOL)
+    with silent:
+        await one.improve(daemon, BOB, WAYS)
+        assert not daemon.far
+        now += FIRST_PAUSE
+        monkeypatch.undo()
+        monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
+        await ask(daemon, one, message(AT_BOB))
+    assert daemon.address == AT_BOB
+
+
 async def test_who_is_connected_directly_is_left_alone() -> None:
     daemon = Daemon()
     daemon.address = AT_BOB
@@ -154,13 +172,14 @@ async def taking(daemon: Daemon, one: Puncher, address: str = RELAYED, asked: by
     near, far = pair()
     loop = asyncio.get_running_loop()
     daemon.address = RELAYED
+    before = set(one._tasks)
     with far:
         one.take(daemon, OpenStream(BOB, address, near))
         await loop.sock_sendall(far, asked)
         async with asyncio.timeout(20):
             answer = await loop.sock_recv(far, 1000)
             far.close()
-            await asyncio.gather(*one._taking)
+            await asyncio.gather(*(one._tasks - before))
     return answer
 
 
@@ -184,6 +203,58 @@ async def test_nobody_can_make_us_dial_all_day(monkeypatch: pytest.MonkeyPatch) 
     now += TAKE_EVERY
     assert await taking(daemon, one) == message(AT_ADA)
     assert len(daemon.dialed) == 2
+
+
+@pytest.fixture
+async def idle() -> AsyncIterator[Callable[[Puncher, int, int], list[socket.socket]]]:
+    """Has strangers open streams, some of each, and say nothing; the other ends."""
+    opened: list[socket.socket] = []
+    asked: list[Puncher] = []
+
+    def open_streams(one: Puncher, strangers: int, of_each: int = 1) -> list[socket.socket]:
+        for number in range(strangers * of_each):
+            near, far = pair()
+            opened.append(far)
+            one.take(Daemon(), OpenStream(peer_id_of(bytes([10 + number // of_each]) * 32), RELAYED, near))
+        asked.append(one)
+        return opened
+
+    yield open_streams
+    for one in asked:
+        await one.close()
+    for far in opened:
+        far.close()
+
+
+def is_closed(far: socket.socket) -> bool:
+    try:
+        return far.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+@pytest.mark.parametrize(("strangers", "of_each", "taken"), [(100, 1, MAX_HEARD), (1, 50, 1)])
+async def test_streams_on_which_nothing_is_asked_are_few(idle, strangers: int, of_each: int, taken: int) -> None:
+    ends = idle(puncher(), strangers, of_each)
+    assert len([far for far in ends if not is_closed(far)]) == taken
+
+
+async def test_strangers_that_ask_nothing_keep_nobody_out(idle) -> None:
+    daemon, one = Daemon(), puncher()
+    idle(one, MAX_HEARD - 1)
+    assert await taking(daemon, one) == message(AT_ADA)
+
+
+async def test_who_sends_on_after_the_answer_is_not_dialed() -> None:
+    daemon, one = Daemon(), puncher()
+    near, far = pair()
+    with far:
+        one.take(daemon, OpenStream(BOB, RELAYED, near))
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(far, message(AT_BOB) + bytes(1000))
+        async with asyncio.timeout(3):  # less than it takes to give up a stream that stays open
+            await asyncio.gather(*one._tasks)
+    assert not daemon.dialed
 
 
 @pytest.mark.parametrize(("own", "goes_on"), [(ADA, False), (RELAY, True)])
@@ -240,3 +311,4 @@ async def test_a_connection_that_is_lost_meanwhile_is_told(monkeypatch: pytest.M
     daemon.address = RELAYED
     await one.improve(daemon, BOB, WAYS)
     assert daemon.address == RELAYED, "no other attempt at once: the relay must have its chance"
+    assert not daemon.far

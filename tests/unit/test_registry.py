@@ -11,6 +11,7 @@ from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_bootstrap.serving import read_run
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
+from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError, DiskFull
 from lowcomm_protocol.errors import SignatureError, SpecError, VersionError
@@ -129,7 +130,8 @@ class Door:
         self.events: list[dict[str, Any]] = []
         self.creator = MemoryDiscovery(CREATOR.peer_id, self.network)
         discovery = MemoryDiscovery(SERVER.peer_id, self.network)
-        self.server = BootstrapServer(discovery, self.registry, closed, self.events.append)
+        lifeline = Lifeline(discovery, (), None, self.events.append, restarts=False)
+        self.server = BootstrapServer(discovery, self.registry, closed, self.events.append, lifeline)
 
     async def publish(self, run: SignedRun) -> None:
         assert await self.creator.publish(RUNS_KEY, run.run_id, run.to_bytes(), 60)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowcomm_node.allocator import keep_freed_memory
-from lowcomm_node.discovery import p2pd, relay, streams
+from lowcomm_node.discovery import p2pd, relay, relaying, streams
 from lowcomm_node.discovery.control import Connection
 from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.multiaddress import EntryPoint
@@ -28,6 +28,7 @@ from waiting import until_async
 
 RELAYS = [EntryPoint(Identity(bytes([n]) * 32).peer_id, f"/ip4/203.0.113.{n}/tcp/1") for n in range(1, 6)]
 DOOR = RELAYS[0]
+OURS = Identity(b"o" * 32).peer_id
 OK = b"\x08\x02\x28\x64"  # type = STATUS, status = 100
 
 
@@ -130,14 +131,46 @@ async def keep(places: Places, control: Asked) -> tuple[str, ...]:
 async def test_the_first_useful_relays_are_taken_and_no_more(asked):
     asked.gives |= dict(zip(ids(0), [USEFUL_BYTES - 1], strict=True))
     del asked.gives[RELAYS[1].peer_id]
-    places = Places()
+    places = Places(OURS)
     assert await keep(places, asked) == tuple(ids(2, 3))
     assert asked.asked == ids(0, 1, 2, 3)
     assert len(places.dials) == MAX_RELAYS
 
 
+async def test_the_places_that_are_missing_are_asked_for_at_once(asked, monkeypatch):
+    reserve, together = relay.reserve, asyncio.Barrier(MAX_RELAYS)
+
+    async def meet(control: Any, one: EntryPoint) -> Place:
+        async with asyncio.timeout(20):
+            await together.wait()
+        return await reserve(control, one)
+
+    monkeypatch.setattr(relay, "reserve", meet)
+    assert set(await keep(Places(OURS), asked)) == set(ids(0, 1))
+
+
+async def test_relays_that_are_silent_hold_up_nobody_for_long_and_do_not_hide_the_others(asked, monkeypatch):
+    now, reserve = 1000.0, relay.reserve
+
+    async def be_silent(control: Any, one: EntryPoint) -> Place:
+        nonlocal now
+        now += relay.DEADLINE * (one.peer_id not in asked.gives)
+        return await reserve(control, one)
+
+    monkeypatch.setattr(relay, "monotonic", lambda: now)
+    monkeypatch.setattr(relay, "reserve", be_silent)
+    asked.gives = dict.fromkeys(ids(4), None)
+    places = Places(OURS)
+    await keep(places, asked)
+    assert asked.asked == ids(0, 1)
+    now += relay.REFRESH
+    await keep(places, asked)
+    assert asked.asked == ids(0, 1, 2, 3), "others come first now"
+    assert await keep(places, asked) == tuple(ids(4))
+
+
 async def test_a_place_is_not_asked_for_again_before_it_is_due(asked, monkeypatch):
-    places = Places()
+    places = Places(OURS)
     await keep(places, asked)
     await keep(places, asked)
     assert asked.asked == ids(0, 1)
@@ -147,7 +180,7 @@ async def test_a_place_is_not_asked_for_again_before_it_is_due(asked, monkeypatc
 
 
 async def test_a_relay_that_is_gone_gives_way_to_the_next_and_is_asked_at_once_when_it_returns(asked):
-    places = Places()
+    places = Places(OURS)
     await keep(places, asked)
     asked.connected -= set(ids(0, 1))
     assert await keep(places, asked) == tuple(ids(2, 3))
@@ -156,11 +189,40 @@ async def test_a_relay_that_is_gone_gives_way_to_the_next_and_is_asked_at_once_w
     assert await keep(places, asked) == tuple(ids(2, 0))
 
 
+async def test_a_relay_whose_address_leaves_no_room_for_ours_is_of_no_use(asked):
+    long = EntryPoint(RELAYS[1].peer_id, f"/dns4/{'.'.join(['r' * 60] * 3)}/tcp/1")
+    places = Places(OURS)
+    await places.keep(asked, [long])
+    assert not asked.asked and not places.dials
+
+
 async def test_a_relay_is_not_reached_through_a_relay(asked):
     behind = EntryPoint(RELAYS[1].peer_id, f"{DOOR}/p2p-circuit")
-    places = Places()
+    places = Places(OURS)
     await places.keep(asked, [behind])
     assert not asked.asked and not places.dials
+
+
+async def test_a_p2pd_that_does_not_answer_is_no_relay_and_no_failure(monkeypatch):
+    class Mute:
+        def __init__(self, _: Any) -> None: ...
+
+        async def identify(self) -> Any:
+            raise LinkLost("did not answer in time")
+
+    class Started:
+        control, ended = None, 0
+
+        async def start(self) -> None: ...
+
+        async def stop(self) -> None:
+            Started.ended += 1
+
+    monkeypatch.setattr(relaying, "Control", Mute)
+    monkeypatch.setattr(relaying, "P2pDaemon", lambda *_: Started())
+    last = await relaying.start_as_relay(Started, RelayLimits())  # pyright: ignore[reportArgumentType]
+    assert isinstance(last, Started)
+    assert Started.ended == relaying.MAX_STARTS, "all others, and the one that asked"
 
 
 # What p2pd is told
@@ -209,6 +271,7 @@ async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
     from hivemind.proto import p2pd_pb2
 
     taken: list[OpenStream] = []
+    child: asyncio.subprocess.Process | None = None
     listener = StreamListener(taken.append)
     listener.start()
     try:
@@ -229,9 +292,33 @@ async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
         taken[0].socket.send(b"x")
         assert (await child.communicate())[0].strip() == b"1"
     finally:
+        if child is not None and child.returncode is None:
+            child.kill()
+            await child.wait()
         await listener.close()
         for stream in taken:
             stream.socket.close()
+
+
+async def test_a_stream_that_nobody_takes_is_closed():
+    from hivemind.proto import p2pd_pb2
+
+    def refuse(_: OpenStream) -> None:
+        raise LinkLost("nobody is there")
+
+    listener = StreamListener(refuse)
+    listener.dialer = os.getpid()
+    listener.start()
+    try:
+        header = p2pd_pb2.StreamInfo(peer=b"anybody", addr=b"", proto="x").SerializeToString()
+        with socket.socket(socket.AF_UNIX) as dialer:
+            dialer.connect("\0" + listener.address[3:].decode().removeprefix("@"))
+            dialer.sendall(bytes([len(header)]) + header)
+            dialer.setblocking(False)
+            async with asyncio.timeout(30):
+                assert await asyncio.get_running_loop().sock_recv(dialer, 1) == b""
+    finally:
+        await listener.close()
 
 
 @pytest.mark.parametrize("header", [b"\xff" * 10, b"\x05abcde", b"", b"\xff\xff\x7f"])

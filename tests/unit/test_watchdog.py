@@ -235,6 +235,19 @@ def test_a_new_address_beside_the_old_one_breaks_nothing_and_is_published() -> N
     assert len(world.published) == before + 1
 
 
+def test_an_address_that_is_no_longer_used_for_what_is_new_breaks_nothing() -> None:
+    world = World()
+    world.open = {"boot"}
+    world.dog.own_addresses({"192.0.2.1", "2001:db8::1"}, world.now)
+    world.run(60)
+    before = len(world.published)
+    held = {"192.0.2.1", "2001:db8::1", "2001:db8::2"}
+    assert world.dog.own_addresses({"192.0.2.1", "2001:db8::2"}, world.now, held)
+    world.run(10)
+    assert not world.forgotten
+    assert len(world.published) == before + 1
+
+
 def test_p2pd_is_started_again_only_where_nothing_is_connected_and_ever_more_rarely() -> None:
     world = World()
     world.open = {"boot"}
@@ -291,8 +304,10 @@ def test_doors_are_bounded_and_named_ones_stay() -> None:
 
 def test_a_peer_can_not_replace_the_addresses_that_the_owner_gave() -> None:
     world = World(("boot",))
-    world.dog.learned("boot", ("/ip4/192.0.2.9/tcp/9/p2p/boot",), world.now)
-    assert world.dog.addresses("boot")[0] == ADDRESS + "boot"
+    for number in range(9):
+        newest = f"/ip4/192.0.2.{number}/tcp/9/p2p/boot"
+        world.dog.learned("boot", (newest,), world.now)
+    assert world.dog.addresses("boot") == (ADDRESS + "boot", newest), "the newest beside them"
 
 
 @given(

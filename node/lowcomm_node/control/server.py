@@ -156,29 +156,42 @@ class ControlServer:
     async def _generate(self, request: Request) -> Response:
         body = await _body(request)
         text = await self._node.generate(
-            str(body.get("prompt", "")),
-            int(body.get("tokens", 200)),
-            float(body.get("temperature", 0.8)),
-            int(body.get("seed", 0)),
+            _take(body, "prompt", str, ""),
+            int(_take(body, "tokens", int, 200)),
+            float(_take(body, "temperature", int | float, 0.8)),
+            int(_take(body, "seed", int, 0)),
         )
         return JSONResponse({"text": text})
 
     async def _doctor(self, request: Request) -> Response:
-        peers = (await _body(request)).get("peers", [])
+        peers = _take(await _body(request), "peers", list, [])
         return JSONResponse(await self._node.doctor([str(peer) for peer in peers]))
 
     async def _ping(self, request: Request) -> Response:
-        return JSONResponse(await self._node.ping(str((await _body(request)).get("peer", ""))))
+        return JSONResponse(await self._node.ping(_take(await _body(request), "peer", str, "")))
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    if int(request.headers.get("content-length", "0")) > MAX_BODY:
-        raise ValueError(f"A request of more than {MAX_BODY} bytes is refused.")
-    data = await request.body()
-    content = json.loads(data) if data else {}
+    data = b""
+    async for part in request.stream():  # its length need not be told beforehand
+        data += part
+        if len(data) > MAX_BODY:
+            raise ValueError(f"A request of more than {MAX_BODY} bytes is refused.")
+    try:
+        content = json.loads(data) if data else {}
+    except RecursionError:
+        content = None
     if not isinstance(content, dict):
         raise ValueError("Expected a JSON object.")
     return content
+
+
+def _take(body: dict[str, Any], name: str, kind: Any, default: Any) -> Any:
+    """A field of a request. Raises ValueError if it is of another kind."""
+    value = body.get(name, default)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name!r} can't be {json.dumps(value)[:80]}: expected such as {json.dumps(default)}.")
+    return value
 
 
 class _leave_signals_alone:  # noqa: N801 - stands in for a method

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from time import time
 from typing import Any
 
-from lowcomm_node.discovery.multiaddress import EntryPoint, quic_beside
+from lowcomm_node.discovery.multiaddress import EntryPoint, also_over_quic
 from lowcomm_node.discovery.p2pd import P2pDaemon
 from lowcomm_node.errors import NodeError
 from lowcomm_node.logs import log
@@ -16,6 +17,8 @@ from lowcomm_protocol.identity import peer_id_of
 
 CALL_DEADLINE = 15.0
 DIAL_DEADLINE = 5.0
+KNOCK_DEADLINE = 6.0
+"""QUIC gives up after five seconds; only then p2pd tells how each address failed."""
 CLOSE_DEADLINE = 3.0
 ROUTING_DEADLINE = 2.0
 BACKED_OFF = "no answer (p2pd waits before it dials there again)"
@@ -29,6 +32,7 @@ _FAILURES = (
     ("no good addresses", "no address of it can be dialed from here"),
     ("i/o timeout", "no answer in time"),
     ("deadline exceeded", "no answer in time"),
+    ("no recent network activity", "no answer in time"),
     ("did not answer in time", "no answer in time"),
 )
 """What p2pd says, and what we say. Of several addresses the most telling comes first."""
@@ -66,16 +70,14 @@ async def detach(p2p: Any) -> None:
 async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
     """Connect to a peer, by the routing of libp2p if no address is given; whether it worked.
 
-    Each address of TCP is tried over QUIC, too, which p2pd prefers: so a NAT keeps the port open that holes are punched for,
-    and it is known. p2pd itself waits longer and longer between two dials of an address that does not answer.
+    p2pd itself waits longer and longer between two dials of an address that does not answer.
     """
     from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
-    ways = [*entries, *(beside for entry in entries if (beside := quic_beside(entry)) is not None)]
     try:
         async with asyncio.timeout(DIAL_DEADLINE):
-            await p2p._client.connect(PeerID.from_base58(peer_id), ways)
+            await p2p._client.connect(PeerID.from_base58(peer_id), also_over_quic(entries))
     except (ControlFailure, TimeoutError, OSError, EOFError):
         return False
     return True
@@ -117,6 +119,8 @@ async def ping(node: Any, peer_id: str) -> float | None:
             request = dht_pb2.PingRequest(peer=protocol.node_info, validate=False)
             answer = await protocol.get_stub(peer).rpc_ping(request)
             node_id = DHTID.from_bytes(answer.peer.node_id)
+            if not math.isfinite(answer.dht_time):
+                raise ValueError(f"its clock shows {answer.dht_time}")
     except Exception as error:  # whatever a stranger's answer makes hivemind raise
         log.debug("dht.silent", peer=peer_id, error=repr(error))
         await protocol.update_routing_table(None, peer, responded=False)

@@ -16,6 +16,7 @@ import base58
 
 from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.multiaddress import EntryPoint, decode
+from lowcomm_node.discovery.varint import write_varint
 from lowcomm_node.errors import LinkLost
 
 MAX_ANSWER = 4 * 1024**2
@@ -139,7 +140,7 @@ async def _dial(path: Path) -> socket.socket:
 
 async def _exchange(connection: socket.socket, request: Any) -> Any:
     data = request.SerializeToString()
-    await asyncio.get_running_loop().sock_sendall(connection, _length(len(data)) + data)
+    await asyncio.get_running_loop().sock_sendall(connection, write_varint(len(data)) + data)
     answer = _messages().Response.FromString(await read_message(connection))
     if answer.type == _messages().Response.ERROR:
         raise LinkLost(_shorten(answer.error.msg))
@@ -165,10 +166,6 @@ def _shorten(message: str) -> str:
     lines = [line.strip(" *") for line in message.splitlines()]
     text = "; ".join(line for line in lines if line and not line.startswith("failed to dial")) or message
     return "".join(char if char.isprintable() else " " for char in text)[:300]
-
-
-def _length(number: int) -> bytes:
-    return bytes([number]) if number < 0x80 else bytes([number & 0x7F | 0x80]) + _length(number >> 7)
 
 
 def _messages() -> Any:

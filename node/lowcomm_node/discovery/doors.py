@@ -24,7 +24,12 @@ def by_peer(addresses: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def no_answer(addresses: Sequence[str], knocks: Mapping[str, Knock]) -> str:
     """Which addresses do not answer, and why, for whoever gave them."""
     told = [f"{text} ({knocks[peer].reason})" for text in addresses[:8] if (peer := text.rpartition("/")[2]) in knocks]
-    return f"No peer answers at {'; '.join(told)}: check the address, and that the bootstrap server runs."
+    return nobody_answers("; ".join(told))
+
+
+def nobody_answers(where: str) -> str:
+    """The same for addresses and reasons in words."""
+    return f"No peer answers at {where}: check the address, and that the bootstrap server runs."
 
 
 def check_clock(knocks: Mapping[str, Knock], most: float = MAX_CLOCK_OFFSET) -> None:

@@ -135,7 +135,8 @@ class BoundedStorage(DHTLocalStorage):
             kept = self._order(subkey, known.value)
             if order < kept or (order == kept and expiration_time <= known.expiration_time):
                 return False
-        if sum(len(entry.value) for _, entry in records.items()) + len(value) > MAX_KEY_BYTES:
+        others = sum(len(entry.value) for _, entry in records.items()) - (len(known.value) if known is not None else 0)
+        if others + len(value) > MAX_KEY_BYTES:
             return False
         if known is not None and known.expiration_time >= expiration_time:
             # A newer one that expires earlier, such as a goodbye: hivemind would keep the older one.

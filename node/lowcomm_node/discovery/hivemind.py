@@ -4,8 +4,10 @@ Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never
 
     start              p2pd -> client -> DHTNode, guarded -> knock at the entry points -> look for neighbours
     knock              connect and ping; a peer that is connected and silent is connected anew
-    check_connection   p2pd died: all of the above again; else knock at the entry points, and at peers' if those are
-                       dead; keep places at relays, so that others reach us behind a NAT
+    revive             p2pd died: start it again; learn where we are; keep places at relays, so that others reach us behind
+                       a NAT. The lifeline calls this and knocks, again and again
+    check_connection   the same at once, for an examination: revive, knock at the entry points, and at peers' if those
+                       are dead
     connect            to a peer, at its addresses and through our entry points as relays, whichever works first; if that
                        is a relay, a hole is tried to be punched
 """
@@ -15,58 +17,42 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import time
 from typing import Any
 
 from lowcomm_node.discovery.client import (
     BACKED_OFF,
     CALL_DEADLINE,
     CLOSE_DEADLINE,
-    DIAL_DEADLINE,
+    KNOCK_DEADLINE,
     attach,
     detach,
     in_words,
     load_hivemind,
     ping,
-    read_entry,
     wait_routing,
 )
 from lowcomm_node.discovery.control import Control
 from lowcomm_node.discovery.doors import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
-from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream, check_size
-from lowcomm_node.discovery.keys import MAX_LIFE, Provenances, pack, unpack
-from lowcomm_node.discovery.multiaddress import (
-    EntryPoint,
-    circuit,
-    parse_announced,
-    parse_entry_point,
-    reach,
-    relay_of,
-)
+from lowcomm_node.discovery.entry_points import EntryPoints, leading_to
+from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream
+from lowcomm_node.discovery.keys import Provenances
+from lowcomm_node.discovery.multiaddress import EntryPoint, also_over_quic, relay_of
 from lowcomm_node.discovery.p2pd import START_DEADLINE, P2pDaemon
 from lowcomm_node.discovery.punching import PROTOCOL as PUNCH
-from lowcomm_node.discovery.punching import Puncher, observed
-from lowcomm_node.discovery.relay import Places, RelayLimits
+from lowcomm_node.discovery.punching import Puncher
+from lowcomm_node.discovery.records import Records
+from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.discovery.relaying import start_as_relay
-from lowcomm_node.discovery.streams import StreamListener
+from lowcomm_node.discovery.streams import Served
 from lowcomm_node.discovery.twin import refuse_twin
-from lowcomm_node.errors import ConfigError, LinkLost, NodeError, NoPeers, PortInUse
+from lowcomm_node.discovery.whereabouts import Whereabouts
+from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse
 from lowcomm_node.logs import log
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.refusals import Refusals
 
-MAX_ENTRY_POINTS = 32
-MAX_RECORDS = 4096
 MAX_REASONS = 256
 """Peers of whom we remember why they could not be reached."""
-MAX_DIALED = 8
-"""Addresses of one peer that are dialed for a stream; a record has no more."""
-MAX_DETOURS = 4
-"""Entry points of ours that are tried as relays for a peer whose own addresses name none."""
-MAX_OBSERVERS = 2
-"""Peers that are asked where they see us."""
-REPLICAS = 5
-"""Peers that keep a record, at most; hivemind's own default."""
 _BAN = 10.0
 """Seconds that hivemind keeps away from a silent peer; they do not grow, or one that returns is ignored for hours."""
 
@@ -99,96 +85,74 @@ class HivemindDiscovery:
         Raises ConfigError that names a malformed address.
         """
         self.peer_id = identity.peer_id
-        self._entry_points = [parse_entry_point(text) for text in initial_peers]
-        self._given = len(self._entry_points)
-        self._announce = tuple(parse_announced(text, self.peer_id) for text in announce)
+        self._entry_points = EntryPoints(self.peer_id, initial_peers, learned)
+        self._whereabouts = Whereabouts(self.peer_id, self._entry_points, self._control, announce, wants_places)
         self._key_file, self._listen = key_file, tuple(listen)
         self._require_peers, self._start_deadline = require_peers, start_deadline
         self._provenances = Provenances(refusals)
+        self._records = Records(lambda: self._node, self._provenances)
         self._daemon: P2pDaemon | None = None
         self._node: Any = None
         self._p2p: Any = None
-        self._visible: tuple[str, ...] = ()
-        self._observed: tuple[str, ...] = ()
-        """Where others see us, if that is none of our own addresses: behind a NAT."""
-        self._relay, self._wants_places, self._punching = relay, wants_places, punching
+        self._relay, self._punching = relay, punching
         self._relays = relays
-        self._places = Places()
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""
-        self._listener: StreamListener | None = None
-        self._puncher = Puncher(self.peer_id, self._seen_at)
-        self._served: dict[str, TakeStream] = {}
+        self._puncher = Puncher(self.peer_id, self._whereabouts.seen_at)
+        self._served = Served()
+        self._opening = asyncio.Lock()
+        """Held while p2pd is started or ended: there must never be two under one identity."""
+        self._closed = False
         if punching:
-            self._served[PUNCH] = lambda stream: self._puncher.take(self._control(), stream)
+            self._served.add(PUNCH, lambda stream: self._puncher.take(self._control(), stream))
         self._reasons: dict[str, str] = {}
-        self.add_entry_points(learned)
 
     async def start(self) -> None:
         """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock is off."""
         try:
-            others = [entry for entry in self._entry_points if entry.peer_id != self.peer_id]
+            entries = tuple(self._entry_points)
+            others = [entry for entry in entries if entry.peer_id != self.peer_id]
             if others:
                 await refuse_twin(self.peer_id, others)
-            await self._open(self._listen)
-            knocks = await self._knock_at(self._entry_points)
-            if self._entry_points and self._require_peers and all(knock.reason for knock in knocks.values()):
-                raise NoPeers(no_answer([str(entry) for entry in self._entry_points], knocks))
-            check_clock(knocks, self.max_clock_offset)
+            async with self._opening:
+                await self._open(self._listen)
+            knocks = await self._knock_at(entries)
+            if entries and self._require_peers and all(knock.reason for knock in knocks.values()):
+                raise NoPeers(no_answer([str(entry) for entry in entries], knocks))
+            # Only those that the owner has named decide whether we start.
+            named = {entry.peer_id for entry in self._entry_points.named}
+            check_clock({peer: knock for peer, knock in knocks.items() if peer in named}, self.max_clock_offset)
             await self.find_neighbours()
-            await self._look_from_outside()
-            await self._keep_places()
+            with suppress(LinkLost):  # it is looked for again
+                await self._whereabouts.look_from_outside()
         except BaseException:
             await self.close()
             raise
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
         """See Discovery."""
-        check_size(value)
-        expires = time() + min(lifetime, MAX_LIFE)
-        return bool(await self._call("store", key, pack(key, value), expiration_time=expires, subkey=subkey))
+        return await self._records.publish(key, subkey, value, lifetime)
 
     async def lookup(self, key: str) -> dict[str, bytes]:
         """See Discovery."""
-        found = await self._call("get", key, latest=True)
-        entries = found.value if found is not None and isinstance(found.value, dict) else {}
-        now, records = time(), dict[str, bytes]()
-        for subkey, entry in list(entries.items())[:MAX_RECORDS]:
-            value = entry.value
-            if not isinstance(subkey, str) or not isinstance(value, bytes):
-                continue
-            belongs = self._provenances.check(value, subkey, now)
-            if belongs is not None and belongs.key == key:
-                records[subkey] = unpack(value)
-        return records
+        return await self._records.lookup(key)
 
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
-        first, *others = [*sorted(self._announce or (*self._visible, *self._observed), key=_preference), ""]
-        # A record has room for a few: a place at a relay must not be crowded out by the addresses of many interfaces.
-        dials = filter(None, [first, *self._places.dials, *others])
-        return tuple(f"{dial}/p2p/{self.peer_id}" for dial in sorted(dials, key=lambda dial: -reach(dial)))
+        return self._whereabouts.addresses()
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
         """See Discovery."""
-        for text in addresses:
-            with suppress(ConfigError):
-                entry = parse_entry_point(text)
-                if entry.peer_id != self.peer_id and entry not in self._entry_points:
-                    self._entry_points.append(entry)
-        # The owner's addresses are always kept, of the others the newest.
-        surplus = len(self._entry_points) - MAX_ENTRY_POINTS
-        if surplus > 0:
-            del self._entry_points[self._given : max(self._given, self._given + surplus)]
+        self._entry_points.add(addresses)
 
     async def check_connection(self) -> int:
         """See Discovery. Never raises: whatever is wrong is tried again at the next call."""
         try:
             if not await self.revive():
                 return 0
-            knocks = await self._knock_at(self._entry_points[: self._given])
+            knocks = await self._knock_at(self._entry_points.named)
             if all(knock.reason for knock in knocks.values()) and not self.known_peers():
-                knocks = await self._knock_at(self._entry_points[self._given :])
+                knocks = await self._knock_at(self._entry_points.learned)
             check_clock(knocks, self.max_clock_offset)
             if not all(knock.reason for knock in knocks.values()):
                 await self.find_neighbours()
@@ -198,7 +162,7 @@ class HivemindDiscovery:
 
     async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
         """See Discovery."""
-        alone, wanted = not self.known_peers(), {peer: self._ways(peer, texts) for peer, texts in doors.items()}
+        alone, wanted = not self.known_peers(), {peer: leading_to(peer, texts) for peer, texts in doors.items()}
         knocks = await asyncio.gather(*(self._knock(peer, ways) for peer, ways in wanted.items()))
         if alone and any(knock.reason is None for knock in knocks):
             await wait_routing(self._p2p)
@@ -206,18 +170,18 @@ class HivemindDiscovery:
 
     async def find_neighbours(self) -> None:
         """See Discovery."""
-        if self._node is not None and self.known_peers():
-            await self._call("find_nearest_nodes", [self._node.node_id])
+        await self._records.find_neighbours()
 
     async def revive(self) -> bool:
         """See Discovery."""
         try:
-            if self._daemon is None or not self._daemon.running:
-                log.warning("dht.lost", reason="p2pd ended; it is started again")
-                await self._renew()
-            await self._look_at_ourselves()
-            await self._look_from_outside()
-            await self._keep_places()
+            async with self._opening:
+                if self._daemon is None or not self._daemon.running:
+                    log.warning("dht.lost", reason="p2pd ended; it is started again")
+                    await self._renew()
+                await self._tell_what_is_served()
+            await self._whereabouts.look_at_ourselves()
+            await self._whereabouts.look_from_outside()
         except (NodeError, OSError) as error:
             log.warning("dht.trouble", reason=str(error))
             return False
@@ -226,7 +190,8 @@ class HivemindDiscovery:
     async def restart(self) -> bool:
         """See Discovery."""
         try:
-            await self._renew()
+            async with self._opening:
+                await self._renew()
         except (NodeError, OSError) as error:
             log.warning("dht.trouble", reason=str(error))
             return False
@@ -247,24 +212,15 @@ class HivemindDiscovery:
 
     async def held_by_others(self, key: str, subkey: str) -> bytes | None:
         """See Discovery."""
-        from hivemind.dht.routing import DHTID
-
-        place = DHTID.generate(source=key)
-        options = {"k_nearest": REPLICAS, "exclude_self": True}
-        near = await self._call("find_nearest_nodes", [place], **options) or {}
-        answers = await asyncio.gather(*(self._find_at(peer, place) for peer in near.get(place, {}).values()))
-        held = [value for entries in answers if (value := read_entry(entries, subkey)) is not None]
-        checked = [(found, value) for value in held if (found := self._provenances.check(value, subkey, time()))]
-        right = [(found.order, value) for found, value in checked if found.key == key]
-        return unpack(max(right)[1]) if right else None
+        return await self._records.held_by_others(key, subkey)
 
     def known_peers(self) -> int:
         """See Discovery."""
-        return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
+        return self._records.known_peers()
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
         """See Streams."""
-        control, ways = self._control(), self._ways_to(peer_id, entry_points)
+        control, ways = self._control(), self._entry_points.ways_to(peer_id, entry_points)
         await control.connect(peer_id, ways, seconds)
         if self._punching:
             await self._puncher.improve(control, peer_id, ways)
@@ -280,11 +236,9 @@ class HivemindDiscovery:
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
         """See Streams."""
-        if protocol in self._served:
-            raise LinkLost(f"streams of {protocol} are served already")
-        self._served[protocol] = take
-        if self._daemon is not None and self._daemon.running:  # else when it is started again
-            await self._hand_over_streams(self._daemon, protocol)
+        self._served.add(protocol, take)
+        async with self._opening:
+            await self._tell_what_is_served()
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
         """See Streams."""
@@ -296,17 +250,17 @@ class HivemindDiscovery:
 
     async def close(self) -> None:
         """See Discovery."""
-        listener, self._listener = self._listener, None
-        self._served.clear()
-        if listener is not None:
-            await listener.close()
+        self._closed = True
+        await self._served.close()
         await self._puncher.close()
-        await self._shut()
+        async with self._opening:
+            await self._shut()
 
     async def _shut(self) -> None:
         """End p2pd and what talks to it."""
         node, p2p, daemon = self._node, self._p2p, self._daemon
         self._node = self._p2p = self._daemon = None
+        self._served.forget()
         if node is not None:
             with suppress(Exception):  # it waits for p2pd, which may be dead
                 async with asyncio.timeout(CLOSE_DEADLINE):
@@ -320,25 +274,31 @@ class HivemindDiscovery:
         """Close and open, at the ports that we had, so that the addresses that others know of us stay good."""
         await self._shut()
         try:
-            await self._open(tuple(_with_port(listen, self._visible) for listen in self._listen))
+            await self._open(tuple(_with_port(listen, self._whereabouts.visible) for listen in self._listen))
         except PortInUse:
             await self._open(self._listen)
 
     async def _open(self, listen: Sequence[str]) -> None:
+        self._refuse_closed()
         try:
             self._daemon = await self._start_daemon(listen)
+            self._refuse_closed()
             self._p2p = await attach(self._daemon)
             self._node = await self._make_node()
-            await self._look_at_ourselves()
-            await self._hand_over_streams(self._daemon, *self._served)
+            await self._whereabouts.look_at_ourselves()
+            await self._served.tell(self._control(), self._daemon.pid)
         except BaseException:
             await self._shut()
             raise
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise LinkLost("we have left the DHT")
+
     async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
         def make() -> P2pDaemon:
             options = {"relay": self._relay, "punching": self._punching, "relays": self._relays}
-            return P2pDaemon(self._key_file, listen, self._announce, self._start_deadline, **options)
+            return P2pDaemon(self._key_file, listen, self._whereabouts.announced, self._start_deadline, **options)
 
         if self._relay is not None and self._relay.peers > 0:
             await load_hivemind()
@@ -352,43 +312,19 @@ class HivemindDiscovery:
             raise
         return daemon
 
-    async def _hand_over_streams(self, daemon: P2pDaemon, *protocols: str) -> None:
-        if self._listener is None:
-            self._listener = StreamListener(self._take_stream)
-            self._listener.start()
-        self._listener.dialer = daemon.pid
-        for protocol in protocols:
-            await Control(daemon.control).handle_streams(protocol, self._listener.address)
-
-    def _take_stream(self, stream: OpenStream) -> None:
-        # p2pd hands over nothing else than what it was told to.
-        self._served[stream.protocol](stream)
-
-    async def _keep_places(self) -> None:
-        if self._wants_places:
-            await self._places.keep(self._control(), self._entry_points)
+    async def _tell_what_is_served(self) -> None:
+        """What p2pd does not take now it is told again later, or when it is started again."""
+        if self._daemon is None or not self._daemon.running:
+            return
+        try:
+            await self._served.tell(self._control(), self._daemon.pid)
+        except LinkLost as error:
+            log.warning("stream.not_served", reason=str(error))
 
     def _control(self) -> Control:
         if self._daemon is None or not self._daemon.running:
             raise LinkLost("p2pd is not running: it is started again")
         return Control(self._daemon.control)
-
-    def _ways_to(self, peer_id: str, entry_points: Sequence[str]) -> list[EntryPoint]:
-        """Where to dial a peer."""
-        ways = self._ways(peer_id, entry_points)
-        relays = [e for e in self._entry_points if e.relay is None and e.peer_id not in (peer_id, self.peer_id)]
-        ways += [EntryPoint(peer_id, circuit(relay)) for relay in relays[:MAX_DETOURS]]
-        return list(dict.fromkeys(ways))
-
-    def _ways(self, peer_id: str, entry_points: Sequence[str]) -> list[EntryPoint]:
-        """What a record says is a stranger's word, so only what leads to that peer is taken."""
-        ways: list[EntryPoint] = []
-        for text in entry_points[:MAX_DIALED]:
-            with suppress(ConfigError):
-                entry = parse_entry_point(text)
-                if entry.peer_id == peer_id:
-                    ways.append(entry)
-        return ways
 
     async def _make_node(self) -> Any:
         from hivemind.dht.node import DHTNode
@@ -407,42 +343,8 @@ class HivemindDiscovery:
                 )
         except TimeoutError:
             raise NodeError("p2pd started, but does not answer: is this machine overloaded? Try again.") from None
-        guard(node.protocol, self._provenances, {entry.peer_id for entry in self._entry_points[: self._given]})
+        guard(node.protocol, self._provenances, {entry.peer_id for entry in self._entry_points.named})
         return node
-
-    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call the DHT; None if it fails, or while p2pd is started again."""
-        if self._node is None:
-            return None
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                return await getattr(self._node, method)(*arguments, **options)
-        except Exception as error:  # whatever the answers of strangers make hivemind raise
-            log.debug("dht.call_failed", method=method, error=repr(error))
-            return None
-
-    async def _look_at_ourselves(self) -> None:
-        """Learn at which addresses we can be reached; they change with networks and NATs."""
-        _, found = await self._control().identify(CALL_DEADLINE)
-        dials = []
-        for address in found:
-            with suppress(ConfigError):  # those that no other node can use
-                dials.append(parse_entry_point(f"{address}/p2p/{self.peer_id}").dial)
-        self._visible = tuple(dials)
-
-    async def _look_from_outside(self) -> None:
-        """Learn where others see us, which tells the port that a NAT has given us."""
-        if not self._wants_places or self._announce:
-            return
-        control = self._control()
-        connected = {connection.peer_id for connection in await control.connections()}
-        asked = [entry.peer_id for entry in self._entry_points if entry.peer_id in connected and entry.relay is None]
-        answers = [await observed(control, peer_id) for peer_id in list(dict.fromkeys(asked))[:MAX_OBSERVERS]]
-        self._observed = tuple(dict.fromkeys(dial for dial in answers if dial and dial not in self._visible))
-
-    def _seen_at(self) -> tuple[str, ...]:
-        """Addresses at which others may reach us, also those that only a hole in a NAT leads to."""
-        return (*self._observed, *sorted(self._announce or self._visible, key=lambda dial: "/udp/" not in dial))
 
     async def _knock_at(self, entries: Sequence[EntryPoint]) -> dict[str, Knock]:
         return await self.knock(by_peer([str(entry) for entry in entries]))
@@ -450,13 +352,14 @@ class HivemindDiscovery:
     async def _knock(self, peer_id: str, ways: Sequence[EntryPoint]) -> Knock:
         if peer_id == self.peer_id or self._node is None:
             return Knock("is ourselves" if peer_id == self.peer_id else "p2pd is not running: it is started again")
+        ways = also_over_quic(ways)
         try:
-            await self._control().connect(peer_id, ways, DIAL_DEADLINE)
+            await self._control().connect(peer_id, ways, KNOCK_DEADLINE)
             ahead = await ping(self._node, peer_id)
             if ahead is None:
                 # A connection that is dead looks like one for minutes; only a new one tells.
                 await self.disconnect(peer_id)
-                await self._control().connect(peer_id, ways, DIAL_DEADLINE)
+                await self._control().connect(peer_id, ways, KNOCK_DEADLINE)
                 ahead = await ping(self._node, peer_id)
         except LinkLost as error:
             return Knock(self._why(peer_id, in_words(str(error))))
@@ -471,29 +374,13 @@ class HivemindDiscovery:
         self._reasons[peer_id] = reason
         return reason
 
-    async def _find_at(self, peer: Any, place: Any) -> dict[Any, Any]:
-        """The records under a key that one peer keeps."""
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                answer = await self._node.protocol.call_find(peer, [place])
-        except Exception as error:  # whatever the answers of strangers make hivemind raise
-            log.debug("dht.call_failed", method="call_find", error=repr(error))
-            return {}
-        found = answer[place][0] if answer else None
-        return dict(found.value.items()) if found is not None else {}
-
-
-def _preference(dial: str) -> tuple[int, bool]:
-    """Addresses that reach further come first, of those TCP, which every network lets through."""
-    return -reach(dial), "/udp/" in dial
-
 
 def _with_port(listen: str, dials: Sequence[str]) -> str:
     """Where to listen next time to be found at the same port."""
-    place, _, rest = listen.partition("/0")
-    if not re.fullmatch("/ip[46]/[^/]+/(tcp|udp)", place):
+    found = re.fullmatch(r"(/(ip[46])/[^/]+/(tcp|udp))/0(/quic-v1)?", listen)
+    if found is None:
         return listen
-    _, family, _, transport = place.split("/")
+    place, family, transport, rest = found.groups("")
     for dial in dials:
         _, its_family, _, its_transport, port, *_ = [*dial.split("/"), "", "", ""]
         if (its_family, its_transport) == (family, transport) and relay_of(dial) is None:

@@ -90,7 +90,8 @@ class Provenances:
         if len(stored) > MAX_VALUE + 1:
             self.refuse(Reason.TOO_LARGE)
             return None
-        digest = sha256(subkey.encode(errors="replace") + b"\0" + stored).digest()
+        # The subkey's own hash, of fixed length: else a longer subkey with the rest of a value would pass for what was checked.
+        digest = sha256(sha256(subkey.encode(errors="replace")).digest() + stored).digest()
         found = self._known.get(digest)
         if found is None:
             try:

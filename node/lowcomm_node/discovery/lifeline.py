@@ -40,10 +40,14 @@ class Lifeline:
         warn: Callable[[str], None] = lambda text: None,
         addresses: Callable[[], tuple[str, ...]] | None = None,
         restarts: bool = True,
+        held: Callable[[], tuple[str, ...]] | None = None,
     ) -> None:
-        """``named``: the owner's addresses of the swarm; ``addresses``: of this machine; ``restarts``: see Watchdog."""
+        """``named``: the owner's addresses of the swarm; ``restarts``: see Watchdog.
+
+        ``addresses``: those of this machine that it uses; ``held``: all that it has.
+        """
         self._discovery, self._known, self._tell, self._warn = discovery, known, tell, warn
-        self._addresses = addresses or own_addresses
+        self._addresses, self._held = addresses or own_addresses, held or held_addresses
         self._named = by_peer(named)
         remembered = {door.peer_id: door.addresses for door in known.doors()} if known is not None else {}
         self._watchdog = Watchdog(monotonic(), self._named, remembered, restarts)
@@ -110,7 +114,7 @@ class Lifeline:
     # the loop
 
     async def enter(self, seconds: float) -> bool:
-        """Look for the swarm until some door answers, for so many seconds at most; whether one did."""
+        """Look for the swarm until some door answers, for so many seconds at most and to the end of a look; whether one did."""
         end = monotonic() + seconds
         while True:
             wait = await self.step()
@@ -121,15 +125,18 @@ class Lifeline:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            try:
-                wait = await self.step()
-            except Exception as error:  # a defect here must not cost the node its swarm
-                log.error("lifeline.defect", error=repr(error), exc_info=error)
-                wait = DEFECT_PAUSE
+            wait = await self.step()
             await asyncio.sleep(wait)
 
     async def step(self) -> float:
         """Look once, and do what is due; seconds until the next is. Never raises."""
+        try:
+            return await self._step()
+        except Exception as error:  # a defect here must not cost the node its swarm
+            log.error("lifeline.defect", error=repr(error), exc_info=error)
+            return DEFECT_PAUSE
+
+    async def _step(self) -> float:
         self._look_at_ourselves()
         await self._discovery.revive()
         plan = self._watchdog.plan(monotonic(), isolated=not await self._discovery.has_connections())
@@ -203,8 +210,9 @@ class Lifeline:
             self._tell({"event": f"swarm.{state.value}", "reason": self.reason})
 
     def _look_at_ourselves(self) -> None:
-        if self._watchdog.own_addresses(self._addresses(), monotonic()):
-            self._tell({"event": "addresses.changed", "addresses": list(self._addresses())})
+        addresses = self._addresses()
+        if self._watchdog.own_addresses(addresses, monotonic(), self._held()):
+            self._tell({"event": "addresses.changed", "addresses": list(addresses)})
             if self._on_move is not None:
                 self._on_move()
 
@@ -224,10 +232,15 @@ class Lifeline:
             log.warning("doors.not_kept", reason=str(error))
 
 
+def held_addresses() -> tuple[str, ...]:
+    """All addresses of this machine's interfaces."""
+    # Of IPv6 the system adds the interface to some.
+    return tuple(entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries)
+
+
 def own_addresses() -> tuple[str, ...]:
     """The addresses of this machine by which others may reach it, or it them: all of IPv4, of IPv6 the one in use."""
-    found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
-    numbers = [text for text in found if _is_lasting(text)]
+    numbers = [text for text in held_addresses() if _is_lasting(text)]
     with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         # Nothing is sent. Machines change their private addresses of IPv6 every day, and keep the old ones for a while.
         probe.connect(("2001:db8::1", 9))

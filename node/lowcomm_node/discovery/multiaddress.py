@@ -10,14 +10,21 @@ Nothing else is taken: strangers write these.
 import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import base58
 
+from lowcomm_node.discovery.varint import read_varint, write_varint
 from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.records import MAX_MULTIADDRESS
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
 CIRCUIT = "/p2p-circuit"
+MAX_BYTES = 512
+"""Of an address that is decoded: twice the characters of any that we take."""
+_MAX_PEER_ID = 42
+"""Bytes; libp2p has none that are longer."""
 _ED25519, _RSA = bytes.fromhex("002408011220"), bytes.fromhex("1220")
 """How peer ids begin: the one holds the key and is that of every node, the other its hash, as of hivemind's own programs."""
 _NAMES = ("dns", "dns4", "dns6")
@@ -37,6 +44,11 @@ class EntryPoint:
         """The peer id of the relay that leads there; None if the peer itself is dialed."""
         return relay_of(self.dial)
 
+    @property
+    def fits(self) -> bool:
+        """Whether it is short enough for a record; one that is not would make the whole record invalid."""
+        return len(str(self)) <= MAX_MULTIADDRESS
+
     def to_bytes(self) -> bytes:
         """The address to dial as p2pd takes it; hivemind's own encoding of a relay's id is one that p2pd refuses."""
         return encode(self.dial)
@@ -48,7 +60,7 @@ class EntryPoint:
 def parse_entry_point(text: str) -> EntryPoint:
     """Read an address that a person or a stranger gave. Raises ConfigError that names it."""
     dial, marker, peer_id = text.strip().rpartition("/p2p/")
-    good = bool(marker) and len(text) <= 256 and is_peer_id(peer_id)
+    good = bool(marker) and len(text) <= MAX_MULTIADDRESS and is_peer_id(peer_id)
     if not good or not (is_dialable(dial) or _is_circuit(dial, peer_id)):
         raise ConfigError(f"{text[:120]!r} is not the address of a peer: expected one such as {EXAMPLE}.")
     return EntryPoint(peer_id, dial)
@@ -57,7 +69,8 @@ def parse_entry_point(text: str) -> EntryPoint:
 def parse_announced(text: str, peer_id: str) -> str:
     """Read an address that this node's owner wants told to others. Raises ConfigError that names it."""
     dial, _, named = text.strip().partition("/p2p/")
-    if not is_dialable(dial) or named not in ("", peer_id):
+    told = EntryPoint(peer_id, dial)
+    if not is_dialable(dial) or named not in ("", peer_id) or not told.fits:
         raise ConfigError(
             f"{text[:120]!r} can't be announced: expected the address at which others reach this server, such as "
             "/dns4/bootstrap.example.org/tcp/31337, without a peer id or with its own."
@@ -118,9 +131,24 @@ def circuit(relay: EntryPoint) -> str:
 
 
 def quic_beside(entry: EntryPoint) -> EntryPoint | None:
-    """The same peer over QUIC at the port of the same number, where all of us listen; None if that is no port of TCP."""
+    """The same peer over QUIC at the port of the same number, where all of us listen; None if that is no port of TCP.
+
+    None for this machine, too: nothing is blocked there, and where nobody listens QUIC takes five seconds to see it.
+    """
     place, tcp, port = entry.dial.rpartition("/tcp/")
-    return EntryPoint(entry.peer_id, f"{place}/udp/{port}/quic-v1") if tcp and port.isdecimal() else None
+    if not tcp or not port.isdecimal() or reach(entry.dial) == 0:
+        return None
+    return EntryPoint(entry.peer_id, f"{place}/udp/{port}/quic-v1")
+
+
+def also_over_quic(entries: Sequence[EntryPoint]) -> list[EntryPoint]:
+    """Each address of TCP over QUIC, too.
+
+    p2pd prefers that where UDP works: so a NAT keeps the port open that holes are punched for, and it is known. And where TCP
+    is blocked nothing else works.
+    """
+    beside = (quic_beside(entry) for entry in entries)
+    return list(dict.fromkeys([*entries, *filter(None, beside)]))
 
 
 def encode(dial: str) -> bytes:
@@ -128,29 +156,32 @@ def encode(dial: str) -> bytes:
     parts, encoded = iter(dial.split("/")[1:]), b""
     for name in parts:
         protocol = _BY_NAME[name]
-        encoded += _varint(protocol.code)
+        encoded += write_varint(protocol.code)
         if protocol.size != 0:
             value = _value(name, next(parts))
-            encoded += value if protocol.size is not None else _varint(len(value)) + value
+            encoded += value if protocol.size is not None else write_varint(len(value)) + value
     return encoded
 
 
 def decode(data: bytes) -> str | None:
-    """The text of an address from p2pd; None if it is of a kind that we don't use, such as a websocket's."""
-    text = ""
+    """The text of an address; None if it is of a kind that we don't use, such as a websocket's. Strangers write these, too."""
+    if len(data) > MAX_BYTES:
+        return None
+    text, at = "", 0
     try:
-        while data:
-            code, data = _take_varint(data)
+        while at < len(data):
+            code, at = read_varint(data, at)
             protocol = _BY_CODE[code]
             text += f"/{protocol.name}"
             if protocol.size == 0:
                 continue
-            size, data = (protocol.size, data) if protocol.size is not None else _take_varint(data)
-            if len(data) < size:
+            size, at = (protocol.size, at) if protocol.size is not None else read_varint(data, at)
+            # The time of base58 grows with the square of the length.
+            if size > len(data) - at or (protocol.name == "p2p" and size > _MAX_PEER_ID):
                 return None
-            text += f"/{_text(protocol.name, data[:size])}"
-            data = data[size:]
-    except (KeyError, IndexError, UnicodeDecodeError):
+            text += f"/{_text(protocol.name, data[at : at + size])}"
+            at += size
+    except (KeyError, ValueError):
         return None
     return text
 
@@ -161,7 +192,9 @@ def reach(dial: str) -> int:
     if kind in _NAMES:
         return 2
     address = ipaddress.ip_address(host)
-    return 0 if address.is_loopback else 1 if address.is_private or address.is_link_local else 2
+    if address.is_loopback:
+        return 0
+    return 2 if address.is_global and not address.is_multicast else 1
 
 
 def _is_host(kind: str, host: str) -> bool:
@@ -222,17 +255,3 @@ def _text(name: str, value: bytes) -> str:
     if name in ("tcp", "udp"):
         return str(int.from_bytes(value))
     return base58.b58encode(value).decode() if name == "p2p" else value.decode()
-
-
-def _varint(number: int) -> bytes:
-    low, rest = number & 0x7F, number >> 7
-    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
-
-
-def _take_varint(data: bytes) -> tuple[int, bytes]:
-    number = 0
-    for index in range(5):
-        number |= (data[index] & 0x7F) << 7 * index
-        if not data[index] & 0x80:
-            return number, data[index + 1 :]
-    raise IndexError

@@ -61,7 +61,7 @@ class P2pDaemon:
     ) -> None:
         """``relay``: what it gives as a relay; None: what p2pd likes, once it knows itself to be public.
 
-        ``punching``: whether connections through a relay are replaced by direct ones where possible.
+        ``punching``: whether it asks others if it can be dialed (AutoNAT), as a node does that replaces relayed connections.
         ``relays``: False: it carries nothing for others, where ``relay`` says nothing.
         """
         self.control = runtime_folder() / f"{secrets.token_hex(8)}.sock"

@@ -47,24 +47,29 @@ FIRST_PAUSE, LONGEST_PAUSE = 30.0, 3600.0
 MAX_DOUBLINGS = 10
 MAX_AT_ONCE = 4
 """Attempts of others that we take part in at once."""
+MAX_HEARD = 32
+"""Streams at once on which others may ask us to take part, one of each peer; no more are taken."""
 TAKE_EVERY = 1.0
-"""Seconds between two of them, with the same peer and in all: nobody shall make us dial strangers all day."""
+"""Seconds between two of them: nobody shall make us dial strangers all day."""
 MAX_PEERS = 1024
 
 
 async def observed(control: Control, peer_id: str) -> str | None:
-    """The address that a connected peer sees us at; None if it does not tell one that can be dialed from everywhere."""
+    """The address that a connected peer sees us at; None if it does not tell one that can be dialed from everywhere.
+
+    Takes DEADLINE at most.
+    """
     try:
-        stream = await control.open_stream(peer_id, IDENTIFY, DEADLINE)
-        with stream.socket:
-            if stream.address.endswith(CIRCUIT):
-                return None  # it sees the relay
-            async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(DEADLINE):
+            stream = await control.open_stream(peer_id, IDENTIFY, DEADLINE)
+            with stream.socket:
+                if stream.address.endswith(CIRCUIT):
+                    return None  # it sees the relay
                 message = await read_message(stream.socket, MAX_IDENTIFY)
         seen = dict(fields(message)).get(_OBSERVED)
     except (LinkLost, OSError, TimeoutError):
         return None
-    dial = decode(seen) if isinstance(seen, bytes) else None
+    dial = decode(seen) if isinstance(seen, bytes) and len(seen) <= MAX_MESSAGE else None
     return dial if dial is not None and _is_public(dial) else None
 
 
@@ -74,8 +79,6 @@ class _Tried:
 
     failures: int = 0
     due: float = float("-inf")
-    taken: float = float("-inf")
-    """When it last asked us to take part."""
 
 
 class Puncher:
@@ -87,7 +90,10 @@ class Puncher:
         self._tried: OrderedDict[str, _Tried] = OrderedDict()
         self._punching: set[str] = set()
         """Peers that we are asking."""
-        self._taking: set[asyncio.Task[None]] = set()
+        self._heard: set[str] = set()
+        """Peers that have not told yet what they want."""
+        self._taking_part = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._last_taken = float("-inf")
 
     # the end that asks
@@ -132,6 +138,7 @@ class Puncher:
                     theirs = await _receive(stream.socket)
         except (LinkLost, OSError, TimeoutError) as error:
             log.debug("hole.not_asked", peer=peer_id, reason=str(error))
+            self._pause(self._of(peer_id))  # or its silence would cost each connection to it these seconds
             return False
         if theirs is None:
             return False
@@ -148,42 +155,66 @@ class Puncher:
 
     def take(self, control: Control, stream: OpenStream) -> None:
         """Take part, or not, in an attempt of another peer."""
+        if stream.peer_id in self._heard or len(self._heard) >= MAX_HEARD:
+            stream.socket.close()
+            return
+        self._heard.add(stream.peer_id)
         task = asyncio.create_task(self._take(control, stream))
-        self._taking.add(task)
-        task.add_done_callback(self._taking.discard)
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._done(task, stream))
+
+    def _done(self, task: asyncio.Task[None], stream: OpenStream) -> None:
+        self._tasks.discard(task)
+        stream.socket.close()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("hole.defect", error=repr(error), exc_info=error)
 
     async def close(self) -> None:
         """Take part no more."""
-        tasks = list(self._taking)
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take(self, control: Control, stream: OpenStream) -> None:
-        peer = stream.peer_id
-        with stream.socket, suppress(LinkLost, OSError, TimeoutError):
-            async with asyncio.timeout(DEADLINE):
-                theirs = await _receive(stream.socket)
-                takes_part = theirs is not None and self._wants(stream)
-                await _send(stream.socket, self._told() if takes_part else None)
-            if not takes_part:
+        with suppress(LinkLost, OSError, TimeoutError):
+            theirs = await self._hear(stream)
+            if theirs is None or not self._wants(stream):
+                async with asyncio.timeout(DEADLINE):
+                    await _send(stream.socket, None)
                 return
+            self._taking_part += 1
+            try:
+                await self._take_part(control, stream, theirs)
+            finally:
+                self._taking_part -= 1
+
+    async def _hear(self, stream: OpenStream) -> list[str] | None:
+        try:
             async with asyncio.timeout(DEADLINE):
-                while await asyncio.get_running_loop().sock_recv(stream.socket, 1):
-                    pass  # nothing is due; the end tells that they have our answer
-            if theirs and not await _is_direct(control, peer):
-                # As long as a connection is there, p2pd makes no other.
-                await control.disconnect(peer)
-                await control.connect(peer, [EntryPoint(peer, dial) for dial in theirs], DEADLINE)
+                return await _receive(stream.socket)
+        finally:
+            self._heard.discard(stream.peer_id)
+
+    async def _take_part(self, control: Control, stream: OpenStream, theirs: Sequence[str]) -> None:
+        peer = stream.peer_id
+        async with asyncio.timeout(DEADLINE):
+            await _send(stream.socket, self._told())
+            if await asyncio.get_running_loop().sock_recv(stream.socket, 1):
+                return  # nothing is due but the end, which tells that they have our answer
+        if theirs and not await _is_direct(control, peer):
+            # As long as a connection is there, p2pd makes no other.
+            await control.disconnect(peer)
+            await control.connect(peer, [EntryPoint(peer, dial) for dial in theirs], DEADLINE)
 
     def _wants(self, stream: OpenStream) -> bool:
         """Whether to take part; of two that ask each other, the one of the smaller peer id goes on."""
-        now, tried = monotonic(), self._of(stream.peer_id)
+        now = monotonic()
         crosses = stream.peer_id in self._punching and self._peer_id < stream.peer_id
-        is_flood = now < max(self._last_taken, tried.taken) + TAKE_EVERY or len(self._taking) > MAX_AT_ONCE
+        is_flood = now < self._last_taken + TAKE_EVERY or self._taking_part >= MAX_AT_ONCE
         if crosses or is_flood or not stream.address.endswith(CIRCUIT):
             return False
-        self._last_taken = tried.taken = now
+        self._last_taken = now
         return True
 
     def _told(self) -> list[str]:

@@ -18,6 +18,7 @@ from time import monotonic, time
 
 from lowcomm_node.discovery.control import Control, read_message
 from lowcomm_node.discovery.multiaddress import EntryPoint, circuit
+from lowcomm_node.discovery.varint import read_varint
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.logs import log
 
@@ -104,7 +105,9 @@ class Place:
 class Places:
     """Our places at relays, the first useful ones of those that we are told of."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer_id: str) -> None:
+        """``peer_id``: ours."""
+        self._peer_id = peer_id
         self._held: dict[str, Place] = {}
         self._due: dict[str, float] = {}
 
@@ -115,7 +118,7 @@ class Places:
         return tuple(place.dial for place in self._held.values() if place.useful and place.expires > now)
 
     async def keep(self, control: Control, relays: list[EntryPoint]) -> None:
-        """Ask for places that are missing or due. Never raises: what fails is tried again at the next call."""
+        """Ask for places that are missing or due, which takes seconds at most. Never raises: what fails is tried again."""
         try:
             connected = {connection.peer_id for connection in await control.connections()}
         except LinkLost:
@@ -123,12 +126,28 @@ class Places:
         known = connected & {relay.peer_id for relay in relays}
         self._held = {peer_id: place for peer_id, place in self._held.items() if peer_id in known}
         self._due = {peer_id: due for peer_id, due in self._due.items() if peer_id in known}
-        for relay in relays:
-            if relay.peer_id not in connected or relay.relay is not None:
-                continue
-            others = sum(place.useful for peer_id, place in self._held.items() if peer_id != relay.peer_id)
-            if others < MAX_RELAYS and monotonic() >= self._due.get(relay.peer_id, 0.0):
-                await self._ask(control, relay)
+        of_use = [relay for relay in relays if relay.peer_id in connected and self._is_of_use(relay)]
+        first = {relay.peer_id: relay for relay in reversed(of_use)}
+        candidates = [relay for relay in of_use if first[relay.peer_id] is relay]
+        end = monotonic() + DEADLINE
+        while wanted := self._wanted(candidates):
+            await asyncio.gather(*(self._ask(control, relay) for relay in wanted))
+            if monotonic() >= end:  # the others are asked at the next call: nobody shall hold us up by silence
+                return
+
+    def _wanted(self, relays: list[EntryPoint]) -> list[EntryPoint]:
+        """Whom to ask now: where we have a place and it is due, and of the others as many as are missing."""
+        now = monotonic()
+        due = [relay for relay in relays if now >= self._due.get(relay.peer_id, 0.0)]
+        due.sort(key=lambda relay: self._due.get(relay.peer_id, 0.0))
+        useful = {peer_id for peer_id, place in self._held.items() if place.useful}
+        missing = max(0, MAX_RELAYS - len(useful))
+        ours = [relay for relay in due if relay.peer_id in useful]
+        return [*ours, *[relay for relay in due if relay.peer_id not in useful][:missing]]
+
+    def _is_of_use(self, relay: EntryPoint) -> bool:
+        """Whether others can be told of a place there: it is dialed itself, and at an address that is not too long."""
+        return relay.relay is None and EntryPoint(self._peer_id, circuit(relay)).fits
 
     async def _ask(self, control: Control, relay: EntryPoint) -> None:
         try:
@@ -145,18 +164,17 @@ class Places:
 
 
 async def reserve(control: Control, relay: EntryPoint) -> Place:
-    """Take a place at a connected relay, or keep it. Raises LinkLost with what the relay says."""
-    stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)
+    """Take a place at a connected relay, or keep it, within DEADLINE. Raises LinkLost with what the relay says."""
     try:
         async with asyncio.timeout(DEADLINE):
-            await asyncio.get_running_loop().sock_sendall(stream.socket, _RESERVE)
-            answer = await read_message(stream.socket, MAX_MESSAGE)
+            stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)
+            with stream.socket:
+                await asyncio.get_running_loop().sock_sendall(stream.socket, _RESERVE)
+                answer = await read_message(stream.socket, MAX_MESSAGE)
     except TimeoutError:
         raise LinkLost("did not answer in time") from None
     except OSError as error:
         raise LinkLost(f"broke off: {error.strerror}") from None
-    finally:
-        stream.socket.close()
     return read_place(answer, relay)
 
 
@@ -181,26 +199,17 @@ def _positive(value: int | bytes | None) -> int | None:
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and value of each field of a protobuf message. Raises LinkLost if it is none."""
-    rest = message
-    while rest:
-        tag, rest = _take_varint(rest)
-        if tag & 7 == 0:
-            value, rest = _take_varint(rest)
-            yield tag >> 3, value
-        elif tag & 7 == 2:
-            size, rest = _take_varint(rest)
-            if size > len(rest):
+    at = 0
+    try:
+        while at < len(message):
+            tag, at = read_varint(message, at)
+            value, at = read_varint(message, at)
+            if tag & 7 == 0:
+                yield tag >> 3, value
+            elif tag & 7 == 2 and value <= len(message) - at:
+                yield tag >> 3, message[at : at + value]
+                at += value
+            else:
                 raise LinkLost("answered with something else")
-            yield tag >> 3, rest[:size]
-            rest = rest[size:]
-        else:
-            raise LinkLost("answered with something else")
-
-
-def _take_varint(data: bytes) -> tuple[int, bytes]:
-    number = 0
-    for index, byte in enumerate(data[:10]):
-        number |= (byte & 0x7F) << 7 * index
-        if not byte & 0x80:
-            return number, data[index + 1 :]
-    raise LinkLost("answered with something else")
+    except ValueError:
+        raise LinkLost("answered with something else") from None

@@ -46,10 +46,14 @@ async def start_as_relay(make: Callable[[], P2pDaemon], limits: RelayLimits) -> 
 
 async def _keeps_to(daemon: P2pDaemon, probe: P2pDaemon, limits: RelayLimits) -> bool:
     relay, asker = Control(daemon.control), Control(probe.control)
-    own, addresses = await asker.identify()
-    me, _ = await relay.identify()
-    # In this direction, because where the relay listens its announced addresses need not tell.
-    await relay.connect(own, [EntryPoint(own, address) for address in addresses], 10.0)
+    try:
+        own, addresses = await asker.identify()
+        me, _ = await relay.identify()
+        # In this direction, because where the relay listens its announced addresses need not tell.
+        await relay.connect(own, [EntryPoint(own, address) for address in addresses], 10.0)
+    except LinkLost as error:
+        log.debug("relay.not_asked", reason=str(error))
+        return False
     for _ in range(LOOKS):
         place = await _place(asker, EntryPoint(me, ""))
         if place is not None and (place.bytes, place.seconds) == (limits.bytes, limits.seconds):

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import base58
 
-from lowcomm_node.discovery.control import read_message
+from lowcomm_node.discovery.control import Control, read_message
 from lowcomm_node.discovery.interface import OpenStream, TakeStream
 from lowcomm_node.discovery.multiaddress import decode
 from lowcomm_node.errors import LinkLost
@@ -97,14 +97,61 @@ class StreamListener:
                 header = p2pd_pb2.StreamInfo.FromString(await read_message(stream, MAX_HEADER))
             peer_id = base58.b58encode(header.peer).decode()
             opened = OpenStream(peer_id, decode(header.addr) or "", stream, header.proto)
-            taken = True
             self._take(opened)
+            taken = True
         except (LinkLost, OSError, DecodeError) as error:
             log.debug("stream.broken", reason=repr(error))
         finally:
             if not taken:
                 with suppress(OSError):
                     stream.close()
+
+
+class Served:
+    """The protocols that we serve, who takes their streams, and which of them p2pd knows of."""
+
+    def __init__(self) -> None:
+        self._takers: dict[str, TakeStream] = {}
+        self._told: set[str] = set()
+        self._listener: StreamListener | None = None
+        self._closed = False
+
+    def add(self, protocol: str, take: TakeStream) -> None:
+        """Have ``take`` called with the streams of a protocol, once p2pd is told. Raises LinkLost if it is served already."""
+        if protocol in self._takers:
+            raise LinkLost(f"streams of {protocol} are served already")
+        self._takers[protocol] = take
+
+    async def tell(self, control: Control, dialer: int | None) -> None:
+        """Tell p2pd, of which ``dialer`` is the process id, what it has not been told yet. Raises LinkLost."""
+        if self._closed:
+            raise LinkLost("no streams are taken any more")
+        if self._listener is None:
+            self._listener = StreamListener(self._take)
+            self._listener.start()
+        self._listener.dialer = dialer
+        for protocol in [protocol for protocol in self._takers if protocol not in self._told]:
+            await control.handle_streams(protocol, self._listener.address)
+            self._told.add(protocol)
+
+    def forget(self) -> None:
+        """P2pd has ended: the next one knows nothing."""
+        self._told.clear()
+
+    async def close(self) -> None:
+        """Take no more streams."""
+        self._closed = True
+        self._takers.clear()
+        if self._listener is not None:
+            await self._listener.close()
+
+    def _take(self, stream: OpenStream) -> None:
+        # p2pd hands over nothing else than what it was told to.
+        take = self._takers.get(stream.protocol)
+        if take is None:  # we are leaving
+            stream.socket.close()
+        else:
+            take(stream)
 
 
 def caller(connection: socket.socket) -> int:

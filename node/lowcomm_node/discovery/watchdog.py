@@ -83,6 +83,8 @@ class Plan:
 class _Door:
     peer_id: str
     named: bool
+    given: tuple[str, ...]
+    """The owner's addresses."""
     addresses: tuple[str, ...]
     seen: float
     """When the DHT told of it last, or it answered."""
@@ -96,7 +98,7 @@ class _Door:
 
 
 class Watchdog:
-    """Decides for one node. Holds at most MAX_DOORS doors."""
+    """Decides for one node. Holds the named doors, and others up to MAX_DOORS in all."""
 
     def __init__(
         self,
@@ -179,13 +181,16 @@ class Watchdog:
             for door in self._doors.values():
                 door.due = min(door.due, now)
 
-    def own_addresses(self, addresses: Collection[str], now: float) -> bool:
-        """The addresses of this machine; whether they have changed since the last time."""
+    def own_addresses(self, addresses: Collection[str], now: float, held: Collection[str] = ()) -> bool:
+        """The addresses of this machine; whether they have changed since the last time.
+
+        ``held``: those that it no longer uses for what is new, but still has.
+        """
         before, self._ours = self._ours, frozenset(addresses)
         if before is None or before == self._ours:
             return False
         # A new one beside the others breaks nothing that there is.
-        self._forget = self._forget or bool(before - self._ours)
+        self._forget = self._forget or bool(before - self._ours - set(held))
         self._publish = self._moved = True
         self._restarted = now
         for door in self._doors.values():
@@ -282,11 +287,11 @@ class Watchdog:
     def _add(self, peer_id: str, addresses: Sequence[str], now: float, named: bool) -> None:
         door = self._doors.get(peer_id)
         if door is None:
-            door = self._doors[peer_id] = _Door(peer_id, named, (), seen=now)
+            given = tuple(addresses) if named else ()
+            door = self._doors[peer_id] = _Door(peer_id, named, given, (), seen=now)
             self._make_room(door)
         # The owner's addresses stay in front; of the others the newest hold.
-        kept = door.addresses if door.named else ()
-        door.addresses = tuple(dict.fromkeys((*kept, *addresses)))[:MAX_ADDRESSES]
+        door.addresses = tuple(dict.fromkeys((*door.given, *addresses)))[:MAX_ADDRESSES]
 
     def _make_room(self, newest: _Door) -> None:
         while len(self._doors) > MAX_DOORS:

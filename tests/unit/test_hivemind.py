@@ -1,0 +1,327 @@
+"""What our peer of hivemind's DHT does around it: what it tells of itself, where it knocks. Nothing is started."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from time import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lowcomm_node.discovery import client, hivemind, whereabouts
+from lowcomm_node.discovery.control import Connection
+from lowcomm_node.discovery.hivemind import HivemindDiscovery
+from lowcomm_node.discovery.multiaddress import EntryPoint
+from lowcomm_node.discovery.relay import Place
+from lowcomm_node.errors import LinkLost, Unhealthy
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.records import PeerInfo, Phase, read_record, write_record
+
+ADA, BOOT, RELAY = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
+NOW = 1_800_000_000.0
+
+
+class Control:
+    """p2pd as far as it is asked here."""
+
+    def __init__(self) -> None:
+        self.dialed: list[list[str]] = []
+        self.connected: list[str] = []
+        self.told: list[str] = []
+        self.broken = False
+
+    async def handle_streams(self, protocol: str, address: bytes) -> None:
+        await asyncio.sleep(0)
+        if self.broken:
+            raise LinkLost("did not answer in time")
+        self.told.append(protocol)
+
+    async def connections(self) -> list[Connection]:
+        return [Connection(peer_id, "") for peer_id in self.connected]
+
+    async def connect(self, peer_id: str, entries: Sequence[EntryPoint], seconds: float) -> None:
+        self.dialed.append([entry.dial for entry in entries])
+
+
+class Peer(HivemindDiscovery):
+    """With a p2pd that only pretends."""
+
+    def __init__(self, home: Path, **options: Any) -> None:
+        super().__init__(identity=ADA, key_file=home / "identity.key", listen=["/ip4/0.0.0.0/tcp/0"], **options)
+        self.control = Control()
+
+    def _control(self) -> Any:
+        return self.control
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Peer:
+    return Peer(tmp_path)
+
+
+# What it tells of itself
+
+
+def test_a_relay_with_a_long_name_does_not_make_our_record_invalid(peer: Peer) -> None:
+    name = ".".join(["r" * 60] * 3)
+    relay = EntryPoint(RELAY.peer_id, f"/dns4/{name}/tcp/1")
+    peer._whereabouts.visible = ("/ip4/44.1.1.1/tcp/1",)
+    peer._whereabouts._places._held = {RELAY.peer_id: Place(relay, time() + 60, None, None)}
+    now = time()
+    info = PeerInfo(
+        peer_id=ADA.peer_id, run_id="ab" * 32, phase=Phase.TRAINING, issued=now, expires=now + 30,
+        entry_points=peer.addresses(),
+    )  # fmt: skip
+    assert read_record(write_record(info, ADA), now).entry_points == (f"/ip4/44.1.1.1/tcp/1/p2p/{ADA.peer_id}",)
+
+
+DIALS = ("/ip4/44.1.1.1/tcp/7", "/ip4/44.1.1.1/udp/8/quic-v1", "/ip6/2001:db8::1/tcp/9", "/ip6/::1/udp/10/quic-v1")
+
+
+@pytest.mark.parametrize(
+    ("listen", "next_time"),
+    [
+        ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/tcp/7"),
+        ("/ip4/0.0.0.0/udp/0/quic-v1", "/ip4/0.0.0.0/udp/8/quic-v1"),
+        ("/ip6/::/tcp/0", "/ip6/::/tcp/9"),
+        ("/ip6/::/udp/0/quic-v1", "/ip6/::/udp/10/quic-v1"),
+        ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/tcp/7"),
+        ("/ip4/0.0.0.0/tcp/5", "/ip4/0.0.0.0/tcp/5"),
+        ("/ip4/10.0.0.1/tcp/500", "/ip4/10.0.0.1/tcp/500"),
+    ],
+)
+def test_after_a_restart_it_listens_at_the_ports_that_others_know(listen: str, next_time: str) -> None:
+    assert hivemind._with_port(listen, DIALS) == next_time
+
+
+def test_a_port_that_was_never_known_stays_free() -> None:
+    assert hivemind._with_port("/ip4/0.0.0.0/tcp/0", DIALS[1:]) == "/ip4/0.0.0.0/tcp/0"
+
+
+# Where it knocks
+
+
+@pytest.fixture
+def pings(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
+    """What peers answer to a ping: seconds that their clock is ahead."""
+    answers: dict[str, float | None] = {}
+
+    async def ping(_: Any, peer_id: str) -> float | None:
+        return answers.get(peer_id, 0.0)
+
+    monkeypatch.setattr(hivemind, "ping", ping)
+    return answers
+
+
+async def test_a_door_is_knocked_at_over_quic_too(peer: Peer, pings: dict[str, float | None]) -> None:
+    peer._node = object()
+    entry = EntryPoint(BOOT.peer_id, "/ip4/44.1.1.1/tcp/7")
+    assert (await peer._knock(BOOT.peer_id, [entry])).reason is None
+    assert peer.control.dialed == [["/ip4/44.1.1.1/tcp/7", "/ip4/44.1.1.1/udp/7/quic-v1"]]
+
+
+# Whom it believes
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """What connected peers tell of where they see us."""
+    told: dict[str, str | None] = {}
+
+    async def observed(_: Any, peer_id: str) -> str | None:
+        return told[peer_id]
+
+    monkeypatch.setattr(whereabouts, "observed", observed)
+    return told
+
+
+STRANGERS = [Identity(bytes([number]) * 32).peer_id for number in (7, 8, 9)]
+HERE, LIE = "/ip4/44.1.1.1/udp/7/quic-v1", "/ip4/66.6.6.6/udp/6/quic-v1"
+
+
+def at(peer_id: str) -> str:
+    return f"/ip4/45.1.1.1/tcp/7/p2p/{peer_id}"
+
+
+def outside(home: Path, others: dict[str, str | None], *named: str) -> Peer:
+    """A peer that is connected to all who tell it something, the named ones last."""
+    peer = Peer(home, wants_places=True, initial_peers=[at(one) for one in named], learned=[at(one) for one in others])
+    peer.control.connected = [*others]
+    return peer
+
+
+async def test_whom_the_owner_has_named_is_asked_where_we_are_before_strangers(
+    tmp_path: Path, others: dict[str, str | None]
+) -> None:
+    others |= {STRANGERS[0]: LIE, STRANGERS[1]: LIE, BOOT.peer_id: HERE}
+    peer = outside(tmp_path, others, BOOT.peer_id)
+    await peer._whereabouts._ask_others()
+    assert peer._whereabouts._observed == (HERE,)
+
+
+@pytest.mark.parametrize(
+    ("told", "before", "believed"),
+    [
+        ([LIE], (), ()),
+        ([LIE, HERE], (), ()),
+        ([HERE, HERE.replace("/7/", "/8/")], (), (HERE, HERE.replace("/7/", "/8/"))),
+        ([LIE, HERE], (HERE.replace("/7/", "/9/"),), (HERE,)),
+        ([None, None], (HERE,), ()),
+    ],
+)
+async def test_where_a_single_stranger_sees_us_is_not_told_to_others(
+    tmp_path: Path,
+    others: dict[str, str | None],
+    told: list[str | None],
+    before: tuple[str, ...],
+    believed: tuple[str, ...],
+) -> None:
+    others |= dict(zip(STRANGERS, told, strict=False))
+    peer = outside(tmp_path, others)
+    peer._whereabouts._observed = before
+    await peer._whereabouts._ask_others()
+    assert peer._whereabouts._observed == believed
+
+
+@pytest.mark.parametrize(("known", "starts"), [((), True), ((BOOT.peer_id,), False)])
+async def test_only_the_clocks_of_named_peers_decide_whether_it_starts(
+    tmp_path: Path, started: Any, pings: dict[str, float | None], known: tuple[str, ...], starts: bool
+) -> None:
+    peer = Peer(tmp_path, initial_peers=[at(one) for one in known], learned=[at(STRANGERS[0])], require_peers=False)
+    pings |= dict.fromkeys((BOOT.peer_id, STRANGERS[0]), 1000.0)
+    try:
+        with nullcontext() if starts else pytest.raises(Unhealthy):
+            await peer.start()
+    finally:
+        await peer.close()
+
+
+@pytest.mark.parametrize(("told", "ahead"), [(float("nan"), None), (float("inf"), None), (NOW, 0.0)])
+async def test_a_peer_whose_clock_shows_no_time_does_not_answer(
+    told: float, ahead: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hivemind.proto import dht_pb2
+
+    class Protocol:
+        node_info = dht_pb2.NodeInfo()
+        responded: bool | None = None
+
+        def get_stub(self, peer: Any) -> "Protocol":
+            return self
+
+        async def rpc_ping(self, request: Any) -> dht_pb2.PingResponse:
+            return dht_pb2.PingResponse(peer=dht_pb2.NodeInfo(node_id=bytes(20)), dht_time=told)
+
+        async def update_routing_table(self, place: Any, peer: Any, responded: bool) -> None:
+            self.responded = responded
+
+    monkeypatch.setattr(client, "time", lambda: NOW)
+    node = SimpleNamespace(protocol=Protocol(), blacklist=SimpleNamespace(register_success=lambda _: None))
+    assert await client.ping(node, BOOT.peer_id) == ahead
+    assert node.protocol.responded is (ahead is not None)
+
+
+# Its p2pd
+
+
+class Daemon:
+    """A p2pd that only pretends."""
+
+    there = 0
+    most = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.running, self.pid, self.control = False, 1, None
+
+    async def start(self) -> None:
+        await asyncio.sleep(0)
+        self.running = True
+        Daemon.there += 1
+        Daemon.most = max(Daemon.most, Daemon.there)
+
+    async def stop(self) -> None:
+        Daemon.there -= self.running
+        self.running = False
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """p2pd and hivemind's node are pretended, so that a peer can be started."""
+
+    async def nothing(*_: Any) -> None:
+        await asyncio.sleep(0)
+
+    for name in ("attach", "detach", "load_hivemind", "refuse_twin", "wait_routing"):
+        monkeypatch.setattr(hivemind, name, nothing)
+    monkeypatch.setattr(hivemind, "P2pDaemon", Daemon)
+    Daemon.there = Daemon.most = 0
+
+    async def make_node(_: Any) -> Any:
+        table = SimpleNamespace(uid_to_peer_id={})
+        return SimpleNamespace(protocol=SimpleNamespace(routing_table=table), shutdown=nothing)
+
+    monkeypatch.setattr(HivemindDiscovery, "_make_node", make_node)
+    monkeypatch.setattr(whereabouts.Whereabouts, "look_at_ourselves", nothing)
+
+
+async def test_there_are_never_two_p2pds_and_none_after_the_end(peer: Peer, started: Any) -> None:
+    await peer.start()
+    assert all(await asyncio.gather(*(peer.restart() for _ in range(3)), peer.revive()))
+    assert (Daemon.there, Daemon.most) == (1, 1)
+    renewing = asyncio.create_task(peer.restart())
+    await asyncio.sleep(0)
+    await peer.close()
+    assert not await renewing
+    assert not await peer.revive()
+    assert await peer.check_connection() == 0
+    assert Daemon.there == 0
+
+
+async def test_a_p2pd_that_is_slow_to_tell_where_we_are_seen_does_not_end_the_start(
+    tmp_path: Path, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> Any:
+        raise LinkLost("did not answer in time")
+
+    peer = Peer(tmp_path, wants_places=True)
+    monkeypatch.setattr(peer.control, "connections", fail)
+    try:
+        await peer.start()
+    finally:
+        await peer.close()
+
+
+async def test_p2pd_is_told_once_of_what_is_served_while_it_starts(
+    peer: Peer, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving: list[asyncio.Task[None]] = []
+
+    async def attach(_: Any) -> None:
+        serving.extend(asyncio.create_task(peer.serve_streams(protocol, print)) for protocol in ("/a", "/b"))
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(hivemind, "attach", attach)
+    try:
+        await peer.start()
+        await asyncio.gather(*serving)
+        assert sorted(peer.control.told) == sorted([hivemind.PUNCH, "/a", "/b"])
+        with pytest.raises(LinkLost, match="served already"):
+            await peer.serve_streams("/a", print)
+    finally:
+        await peer.close()
+
+
+async def test_what_p2pd_did_not_hear_is_told_it_again(peer: Peer, started: Any) -> None:
+    await peer.start()
+    try:
+        peer.control.broken = True
+        await peer.serve_streams("/a", print)
+        peer.control.broken = False
+        assert await peer.revive()
+        assert await peer.revive()
+        assert peer.control.told == [hivemind.PUNCH, "/a"]
+    finally:
+        await peer.close()
