@@ -394,7 +394,7 @@ async def test_what_has_come_is_acknowledged_when_nothing_more_comes(tmp_path):
 
         async def acknowledged() -> bool:
             (pipe,) = ada.tunnels._pipes
-            return pipe._session._acked == pipe._session._next
+            return pipe._session.acked == pipe._session._next
 
         await until_async(acknowledged, 30, "nothing is kept")
 

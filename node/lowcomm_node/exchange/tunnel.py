@@ -196,8 +196,8 @@ class Tunnels:
                 and inbound.pipe.began
                 and asked.number is not None
             ):
-                inbound.address = stream.address
-                inbound.pipe.accept(stream.socket, asked.number)
+                if inbound.pipe.accept(stream.socket, asked.number):
+                    inbound.address = stream.address
             else:
                 await self._refuse(stream, asked)
         except (LowcommError, OSError, TimeoutError) as error:
