@@ -17,8 +17,8 @@ from lowcomm_node.exchange.connections import INTERNET, break_off
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_node.logs import log
 
-TAKE_DEADLINE = 60.0
-"""Seconds for a caller to take a chunk, or the end of its call."""
+TAKE_DEADLINE = 180.0
+"""Seconds for a caller to take a chunk, or the end of its call: a chunk of a snapshot takes 66 at the least --max-down."""
 
 
 class Call:
