@@ -1,7 +1,9 @@
 """The caller's end of the tunnels to one peer: what gRPC dials, and what leads its connections there, whatever happens.
 
-gRPC ── unix socket ── Way: Session, Pipe ══ stream of the moment ══ peer
-                        └── cut off: open another one, again and again for KEEP seconds, and send on
+    gRPC ── unix socket ── Way: Session, Pipe ══ stream of the moment ══ peer
+                            └── cut off: open another one, again and again for KEEP seconds, and send on
+
+Each connection of gRPC is a session of its own.
 """
 
 import asyncio
