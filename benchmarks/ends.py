@@ -110,7 +110,7 @@ class End:
 
         options = tuple(flow or FREE_FLOW)
         self.channels = Channels(self.gatekeeper, self.tunnels if self._has_p2pd else None, flow=options)
-        service = ExchangeService(self.gatekeeper, self, self.tunnels.peer_of)
+        service = ExchangeService(self.gatekeeper, self, self.tunnels)
         self.server = ExchangeServer(self.certificate, service, options)
         self._listens = True
         self._watching = asyncio.create_task(CongestionWatch().run())

@@ -43,7 +43,7 @@ class End:
         self.identity, self.certificate, self.streams = identity, certificate, streams
         self.gatekeeper = Gatekeeper(identity, RUN, time)
         self.tunnels = Tunnels(streams, RUN)
-        self.service = ExchangeService(self.gatekeeper, self, self.tunnels.peer_of)
+        self.service = ExchangeService(self.gatekeeper, self, self.tunnels)
         self.server = ExchangeServer(certificate, self.service)
         self.channels = Channels(self.gatekeeper, self.tunnels)
         self.swapping: Callable[[str, CalleeStream], Awaitable[None]] = echo

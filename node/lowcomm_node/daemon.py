@@ -298,7 +298,7 @@ class Daemon:
         self.exchanger.joiners = lambda: self._snapshots.joiners
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
         echo = Echo(allowance.bandwidth)
-        service = ExchangeService(gatekeeper, self, tunnels.peer_of, traffic, echo, allowance.company)
+        service = ExchangeService(gatekeeper, self, tunnels, traffic, echo, allowance.company)
         server = ExchangeServer(certificate, service, flow)
         server.listen_locally(runtime_folder())
         host, announce = listening(self.settings, self._remembered)

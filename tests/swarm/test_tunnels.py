@@ -5,6 +5,7 @@ import json
 import os
 import random
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from lowcomm_node.discovery.multiaddress import EntryPoint, circuit, parse_entry
 from lowcomm_node.discovery.p2pd import P2pDaemon
 from lowcomm_node.discovery.relay import RelayLimits, reserve
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import tunnel
+from lowcomm_node.exchange import crowd, tunnel
 from lowcomm_node.exchange.security import make_certificate
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
 from lowcomm_node.exchange.tunnel import Tunnels, protocol_of
@@ -149,7 +150,7 @@ async def test_nothing_that_grpc_wrote_is_lost_and_its_end_is_seen_though_each_s
     net: Net, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over QUIC p2pd loses small contents whole, and the tails of large ones, where the sender closes at once."""
-    monkeypatch.setattr(tunnel, "MAX_NEW", 1000)
+    monkeypatch.setattr(crowd, "MAX_NEW", 1000)
     bob = await net.end(listen=[transport])
     ada = await net.end(where(bob), listen=[transport])
     pairs = [(there, back) for there in SIZES for back in (SIZES[(there + 3) % len(SIZES)], SIZES[-1 - there % 7])]
@@ -180,7 +181,7 @@ async def test_raw_bytes_up_to_the_last_arrive_and_so_does_the_end_though_the_se
     net: Net, transport: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without gRPC, whose own words at the beginning and at the end would hide what is lost."""
-    monkeypatch.setattr(tunnel, "MAX_NEW", 1000)
+    monkeypatch.setattr(crowd, "MAX_NEW", 1000)
     received: asyncio.Queue[bytes] = asyncio.Queue()
     bob, ada = await net.dht.peer(listen=[transport]), await net.dht.peer(listen=[transport])
     listener = socket.socket(socket.AF_UNIX)
@@ -447,7 +448,6 @@ from pathlib import Path
 from dht import Peer
 from tunnelling import End, chunk
 from lowcomm_node.exchange.security import make_certificate
-from lowcomm_node.exchange.tunnel import Way
 async def live():
     where = json.loads(sys.argv[3])
     peer = Peer(Path(sys.argv[2]), where)
@@ -539,7 +539,8 @@ def test_nothing_is_left_when_the_process_is_killed(tmp_path: Path) -> None:
         )  # fmt: skip
         try:
             assert child.stdout is not None
-            assert child.stdout.readline() == "serving\n"
+            readable, _, _ = select.select([child.stdout], [], [], 120)
+            assert readable and child.stdout.readline() == "serving\n"
         finally:
             child.kill()
             child.wait()

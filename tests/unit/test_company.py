@@ -1,21 +1,20 @@
 """What must hold for the peers that a node talks with: never more than its owner allows, and idle ones make room."""
 
 import asyncio
+import os
+import socket
 
 import grpc
 import pytest
 from grpc import aio
-from test_tunnel import EVE, pair
+from test_tunnel import DAN, EVE, pair
 
-from lowcomm_node.errors import LinkLost
+from lowcomm_node.errors import LinkLost, PortInUse
 from lowcomm_node.exchange.company import Company
 from lowcomm_node.exchange.throttle import flow_options
-from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from tunnelling import chunk, soon
 from waiting import until_async
-
-DAN = Identity(bytes([14]) * 32)
 
 
 async def test_a_peer_counts_once_as_long_as_anything_is_held():
@@ -47,7 +46,7 @@ async def test_a_channel_that_carries_a_call_is_not_closed_for_another(tmp_path)
         ada.channels._company.allow(1)
         call = await soon(ada.call(bob.info()))
         await soon(call.send(chunk(0, 8)))
-        with pytest.raises(LinkLost, match="1 peers already, as --max-peers says"):
+        with pytest.raises(LinkLost, match="1 peers already: raise --max-peers"):
             await soon(ada.call(eve.info()))
         assert await soon(call.receive()) == chunk(0, 8), "the call goes on"
         await soon(call.close())
@@ -112,14 +111,35 @@ async def test_other_windows_hold_for_new_calls_while_those_under_way_go_on(tmp_
             assert await soon(call.receive()) == chunk(number, 8)
         assert bob.server.local == local, "tunnels are led to the same path"
         assert list(tmp_path.iterdir()) == []
-        # Whoever comes now is taken in by the new one alone, and closing ends calls on both.
-        assert dict(bob.server._flow)["grpc.http2.bdp_probe"] == 0
+        (old,) = bob.server._retiring
+        await soon(old.stop(0))
+        with pytest.raises(LinkLost):
+            while True:
+                await soon(before.receive())
+        await soon(after.send(chunk(5, 8)))
+        assert await soon(after.receive()) == chunk(5, 8), "whoever comes later is taken in by the new one"
         closing = asyncio.create_task(bob.server.close())
-        for call in (before, after):
-            with pytest.raises(LinkLost):
-                while True:
-                    await soon(call.receive())
+        with pytest.raises(LinkLost):
+            while True:
+                await soon(after.receive())
         await soon(closing)
+
+
+async def test_a_server_that_can_not_be_renewed_stays_as_it_was(tmp_path):
+    async with pair(tmp_path) as (ada, bob):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address, bob.server._address = bob.server._address, f"127.0.0.1:{taken.getsockname()[1]}"
+            with pytest.raises(PortInUse):
+                await soon(bob.server.renew(flow_options(1e6)))
+        bob.server._address = address
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id, "through a tunnel"
+        assert await soon(ada.introduce(bob.info(addresses=(f"127.0.0.1:{bob.port}",)))) == ada.peer_id
+        assert list(tmp_path.iterdir()) == []
+        await soon(asyncio.gather(*(bob.server.renew(flow_options(rate)) for rate in (1e6, 1e6, 2e5))))
+        assert len(bob.server._retiring) == 2, "one after the other, and none for nothing"
+        assert not os.get_inheritable(bob.server._local), "no child holds the socket"
+        ada.channels.renew(flow_options(1e6))
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
 
 
 async def test_a_small_window_stops_a_sender_that_nobody_reads(tmp_path):

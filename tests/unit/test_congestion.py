@@ -14,10 +14,10 @@ from lowcomm_node.exchange.congestion import (
     LOSSY,
     CongestionWatch,
     Sending,
-    connections,
     is_allowed,
     read_sending,
 )
+from lowcomm_node.exchange.connections import connections
 
 CALM = Sending("reno", 10 * ENOUGH, 0)
 LOSES = replace(CALM, resent=int(2 * LOSSY * 10 * ENOUGH))

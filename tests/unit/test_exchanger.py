@@ -267,6 +267,22 @@ async def test_who_could_only_fail_begins_nothing_and_says_so():
         assert (await node.ended())["outcome"] == "applied", "it stays due"
 
 
+async def test_what_is_not_begun_because_others_share_the_link_is_told_until_it_is_begun():
+    async with swarm(2) as one:
+        node = one.nodes[0]
+        alone = seconds_of(node)
+        node.exchanger.longest = alone + 5.0
+        node.exchanger.joiners = lambda: 1
+        node.step(INTERVAL)
+        assert node.exchanger.running == {}
+        assert f"which 2 share, an exchange may take {2 * alone} s" in (node.exchanger.hindrance or "")
+        node.exchanger.joiners = lambda: 0
+        node.step(INTERVAL + 1)
+        assert node.exchanger.hindrance is None
+        node.exchanger.bandwidth.up.allow(None)
+        await node.ended()
+
+
 async def test_an_exchange_keeps_to_the_limits_of_its_owner():
     async with swarm(2) as one:
         limited, other = one.nodes

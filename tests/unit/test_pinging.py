@@ -11,7 +11,7 @@ from wire import new_certificate
 
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
-from lowcomm_node.exchange.pinging import MAX_AT_ONCE, Echo, match_peer
+from lowcomm_node.exchange.pinging import BUSY_SECONDS, MAX_AT_ONCE, Echo, PingCall, match_peer
 from lowcomm_node.exchange.throttle import Bandwidth, Throttle
 from lowcomm_node.probing import measuring
 from lowcomm_node.probing.ration import Allowed
@@ -70,6 +70,52 @@ async def test_a_ping_keeps_to_what_the_owner_allows(tmp_path: Path):
         assert len(routes) == 2
         for limited in (bandwidth.up, bandwidth.down):
             assert limited.total >= 2 * 2 * measuring.PIECE, "all that was measured has passed"
+
+
+class Waiting(Throttle):
+    """A throttle in virtual time: whoever waits moves the clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        super().__init__(1e4, clock=lambda: self.now)
+
+    async def _wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+async def test_our_own_limit_is_waited_for_before_a_ping_goes_out_and_not_held_against_the_peer():
+    class Peer:
+        asked = 0
+
+        async def write(self, ping: pb.Ping) -> None:
+            self.asked += ping.wanted
+
+        async def read(self) -> pb.Pong:
+            return pb.Pong(content=bytes(self.asked))
+
+    down, peer = Waiting(), Peer()
+    down.owe(10**6)
+    carrier = PingCall(peer, Bandwidth(down=down))
+    await carrier.send(pb.Ping(wanted=30_000))
+    waited, began = down.now - 100.0, down.now
+    assert waited == pytest.approx(100.0, abs=1.0), "until what others have asked for has come"
+    assert len((await carrier.receive()).content) == 30_000
+    assert down.now == began and down.total == 30_000
+    await carrier.send(pb.Ping())
+    assert down.now == began, "what brings nothing waits for nothing"
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+async def test_who_is_pinged_while_its_own_limit_holds_it_up_says_so(direction: str):
+    bandwidth = Bandwidth(up=Waiting(), down=Waiting())
+    getattr(bandwidth, direction).owe(int(1e4 * (BUSY_SECONDS + 1)))
+    caller = Endless(pb.Ping(wanted=9), 3)
+    await Echo(bandwidth).answer("a", caller)
+    assert "its link is busy" in caller.refused and not caller.answered
+    getattr(bandwidth, direction).now += 3.0
+    again = Endless(pb.Ping(wanted=9), 3)
+    await Echo(bandwidth).answer("a", again)
+    assert again.answered == 3 and not again.refused
 
 
 async def test_a_peer_that_has_had_its_share_is_told_when_there_is_more(tmp_path: Path):

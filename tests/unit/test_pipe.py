@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -16,6 +17,7 @@ from lowcomm_node.exchange.tunnel_frames import ANSWER, Signal, numbered, word
 from lowcomm_node.exchange.tunnel_session import Session, Sizes, Slabs
 from lowcomm_protocol.errors import ProtocolViolation
 from tunnelling import soon
+from waiting import until_async
 
 SIZES = Sizes(slab=16 * 1024, window=256 * 1024, ack_every=32 * 1024)
 
@@ -241,11 +243,78 @@ async def test_a_peer_that_claims_what_it_can_not_have_loses_its_session(number)
             await soon(pipe.wait_cut())
 
 
-async def test_thousands_of_tiny_pieces_are_passed_on():
-    async with alone(calls=False) as (_, mine, far):
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_stream_that_comes_late_takes_no_other_ones_place(is_cut):
+    """Its caller has given it up, and said on another one that it has received more."""
+    async with alone(calls=False) as (pipe, mine, far):
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(far, word(1) + b"x")
+        assert await soon(loop.sock_recv(mine, 1)) == b"x"
+        await loop.sock_sendall(mine, b"hello")
+        assert await soon(loop.sock_recv(far, 100)) == word(5) + b"hello"
+        await loop.sock_sendall(far, numbered(Signal.ACK, 5))
+        await until_async(lambda: asyncio.sleep(0, pipe._session.acked == 5), 30, "it is acknowledged")
+        if is_cut:
+            pipe.cut_off("broke off")
+        late, other = pair()
+        with other:
+            assert not pipe.accept(late, 0)
+            assert late.fileno() == -1
+        if is_cut:
+            stream, far = pair()
+            assert pipe.accept(stream, 5)
+            assert await soon(loop.sock_recv(far, ANSWER)) == numbered(Signal.READY, 1)
+        with far:
+            await loop.sock_sendall(mine, b"on")
+            assert await soon(loop.sock_recv(far, 100)) == word(2) + b"on", "the session has noticed nothing"
+
+
+async def test_thousands_of_tiny_pieces_are_passed_on_a_few_in_each_turn_of_the_loop():
+    async with alone(calls=False) as (pipe, mine, far):
+        turn, taken, feed = 0, Counter[int](), pipe._session.feed
+
+        async def count() -> None:
+            nonlocal turn
+            while True:
+                await asyncio.sleep(0)
+                turn += 1
+
+        def counted(parts):
+            taken[turn] += len(parts)
+            return feed(parts)
+
+        pipe._session.feed = counted
+        counting = asyncio.create_task(count())
         sending = asyncio.create_task(send(far, (word(1) + b"x") * 20_000 + word(Signal.END)))
         assert await soon(read_all(mine)) == b"x" * 20_000
         await sending
+        counting.cancel()
+        assert taken.total() == 20_001
+        assert max(taken.values()) <= 2 * pipes.MOST_PARTS, "others get their turns meanwhile"
+
+
+async def test_what_is_in_the_buffer_when_a_stream_is_cut_comes_again():
+    async with alone(calls=False) as (pipe, mine, far):
+        loop, data = asyncio.get_running_loop(), os.urandom(1_000)
+        begun, feed = asyncio.Event(), pipe._session.feed
+
+        def noticed(parts):
+            begun.set()
+            return feed(parts)
+
+        pipe._session.feed = noticed
+        await loop.sock_sendall(far, b"".join(word(1) + data[place : place + 1] for place in range(1_000)))
+        await soon(begun.wait())
+        assert pipe.received < len(data)
+        pipe.cut_off("broke off")
+        stream, far = pair()
+        received = pipe.received
+        pipe.accept(stream, 0)
+        assert await soon(loop.sock_recv(far, ANSWER)) == numbered(Signal.READY, received)
+        with far:
+            rest = data[received:]
+            await loop.sock_sendall(far, (word(len(rest)) + rest if rest else b"") + word(Signal.END))
+            assert await soon(read_all(mine)) == data
 
 
 @pytest.mark.parametrize("calls", [True, False])

@@ -182,22 +182,28 @@ def test_the_head_start_is_learned_from_what_direct_connections_take():
 
 INPUTS = st.one_of(
     st.tuples(st.just("plan"), st.none()),
-    st.tuples(st.sampled_from(["opened", "failed", "lost", "moved"]), st.sampled_from(Route)),
+    st.tuples(
+        st.sampled_from(["opened", "failed", "dropped", "lost", "moved", "renewal", "measured"]), st.sampled_from(Route)
+    ),
 )
 
 
-@given(st.lists(st.tuples(st.floats(0, 1000), INPUTS), max_size=60))
+@given(st.lists(st.tuples(st.floats(0, 1000), INPUTS, st.integers(1, 10**7)), max_size=60))
 def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reason(steps):
     choice, now, under_way, opened = Choice(Learned()), 0.0, set[Route](), set[Route]()
-    for pause, (what, route) in steps:
+    measured = False
+    for pause, (what, route), size in steps:
         now += pause
         match what:
-            case "opened" if route in under_way:
+            case "opened" if route in under_way | opened:  # where it is open, it was renewed
                 choice.opened(route, now, 0.1)
-                under_way.remove(route)
+                under_way.discard(route)
                 opened.add(route)
             case "failed" if route in under_way:
                 choice.failed(route, now, "dead")
+                under_way.remove(route)
+            case "dropped" if route in under_way:
+                choice.dropped(route)
                 under_way.remove(route)
             case "lost" if route in opened:
                 choice.lost(route, now, "broke")
@@ -206,14 +212,23 @@ def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reas
                 choice.moved(route)
                 under_way.discard(route)
                 opened.discard(route)
+            case "renewal" if route in opened:
+                renewal = choice.renewal(route)
+                assert (renewal.route, renewal.after) == (route, 0.0) and renewal.deadline > 0.0
+            case "measured" if route in opened:
+                choice.measured(route, now, size, 2 * SLOW)
+                measured = True
             case "plan":
                 plan = choice.plan(now)
                 for attempt in plan.attempts:
                     assert attempt.route not in under_way | opened
                     under_way.add(attempt.route)
                 assert plan.use in opened if plan.use else not opened
-                assert plan.use is not TUNNEL or DIRECT not in opened
+                assert plan.use is not TUNNEL or DIRECT not in opened or measured, (
+                    "direct, unless the tunnel was worth a try"
+                )
                 assert plan.use or under_way or "can't be reached" in plan.reason
+        assert choice.route in opened if choice.route else not opened
 
 
 MB = 10**6

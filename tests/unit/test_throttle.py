@@ -143,6 +143,17 @@ def test_the_window_and_a_message_are_paid_for_before_the_first_read():
     assert throttle.now - before == pytest.approx(0.1)
 
 
+def test_where_nothing_is_to_be_paid_nobody_waits_for_what_others_owe():
+    throttle = Virtual(1e6)
+    arrival = Arrival(throttle, 10**7, 250_000)
+    _drive(arrival.make_way)
+    throttle.owe(10**7)
+    before = throttle.now
+    _drive(arrival.make_way)
+    _drive(lambda: throttle.pass_(0))
+    assert throttle.now == before
+
+
 def test_bytes_that_nobody_announced_are_owed():
     throttle = Virtual(1e6)
     arrival = Arrival(throttle, 0, 250_000)

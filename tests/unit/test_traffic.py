@@ -89,11 +89,8 @@ class Message:
         self.ByteSize = lambda: size
 
 
-async def test_contents_that_came_by_a_call_are_told_each_once_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_contents_that_came_by_a_call_are_told_each_once_and_nothing_else() -> None:
     clock, told = Clock(), []
-    monkeypatch.setattr(traffic, "monotonic", clock)
     sizes = [100, LARGE, LARGE, 100, 100, 3 * LARGE]
     call = MeteredCall(Call(clock, sizes), Meter(clock), lambda *contents: told.append(contents))
     for _ in range(len(sizes) + 2):

@@ -11,21 +11,23 @@ from time import time
 import grpc
 import pytest
 from grpc import aio
+from structlog.testing import capture_logs
 from wire import new_certificate
 
 from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import line, tunnel
-from lowcomm_node.exchange.tunnel import Forgotten, Tunnels, protocol_of
+from lowcomm_node.exchange import crowd, line, tunnel, way
+from lowcomm_node.exchange.tunnel import Tunnels, protocol_of
 from lowcomm_node.exchange.tunnel_frames import ANSWER, SESSION, Signal, numbered, opening
+from lowcomm_node.exchange.way import Forgotten
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from tunnelling import RUN, End, chunk, ends, soon
 from waiting import until_async
 
-ADA, BOB, EVE = (Identity(bytes([number]) * 32) for number in (11, 12, 13))
+ADA, BOB, EVE, DAN = (Identity(bytes([number]) * 32) for number in (11, 12, 13, 14))
 CERTIFICATE = new_certificate()
 Status = grpc.StatusCode
 
@@ -86,7 +88,7 @@ async def test_a_unix_socket_that_is_none_of_our_tunnels_is_refused(tmp_path, na
 async def forwarded(name: str, server: str) -> AsyncIterator[str]:
     """A target for gRPC whose connection arrives at ``server`` under the name of a unix socket."""
     listener, loop = socket.socket(socket.AF_UNIX), asyncio.get_running_loop()
-    listener.bind("\0forwarded")
+    listener.bind(f"\0{(dialed := f'lowcomm.test.{secrets.token_hex(8)}')}")
     listener.listen()
     listener.setblocking(False)
 
@@ -108,7 +110,7 @@ async def forwarded(name: str, server: str) -> AsyncIterator[str]:
 
     task = asyncio.create_task(forward())
     try:
-        yield "unix-abstract:forwarded"
+        yield f"unix-abstract:{dialed}"
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -152,7 +154,7 @@ async def begin(caller: End, callee: End, words: bytes) -> tuple[OpenStream, byt
 
 async def test_a_flood_of_streams_is_bounded_and_passes(tmp_path, monkeypatch):
     monkeypatch.setattr(tunnel, "MAX_TUNNELS", 6)
-    monkeypatch.setattr(tunnel, "MAX_NEW", 100)
+    monkeypatch.setattr(crowd, "MAX_NEW", 100)
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         flood = await asyncio.gather(*(begin(eve, bob, opening(name(), None)) for _ in range(50)))
         answers = [answer for _, answer in flood]
@@ -187,8 +189,70 @@ async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out
             stream.socket.close()
 
 
+async def test_strangers_with_many_silent_streams_keep_nobody_else_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(tunnel, "MAX_TUNNELS", 4)
+    async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
+        silent = [await who.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for who in (eve, eve, dan, dan)]
+        loop = asyncio.get_running_loop()
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id, "at once"
+        assert await soon(loop.sock_recv(silent[0].socket, 1)) == b"", "the oldest of who has most has given way"
+        third = await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
+        fourth = await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
+        assert await soon(loop.sock_recv(fourth.socket, ANSWER)) == numbered(Signal.BUSY, 0), (
+            "nobody takes from its equals"
+        )
+        assert len(bob.tunnels._greeted) == 4
+        for stream in (*silent, third, fourth):
+            stream.socket.close()
+
+
+async def test_strangers_hold_no_more_than_their_part_and_make_room_for_who_is_accepted(tmp_path, monkeypatch):
+    monkeypatch.setattr(tunnel, "MAX_TUNNELS", 4)
+    async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
+        held = [await begin(eve, bob, opening(name(), None)) for _ in range(4)]
+        assert [answer for _, answer in held] == [numbered(Signal.READY, 0)] * 4
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id, "though all places were taken"
+        assert [peer for peer, _ in bob.tunnels._sessions] == [eve.peer_id] * 3 + [ada.peer_id]
+        held += [await begin(dan, bob, opening(name(), None)) for _ in range(5)]
+        assert [peer for peer, _ in bob.tunnels._sessions].count(ada.peer_id) == 1, "accepted once, it stays"
+        assert len(bob.tunnels._sessions) == 4
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        assert ada.tunnels.statistics().resumed == 0
+        monkeypatch.setattr(tunnel, "MAX_TUNNELS", 40)
+        monkeypatch.setattr(tunnel, "MAX_STRANGE", 3)
+        held.append(await begin(eve, bob, opening(name(), None)))
+        assert len(bob.tunnels._sessions) == 4, "where there is room, but not for strangers"
+        for stream, _ in held:
+            stream.socket.close()
+
+
+async def test_whose_call_was_accepted_makes_room_for_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(tunnel, "MAX_TUNNELS", 1)
+    async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
+        first, _ = await begin(eve, bob, opening(name(), None))
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        second, answer = await begin(dan, bob, opening(name(), None))
+        assert answer == numbered(Signal.BUSY, 0)
+        assert [peer for peer, _ in bob.tunnels._sessions] == [ada.peer_id]
+        for stream in (first, second):
+            stream.socket.close()
+
+
+async def test_a_peer_that_takes_streams_and_never_answers_is_given_up_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(tunnel, "ANSWER_DEADLINE", 0.2)
+    async with pair(tmp_path, EVE) as (ada, _, eve):
+        taken = []
+        await eve.streams.serve_streams(protocol_of(RUN), taken.append)
+        for received in (None, 7):
+            with pytest.raises(LinkLost, match="did not answer in time"):
+                await soon(ada.tunnels.open(eve.peer_id, (), name(), received), 5)
+        assert len(taken) == 4, "over another connection, too"
+        for stream in taken:
+            stream.socket.close()
+
+
 async def test_streams_that_come_and_go_are_bounded_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnel, "MAX_NEW", 3)
+    monkeypatch.setattr(crowd, "MAX_NEW", 3)
     async with pair(tmp_path) as (ada, bob):
         for _ in range(20):
             stream = await ada.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
@@ -223,6 +287,12 @@ async def test_a_peer_of_another_run_does_not_get_through(tmp_path):
 # Streams that break off
 
 
+def keep(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have both ends keep sessions for so long."""
+    for module in (tunnel, way):
+        monkeypatch.setattr(module, "KEEP", seconds)
+
+
 def cut(end: End) -> None:
     """Break off all streams of an end's tunnels."""
     for pipe in list(end.tunnels._pipes):
@@ -242,7 +312,7 @@ async def test_calls_go_on_over_the_next_stream_when_one_breaks_off(tmp_path):
 
 
 async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lost_with_a_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnel, "KEEP", 1.5)
+    keep(monkeypatch, 1.5)
     async with pair(tmp_path) as (ada, bob):
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
@@ -293,7 +363,7 @@ async def test_no_call_begins_on_a_tunnel_that_is_cut_off_and_it_is_told_why(tmp
 
 @pytest.mark.soak
 async def test_grpc_is_more_patient_than_a_session_that_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnel, "KEEP", 60.0)
+    keep(monkeypatch, 60.0)
     async with pair(tmp_path) as (ada, bob):
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
@@ -394,7 +464,7 @@ async def test_what_has_come_is_acknowledged_when_nothing_more_comes(tmp_path):
 
         async def acknowledged() -> bool:
             (pipe,) = ada.tunnels._pipes
-            return pipe._session._acked == pipe._session._next
+            return pipe._session.acked == pipe._session._next
 
         await until_async(acknowledged, 30, "nothing is kept")
 
@@ -552,5 +622,26 @@ async def test_a_stranger_of_this_machine_can_not_use_our_way_to_a_peer(tmp_path
         assert not bob.tunnels._sessions
 
 
-def test_a_stream_tells_where_it_leads():
-    assert OpenStream("a", "/ip4/1.2.3.4/tcp/1", socket.socket()).address == "/ip4/1.2.3.4/tcp/1"
+@pytest.mark.parametrize("error", [OSError("no memory"), RuntimeError("a defect")])
+async def test_a_way_goes_on_where_one_connection_fails_and_a_defect_is_logged(tmp_path, monkeypatch, error):
+    asked, ask = [], way.caller
+
+    def caller(connection):
+        asked.append(connection)
+        if len(asked) == 1:
+            raise error
+        return ask(connection)
+
+    monkeypatch.setattr(way, "caller", caller)
+    async with pair(tmp_path) as (ada, bob):
+        to_bob = ada.tunnels.way(bob.peer_id)
+        with capture_logs() as logs, socket.socket(socket.AF_UNIX) as first:
+            first.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(first, "\0" + to_bob.target.removeprefix("unix-abstract:"))
+            assert await soon(loop.sock_recv(first, 1)) == b"", "it is closed"
+            if isinstance(error, OSError):
+                async with aio.insecure_channel(to_bob.target) as channel:
+                    assert await soon(ExchangeStub(channel).Describe(pb.Introduction(), timeout=30))
+        (logged,) = [entry for entry in logs if entry["event"] in ("tunnel.not_accepted", "tunnel.defect")]
+        assert str(error) in str(logged)

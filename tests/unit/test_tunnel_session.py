@@ -31,6 +31,11 @@ SMALL = Sizes(slab=8, window=64, shared=200, spare=16, ack_every=16)
 # Words
 
 
+def feed(session: Session, data: bytes) -> bytes:
+    """The bytes for gRPC in what a stream brings."""
+    return b"".join(session.feed(session.decode(memoryview(data))))
+
+
 def encode(part: bytes | Signal | Ack) -> bytes:
     if isinstance(part, Ack):
         return numbered(Signal.ACK, part.number)
@@ -153,7 +158,7 @@ class Twins:
     def come(self, index: int, most: int) -> int:
         """Let so many bytes come to a side, at most; how many came."""
         data, self.way[index] = self.way[index][:most], self.way[index][most:]
-        self.sides[index].got += b"".join(self.sides[index].session.feed(memoryview(data)))
+        self.sides[index].got += feed(self.sides[index].session, data)
         self.carried[index] += len(data)
         return len(data)
 
@@ -316,18 +321,29 @@ def sent_ten() -> Session:
     twins.sides[0].pending = bytes(10)
     twins.send(0, 1000)
     session = twins.sides[0].session
-    session.feed(memoryview(numbered(Signal.ACK, 4)))
+    feed(session, numbered(Signal.ACK, 4))
     return session
 
 
 @pytest.mark.parametrize("number", [3, 11, 2**64 - 1])
 def test_a_number_that_can_not_be_is_refused(number):
     with pytest.raises(ProtocolViolation):
-        sent_ten().feed(memoryview(numbered(Signal.ACK, number)))
+        feed(sent_ten(), numbered(Signal.ACK, number))
     session = sent_ten()
     session.break_off()
     with pytest.raises(ProtocolViolation):
         session.resume(number)
+
+
+@pytest.mark.parametrize("number", [5, 10])
+def test_nobody_acknowledges_on_a_stream_what_was_not_sent_on_it(number):
+    """Or memory would be given back that is still to be sent, and then others' bytes would go out."""
+    session = sent_ten()
+    session.break_off()
+    session.resume(4)
+    with pytest.raises(ProtocolViolation, match=f"acknowledged {number} where 4 to 4 are due"):
+        feed(session, numbered(Signal.ACK, number))
+    assert b"".join(session.outgoing()) == word(4) + bytes(4)
 
 
 @pytest.mark.parametrize("number", [4, 7, 10])
@@ -342,7 +358,7 @@ def test_numbers_that_can_be_are_taken(number):
 def test_nothing_may_come_after_the_end(more):
     session = Session(Slabs(SMALL))
     with pytest.raises(ProtocolViolation, match="after its end"):
-        session.feed(memoryview(word(Signal.END) + more))
+        feed(session, word(Signal.END) + more)
 
 
 def test_a_session_that_is_given_up_says_so_only_where_it_is_understood():
@@ -352,5 +368,5 @@ def test_a_session_that_is_given_up_says_so_only_where_it_is_understood():
     twins.send(0, 6)
     assert twins.sides[0].session.farewell() == b"", "in the middle of a piece it would be taken for bytes"
     other = Session(Slabs(SMALL))
-    other.feed(memoryview(word(Signal.GONE)))
+    feed(other, word(Signal.GONE))
     assert other.is_gone

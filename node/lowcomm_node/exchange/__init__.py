@@ -7,10 +7,14 @@ link.py         one stream to one member: contents out, contents in
 frames.py       what members of a group tell, checked           offers.py       offers and refusals, checked
 history.py      what became of exchanges
 stream.py       the two ends of a gRPC stream behind one face
-service.py      the gRPC server: Swap, Fetch, Describe          channels.py     the calling side
+service.py      the gRPC server: Swap, Fetch, Describe, Ping    channels.py     the calling side
+call.py         one call there, whose caller must read          company.py      with how many peers we talk
 routes.py       which route to take: direct, or a tunnel        line.py         ... carried out, one a peer
-tunnel.py       the service over streams of libp2p              pipe.py         carries their bytes
-tunnel_frames.py   what the ends of a tunnel tell each other    traffic.py      bytes and rates of each peer
+tunnel.py       the service over streams of libp2p              way.py          ... the caller's end to one peer
+pipe.py         carries the bytes of a tunnel                   tunnel_session.py   what outlives its streams
+tunnel_frames.py   what the ends of a tunnel tell each other    crowd.py        who gives way where too many come
+throttle.py     how much of the link the owner allows           traffic.py      bytes and rates of each peer
+connections.py  our TCP connections                             congestion.py   ... those that lose go on with BBR
 security.py     certificate, call credentials                   fetch.py        state for joiners, both sides
 pinging.py      latency and rate of each route, both sides
 """

@@ -156,7 +156,7 @@ class Channels:
     async def _line(self, peer: PeerInfo, tunnels: Tunnels) -> Line:
         if peer.peer_id not in self._lines and not await self._company.has_room_for(peer.peer_id):
             most = self._company.most
-            raise LinkLost(f"was not called: this node talks with {most} peers already, as --max-peers says")
+            raise LinkLost(f"was not called: this node talks with {most} peers already: raise --max-peers")
         if peer.peer_id not in self._lines:  # still: another call may have been quicker
             self._lines[peer.peer_id] = Line(peer, self._dialers, tunnels, self._learned)
             self._company.join(peer.peer_id)

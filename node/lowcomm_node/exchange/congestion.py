@@ -11,14 +11,14 @@ where BBR is not allowed, nothing is changed; ``doctor`` tells the remedy.
 """
 
 import asyncio
-import os
 import socket
-import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lowcomm_node.exchange.connections import connections
 
 BBR = "bbr"
 LOSSY = 0.005
@@ -27,7 +27,6 @@ ENOUGH = 500
 """Segments from which on that part means something: some 0.7 MB."""
 EVERY = 1.0
 """Seconds between two looks."""
-_DESCRIPTORS = Path("/proc/self/fd")
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _ESTABLISHED = 1
 _RESENT, _SENT = struct.Struct("<100xI"), struct.Struct("<156xI")
@@ -92,26 +91,6 @@ def is_allowed() -> bool:
         return BBR in _ALLOWED.read_text().split()
     except OSError:
         return False
-
-
-def connections() -> Iterator[socket.socket]:
-    """Every TCP connection of this process, as a duplicate that whoever iterates must close."""
-    for number in [int(entry.name) for entry in _DESCRIPTORS.iterdir()]:
-        try:
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):
-                continue
-            duplicate = os.dup(number)
-        except OSError:  # closed meanwhile, as the listing's own descriptor is
-            continue
-        try:
-            one = socket.socket(fileno=duplicate)
-        except OSError:  # its number went to something else
-            os.close(duplicate)
-            continue
-        if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
-            yield one
-        else:
-            one.close()
 
 
 def read_sending(connection: socket.socket) -> Sending | None:

@@ -19,7 +19,7 @@ from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.group_round import GroupRound
 from lowcomm_node.exchange.history import History, Outcome
 from lowcomm_node.exchange.pair_round import PairRound
-from lowcomm_node.exchange.round import HELLO_DEADLINE, Round
+from lowcomm_node.exchange.round import HELLO_DEADLINE, Round, answer_in_time
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
 from lowcomm_node.exchange.throttle import Bandwidth
 from lowcomm_node.logs import log
@@ -69,6 +69,8 @@ class Exchanger:
         self.joiners: Callable[[], int] = lambda: 0
         """How many peers copy our state now: they share the link."""
         self._tell = tell
+        self._refused: tuple[int, int] | None = None
+        """The fragment whose exchange was not begun of late, as it would take too long, and how many would share the link."""
         self._closing: set[asyncio.Task[None]] = set()
         self.trust = Trust(spec.sync.interval)
         self.take_over(ready)
@@ -96,7 +98,8 @@ class Exchanger:
         if not self._has_room:
             return  # as many are under way as fit; it stays due
         offer = self._offer(fragment, self.schedule.round_of(fragment, self.swarm_step))
-        if offer.seconds > self.longest:
+        self._refused = (fragment, self._streams(fragment)) if offer.seconds > self.longest else None
+        if self._refused is not None:
             return  # it could only fail; ``hindrance`` tells
         self._new_round(offer, self._candidates(offer), called=False).start()
 
@@ -126,8 +129,12 @@ class Exchanger:
             tokens=self.tokens - progress.merged_tokens,
             version=progress.version,
             slow_digest=self._slow_digests[fragment] if self.spec.sync.consensus == 0 else b"",
-            seconds=self._seconds(fragment, len(self.running | {fragment: None}) + self.joiners()),
+            seconds=self._seconds(fragment, self._streams(fragment)),
         )
+
+    def _streams(self, fragment: int) -> int:
+        """How many share the link while a fragment is exchanged."""
+        return len(self.running | {fragment: None}) + self.joiners()
 
     @property
     def deadline(self) -> float:
@@ -142,11 +149,14 @@ class Exchanger:
     @property
     def hindrance(self) -> str | None:
         """Why no exchange can be begun within the limits of our owner; None if one can."""
-        needed = max(self._seconds(fragment, 1) for fragment in range(len(self.schedule)))
+        alone = [(fragment, 1) for fragment in range(len(self.schedule))]
+        tried = [*alone, *([self._refused] if self._refused is not None else [])]
+        needed, streams = max((self._seconds(fragment, streams), streams) for fragment, streams in tried)
         if self.spec.sync.group == 1 or needed <= self.longest:
             return None
+        shared = f", which {streams} share," if streams > 1 else ""
         return (
-            f"at the limits on traffic an exchange may take {needed} s, and --exchange-deadline allows "
+            f"at the limits on traffic{shared} an exchange may take {needed} s, and --exchange-deadline allows "
             f"{self.longest:.0f}: raise --max-up and --max-down, or that"
         )
 
@@ -171,7 +181,7 @@ class Exchanger:
         refusal = self._consider(peer, theirs)
         if refusal is not None:
             self.history.we_refused(peer, refusal)
-            await stream.send(offers.refuse(refusal))
+            await answer_in_time(stream, offers.refuse(refusal))
             return
         await self._round_for(peer, theirs).answer(peer, theirs, stream)
 

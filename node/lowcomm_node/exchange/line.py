@@ -17,7 +17,8 @@ from grpc import aio
 from lowcomm_node.discovery.multiaddress import CIRCUIT, relay_of
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.routes import Attempt, Choice, Learned, Route
-from lowcomm_node.exchange.tunnel import Tunnels, Way
+from lowcomm_node.exchange.tunnel import Tunnels
+from lowcomm_node.exchange.way import Way
 from lowcomm_node.logs import log
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.records import PeerInfo
@@ -66,6 +67,11 @@ class Connected:
     is_used: bool = True
     """Whether there was a call since the round trip was measured."""
     tasks: tuple[asyncio.Task[None], ...] = ()
+
+    @property
+    def cut(self) -> str:
+        """Why it carries nothing at the moment, where it should; empty if it does."""
+        return self.way.cut if self.way is not None else ""
 
 
 class Line:
@@ -156,11 +162,12 @@ class Line:
     def _cut(self) -> str:
         """Why the tunnel carries nothing at the moment, where it should."""
         connected = self._open.get(Route.TUNNEL)
-        return connected.way.cut if connected is not None and connected.way is not None else ""
+        return connected.cut if connected is not None else ""
 
     async def close(self) -> None:
         """End all calls and attempts."""
         self._closed = True
+        self._changed.set()
         channels = [*self._open.values(), *self._retiring]
         tasks = [*self._attempts.values(), *self._retiring.values(), *([self._looking] if self._looking else [])]
         for task in tasks:
@@ -171,22 +178,36 @@ class Line:
         self._open.clear()
 
     async def _best(self) -> Connected:
-        while True:
+        while not self._closed:
             plan = self._choice.plan(self._clock())
             for attempt in plan.attempts:
-                self._begin(attempt)
+                if attempt.route not in self._attempts:  # else what was begun to renew it opens it now
+                    self._begin(attempt)
             if plan.use is not None:
                 self._improve(plan.use)
-                connected = self._open[plan.use]
-                if connected.way is not None and connected.way.cut:
-                    await connected.way.wait_carried()  # no new call waits for longer than for another route
-                    continue
-                connected.is_used = True
-                return connected
-            if not self._attempts:
+                if (connected := self._carrying(plan.use)) is not None:
+                    connected.is_used = True
+                    return connected
+            elif not self._attempts:
                 raise LinkLost(plan.reason)
-            self._changed.clear()
-            await self._changed.wait()
+            await self._wait_changed()
+        raise LinkLost("was closed: the node leaves, or made room for another peer")
+
+    def _carrying(self, best: Route) -> Connected | None:
+        """The best open route that is not cut off; None if all are."""
+        ranked = (self._open[best], *self._open.values())
+        return next((connected for connected in ranked if not connected.cut), None)
+
+    async def _wait_changed(self) -> None:
+        """Until there is another route, one fewer, or a tunnel that was cut off carries again."""
+        self._changed.clear()
+        cut = [connected.way for connected in self._open.values() if connected.way is not None and connected.cut]
+        waiting = {asyncio.create_task(work) for work in (self._changed.wait(), *(way.wait_carried() for way in cut))}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
     def _hear(self, info: PeerInfo) -> None:
         """Go by the newest record."""
@@ -288,10 +309,11 @@ class Line:
             asyncio.create_task(self._measure(connected)),
         )
         log.info("route.opened", peer=self._info.peer_id, route=_told(connected), seconds=round(seconds, 3))
-        # A tunnel that has not even begun to be opened is not needed beside a direct connection.
+        # A tunnel that is being opened is not needed beside a direct connection; one that is to be renewed stays as it is.
         if route is Route.DIRECT and (other := self._attempts.get(Route.TUNNEL)) is not None:
             other.cancel()
-            self._choice.dropped(Route.TUNNEL)
+            if Route.TUNNEL not in self._open:
+                self._choice.dropped(Route.TUNNEL)
 
     # what is open
 
@@ -354,6 +376,7 @@ class Line:
         if connected is not None:
             task = self._retiring[connected] = asyncio.create_task(_end(connected, RETIRE_GRACE))
             task.add_done_callback(lambda _: self._retiring.pop(connected, None))
+            self._changed.set()
 
 
 async def _end(connected: Connected, grace: float | None = None) -> None:
@@ -386,9 +409,9 @@ def _told(connected: Connected) -> str:
 
 
 def name_tunnel(address: str) -> str:
-    """What people are told of a tunnel to a multiaddress."""
+    """What people are told of a tunnel to a multiaddress; empty: that is not known yet."""
     relay = relay_of(address)
-    return f"relay {relay[-6:]}" if relay else "punched"
+    return f"relay {relay[-6:]}" if relay else "punched" if address else "tunnel"
 
 
 def _has_direct(addresses: Sequence[str]) -> bool:

@@ -28,7 +28,10 @@ from lowcomm_protocol.records import PeerInfo
 GIVEN = Allowed(each=512_000_000, all=4_000_000_000, seconds=86_400.0)
 """Bytes of contents that peers of the run may have a day."""
 MAX_AT_ONCE = 4
+BUSY_SECONDS = 5.0
+"""Of traffic that waits at our own limits: who pings then would measure these."""
 CALL_SECONDS = 60.0
+REFUSE_DEADLINE = 5.0
 WHY_SECONDS = 2.0
 """For gRPC to tell how a call has ended."""
 
@@ -91,14 +94,22 @@ class Echo:
             if not self._given.take(peer, len(ping.content) + ping.wanted + OVERHEAD, self._clock()):
                 await _refuse(stream, TOO_MUCH)
                 return
-            await self._bandwidth.down.pass_(len(ping.content))
-            await self._bandwidth.up.pass_(ping.wanted)
+            up, down = self._bandwidth.up, self._bandwidth.down
+            if max(up.debt, down.debt) > BUSY_SECONDS:
+                await _refuse(stream, "its link is busy, as its owner limits it: measure again later")
+                return
+            await down.pass_(len(ping.content))
+            await up.pass_(ping.wanted)
             await stream.send(answer_to(ping))
 
 
 async def _refuse(stream: Any, reason: str) -> None:
-    """Say why, and let what is on the way come in: gRPC shows a caller that can't write no reason."""
-    await stream.send(pb.Pong(refused=reason))
+    """Say why, and let what is on the way come in: gRPC shows a caller that can't write no reason. Raises LinkLost."""
+    try:
+        async with asyncio.timeout(REFUSE_DEADLINE):
+            await stream.send(pb.Pong(refused=reason))
+    except TimeoutError:
+        raise LinkLost("does not read our answers") from None
     await stream.close()
 
 
@@ -111,6 +122,8 @@ class PingCall:
     async def send(self, ping: pb.Ping) -> None:
         """See measuring.Carrier."""
         await self._bandwidth.up.pass_(len(ping.content))
+        # The pong is paid for before it is asked for: who waits for it has nothing but the peer to wait for.
+        await self._bandwidth.down.pass_(ping.wanted)
         try:
             await self._call.write(ping)
         except (grpc.RpcError, asyncio.InvalidStateError):
@@ -124,7 +137,6 @@ class PingCall:
             raise LinkLost(await self._why()) from None
         if not isinstance(pong, pb.Pong):
             raise LinkLost(await self._why())
-        await self._bandwidth.down.pass_(len(pong.content))
         return pong
 
     async def _why(self) -> str:

@@ -6,11 +6,12 @@ is only a pause: ``wait_cut`` tells whoever can provide the next one, and ``atta
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange.tunnel_frames import Signal, numbered
+from lowcomm_node.exchange.tunnel_frames import Part, Signal, numbered
 from lowcomm_node.exchange.tunnel_session import Session
 from lowcomm_protocol.errors import ProtocolViolation
 
@@ -18,8 +19,8 @@ BUFFER = 256 * 1024
 """Bytes that are read from a stream at once, and the most that is held for the local end."""
 LINGER = 30.0
 """Seconds from the first END, of whichever side, to the end of the pipe."""
-_PIECES = 64
-"""Pieces that are passed on with one call to the kernel."""
+MOST_PARTS = 64
+"""Parts of a stream that are taken in within one turn of the event loop, however small the other end has cut them."""
 
 
 class _Watched:
@@ -67,7 +68,9 @@ class Pipe:
         self._stream: _Watched | None = None
         self._buffer = memoryview(bytearray(BUFFER))
         self._pieces: list[memoryview] = []
-        """Parts of the buffer that the local end has still to take."""
+        """Places in the buffer that the local end has still to take."""
+        self._coming: Iterator[Part] | None = None
+        """What is in the buffer behind them."""
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._news = asyncio.Event()
         self._lingering: asyncio.TimerHandle | None = None
@@ -75,6 +78,7 @@ class Pipe:
         self._blocked: dict[str, float] = {}
         self._from_local, self._from_stream = self._guarded(self._read_local), self._guarded(self._read_stream)
         self._to_local, self._to_stream = self._guarded(self._pass_on), self._guarded(self._push)
+        self._on_coming = self._guarded(self._take_in)
         self._is_shut = False
         self._streams = 0
         self.cut = ""
@@ -117,10 +121,17 @@ class Pipe:
         """Go on over a stream whose other end is ready and has received so many numbers. Raises ProtocolViolation."""
         self._attach(stream, number, b"")
 
-    def accept(self, stream: socket.socket, number: int) -> None:
-        """As ``attach``, and tell the other end first that we are ready. Takes the place of a stream that there still is."""
+    def accept(self, stream: socket.socket, number: int) -> bool:
+        """As ``attach``, and tell the other end first that we are ready. Takes the place of a stream that there still is.
+
+        False for a stream that comes late: the other end has said since that it has received more.
+        """
+        if number < self._session.acked:
+            stream.close()
+            return False
         self._drop_stream()
         self._attach(stream, number, numbered(Signal.READY, self._session.received))
+        return True
 
     def cut_off(self, reason: str) -> None:
         """Give the stream up, not the session."""
@@ -162,7 +173,7 @@ class Pipe:
                 self._stream.socket.send(farewell)
         self._drop_stream()
         self._local.close()
-        self._pieces = []
+        self._pieces, self._coming = [], None
         self._session.close()
         self._tell()
 
@@ -224,6 +235,7 @@ class Pipe:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+        self._coming = None  # it comes again
         for what in ("stream", "ack"):
             self._blocked.pop(what, None)
         self._session.break_off()
@@ -308,7 +320,7 @@ class Pipe:
         self._close_if_done()
 
     def _read_stream(self) -> None:
-        stream, session = self._stream, self._session
+        stream = self._stream
         assert stream is not None
         try:
             size = stream.socket.recv_into(self._buffer)
@@ -321,8 +333,18 @@ class Pipe:
             self.cut_off("broke off")
             return
         self._last_moved = self._loop.time()
-        self._pieces = session.feed(self._buffer[:size])
-        if session.is_gone and not session.done:
+        self._coming = self._session.decode(self._buffer[:size])
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Take in some of what is in the buffer."""
+        if self._coming is None or self._pieces:
+            return
+        parts = list(islice(self._coming, MOST_PARTS))
+        if len(parts) < MOST_PARTS:
+            self._coming = None
+        self._pieces = self._session.feed(parts)
+        if self._session.is_gone and not self._session.done:
             raise LinkLost("was closed by the other end")
         self._read_on()
         self._pass_on()
@@ -332,7 +354,7 @@ class Pipe:
         """Have the local end take what has come."""
         while self._pieces:
             try:
-                size = self._local.socket.sendmsg(self._pieces[:_PIECES])
+                size = self._local.socket.sendmsg(self._pieces)
             except (BlockingIOError, InterruptedError):
                 self._local.write(self._to_local)
                 self._blocked.setdefault("local", self._loop.time())
@@ -347,7 +369,10 @@ class Pipe:
         self._blocked.pop("local", None)
         self._local.write(None)
         if self._stream is not None:
-            self._stream.read(self._from_stream)
+            self._stream.read(self._from_stream if self._coming is None else None)
+        if self._coming is not None:
+            self._loop.call_soon(self._on_coming)
+            return
         if self._session.got_end and not self._is_shut:
             self._is_shut = True
             self._linger()

@@ -9,8 +9,10 @@ Nothing is decided here. ``pair_round.py`` and ``group_round.py`` carry out what
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +69,8 @@ class Round(ABC):
         """Peers that are being told why we give them up: their streams end after that."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
+        self._told: Counter[type] = Counter()
+        """What of the timetable was told, by kind."""
 
     # what pairs and groups do in their own ways
 
@@ -144,8 +148,17 @@ class Round(ABC):
         for timer in self._timers:
             timer.cancel()
         loop, elapsed, self.deadline = asyncio.get_running_loop(), monotonic() - self.began, deadline
-        timetable = [(after - elapsed, event) for after, event in self.timetable(deadline)]
-        self._timers = [loop.call_later(after, self.handle, event) for after, event in timetable if after > 0]
+        told, self._timers = Counter(self._told), []
+        for after, event in sorted(self.timetable(deadline), key=itemgetter(0)):
+            if told[type(event)]:
+                told[type(event)] -= 1
+                continue
+            # What is due is told now: the timer that was to tell it may be among those that were cancelled.
+            self._timers.append(loop.call_later(max(0.0, after - elapsed), self._on_time, event))
+
+    def _on_time(self, event: Any) -> None:
+        self._told[type(event)] += 1
+        self.handle(event)
 
     def _be_patient(self, theirs: Offer) -> None:
         """Wait as long as the limits of a member make contents take, within what our owner allows. Raises LinkLost."""
@@ -235,7 +248,7 @@ class Round(ABC):
         waiting = {asyncio.create_task(stream.wait_dropped())}
         try:
             # The effects of that are tasks, which have not begun yet: our acceptance goes first.
-            await link.send(pb.Frame(accept=offers.to_message(self.offer)))
+            await answer_in_time(link, pb.Frame(accept=offers.to_message(self.offer)))
             waiting.add(self._start(self._follow(link)))
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -383,3 +396,12 @@ class Round(ABC):
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+
+async def answer_in_time(stream: CalleeStream | Link, frame: pb.Frame) -> None:
+    """Send the answer to a call. Raises LinkLost if the caller does not take it in time."""
+    try:
+        async with asyncio.timeout(HELLO_DEADLINE):
+            await stream.send(frame)
+    except TimeoutError:
+        raise LinkLost("did not take our answer in time") from None

@@ -182,7 +182,10 @@ class Choice:
         self._ways[route].state = _State.CLOSED
 
     def lost(self, route: Route, now: float, reason: str) -> None:
-        """An open route is closed: it may be dead, or only idle, so it is opened anew before it is used again."""
+        """An open route is closed: it may be dead, or only idle, so it is opened anew before it is used again.
+
+        ``reason``: what is told where it did not hold.
+        """
         way = self._ways[route]
         if way.state is not _State.OPEN:
             return
@@ -190,7 +193,7 @@ class Choice:
             way.fail(now, reason)
             way.failed = float("-inf")  # where no other is open, it is better than none
             return
-        way.state, way.failures, way.due, way.reason = _State.CLOSED, 0, now, reason
+        way.state, way.failures, way.due, way.reason = _State.CLOSED, 0, now, ""
 
     def measured(self, route: Route, now: float, size: int, seconds: float) -> None:
         """Contents of so many bytes have come by a route within so many seconds."""

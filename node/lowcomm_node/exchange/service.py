@@ -19,13 +19,16 @@ import grpc
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost, PortInUse, RetryLater
+from lowcomm_node.exchange.call import Call
 from lowcomm_node.exchange.company import Company
+from lowcomm_node.exchange.connections import INTERNET
 from lowcomm_node.exchange.pinging import Echo
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.throttle import FREE_FLOW
 from lowcomm_node.exchange.traffic import Traffic
-from lowcomm_node.exchange.tunnel import KEEP
+from lowcomm_node.exchange.tunnel import Tunnels
+from lowcomm_node.exchange.way import KEEP
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
@@ -40,7 +43,6 @@ PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
 RETIRE_GRACE = 300.0
 """Seconds for the calls on connections that were made with other options."""
 Options = tuple[tuple[str, Any], ...]
-_INTERNET = ("ipv4", "ipv6")
 
 
 class Handlers(Protocol):
@@ -66,73 +68,82 @@ class ExchangeService(ExchangeServicer):
         self,
         gatekeeper: Gatekeeper,
         handlers: Handlers,
-        tunnel_of: Callable[[str], str | None] = lambda name: None,
+        tunnels: Tunnels | None = None,
         traffic: Traffic | None = None,
         echo: Echo | None = None,
         company: Company | None = None,
     ) -> None:
-        """``tunnel_of``: the peer at the other end of the tunnel that has a name (``Tunnels.peer_of``)."""
-        self._gatekeeper, self._handlers, self._tunnel_of = gatekeeper, handlers, tunnel_of
+        """``tunnels``: through which others may call; None: none may."""
+        self._gatekeeper, self._handlers, self._tunnels = gatekeeper, handlers, tunnels
         self._traffic, self._echo, self._company = traffic or Traffic(), echo or Echo(), company or Company()
         self._calls: Counter[str] = Counter()
 
     async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name in the .proto
         """One exchange of one fragment with the caller."""
-        peer = await self._welcome(context)
-        await self._guard(
-            context, peer, lambda: self._handlers.swap(peer, CalleeStream(context, self._traffic.of(peer)))
-        )
+        with Call(context, self._tunnels) as call:
+            peer = await self._welcome(call)
+            stream = CalleeStream(context, self._traffic.of(peer))
+            await self._guard(call, peer, lambda: self._handlers.swap(peer, stream))
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
         """A part of our newest snapshot."""
-        peer = await self._welcome(context)
-        meter = self._traffic.of(peer)
-        with self._count(peer):
-            try:
-                async for chunk in self._handlers.fetch(peer, request):
-                    yield chunk
-                    meter.sent(chunk.ByteSize())
-            except RetryLater as error:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-            except LowcommError as error:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        with Call(context, self._tunnels) as call:
+            peer = await self._welcome(call)
+            meter = self._traffic.of(peer)
+            with self._count(peer):
+                try:
+                    async for chunk in self._handlers.fetch(peer, request):
+                        with call.taking():
+                            yield chunk
+                        meter.sent(chunk.ByteSize())
+                except RetryLater as error:
+                    await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                except LowcommError as error:
+                    await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def Describe(self, request: pb.Introduction, context: Any) -> pb.Introduction:  # noqa: N802
         """Hello and goodbye: both sides hand over their newest signed record."""
-        peer = await self._authenticate(context)
-        return self._handlers.describe(peer, request)
+        with Call(context, self._tunnels) as call:
+            peer = await self._authenticate(call)
+            return self._handlers.describe(peer, request)
 
     async def Ping(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """How long and how fast is the line?"""
-        peer = await self._welcome(context)
-        await self._guard(context, peer, lambda: self._echo.answer(peer, CalleeStream(context)))
+        with Call(context, self._tunnels) as call:
+            peer = await self._welcome(call)
+            await self._guard(call, peer, lambda: self._echo.answer(peer, CalleeStream(context)))
 
-    async def _authenticate(self, context: Any) -> str:
+    async def _authenticate(self, call: Call) -> str:
         try:
-            peer = self._caller(context)
+            peer = self._caller(call.context)
         except LowcommError as error:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise
         if self._calls[peer] >= MAX_CALLS_PER_PEER:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_CALLS_PER_PEER} calls at once")
+            words = f"at most {MAX_CALLS_PER_PEER} calls at once: call again when one has ended"
+            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return peer
 
-    async def _welcome(self, context: Any) -> str:
+    async def _welcome(self, call: Call) -> str:
         """Who calls, where the call takes its time: there must be room for one more peer."""
-        peer = await self._authenticate(context)
+        peer = await self._authenticate(call)
         if not await self._company.has_room_for(peer):
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "talks with as many peers as its owner allows")
+            words = "talks with as many peers as its owner allows: call another one, or later"
+            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return peer
 
     def _caller(self, context: Any) -> str:
         metadata = dict(context.invocation_metadata() or ())
         kind, _, name = context.peer().partition(":")
-        if kind in _INTERNET:  # as the kernel tells: nobody can choose to come from elsewhere
+        if kind in INTERNET:  # as the kernel tells: nobody can choose to come from elsewhere
             return self._gatekeeper.caller(metadata)
-        peer = self._tunnel_of(unquote(name)) if kind == "unix-abstract" else None
-        if peer is None:
+        name = unquote(name)
+        peer = self._tunnels.peer_of(name) if self._tunnels is not None and kind == "unix-abstract" else None
+        if self._tunnels is None or peer is None:
             raise RecordError("A call from this machine that comes through none of our tunnels is refused.")
-        return self._gatekeeper.tunneled(peer, metadata)
+        caller = self._gatekeeper.tunneled(peer, metadata)
+        self._tunnels.accept(name)
+        return caller
 
     @contextmanager
     def _count(self, peer: str):  # noqa: ANN202
@@ -145,14 +156,14 @@ class ExchangeService(ExchangeServicer):
             if not self._calls[peer]:
                 del self._calls[peer]
 
-    async def _guard(self, context: Any, peer: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _guard(self, call: Call, peer: str, work: Callable[[], Awaitable[None]]) -> None:
         with self._count(peer):
             try:
                 await work()
             except ProtocolViolation as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             except LinkLost:
-                await context.abort(grpc.StatusCode.CANCELLED, "the stream broke off")
+                await call.abort(grpc.StatusCode.CANCELLED, "the stream broke off")
 
 
 class ExchangeServer:
@@ -161,10 +172,11 @@ class ExchangeServer:
     def __init__(self, certificate: Certificate, service: ExchangeService, flow: Options = FREE_FLOW) -> None:
         """``flow``: options of gRPC for what comes in (``throttle.flow_options``)."""
         self._certificate, self._service, self._flow = certificate, service, flow
-        self._server = self._make()
+        self._server = self._make(flow)
         self._folder: Path | None = None
         self._local: int | None = None
         self._address = ""
+        self._renewing = asyncio.Lock()
         self._retiring: dict[aio.Server, asyncio.Task[None]] = {}
 
     @property
@@ -177,37 +189,39 @@ class ExchangeServer:
 
         The socket loses its name at once: no other process finds it, and a killed one leaves nothing behind.
         """
-        path = folder / f"{secrets.token_hex(8)}.grpc"
-        self._server.add_insecure_port(f"unix:{path}")
-        found = os.open(path, os.O_PATH)
-        path.unlink()
-        if self._local is None:
-            self._local = found
-        else:  # whoever knows the path shall find the new socket behind it
-            os.dup2(found, self._local)
-            os.close(found)
-        self._folder = folder
+        self._local, self._folder = _listen_locally(self._server, folder), folder
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port. Raises PortInUse."""
         # gRPC shares a port so that ``renew`` leaves no gap; with another program we share none.
         port = _find_free(host, port)
         self._address = f"{host}:{port}"
-        await self._start()
+        await self._start(self._server)
         return port
 
     async def renew(self, flow: Options) -> None:
-        """Take new connections with other options; calls under way may end on those that there are. Raises PortInUse."""
-        if flow == self._flow or not self._address:
-            self._flow = flow
-            return
-        before, self._flow = self._server, flow
-        self._server = self._make()
-        if self._folder is not None:
-            self.listen_locally(self._folder)
-        await self._start()
-        task = self._retiring[before] = asyncio.create_task(before.stop(RETIRE_GRACE))
-        task.add_done_callback(lambda _: self._retiring.pop(before, None))
+        """Take new connections with other options; calls under way may end on those that there are.
+
+        Raises PortInUse; then all stays as it was.
+        """
+        async with self._renewing:
+            if flow == self._flow:
+                return
+            server, local = self._make(flow), None
+            try:
+                if self._folder is not None:
+                    local = _listen_locally(server, self._folder)
+                if self._address:
+                    await self._start(server)
+                if local is not None and self._local is not None:
+                    # Whoever knows the path finds the new socket behind it.
+                    os.dup2(local, self._local, inheritable=False)
+            finally:
+                if local is not None:
+                    os.close(local)
+            before, self._server, self._flow = self._server, server, flow
+            task = self._retiring[before] = asyncio.create_task(before.stop(RETIRE_GRACE))
+            task.add_done_callback(lambda _: self._retiring.pop(before, None))
 
     async def close(self) -> None:
         """Answer no more calls; those under way get a moment."""
@@ -222,17 +236,17 @@ class ExchangeServer:
                 os.close(self._local)
                 self._local = None
 
-    async def _start(self) -> None:
+    async def _start(self, server: aio.Server) -> None:
         host, _, port = self._address.rpartition(":")
         try:
-            bound = self._server.add_secure_port(self._address, self._certificate.server_credentials())
+            bound = server.add_secure_port(self._address, self._certificate.server_credentials())
         except RuntimeError:
             bound = 0
         if not bound:
             raise _in_use(host, int(port))
-        await self._server.start()
+        await server.start()
 
-    def _make(self) -> aio.Server:
+    def _make(self, flow: Options) -> aio.Server:
         server = aio.server(
             maximum_concurrent_rpcs=MAX_CALLS,
             options=(
@@ -243,11 +257,21 @@ class ExchangeServer:
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
                 ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
-                *self._flow,
+                *flow,
             ),
         )
         add_ExchangeServicer_to_server(self._service, server)
         return server
+
+
+def _listen_locally(server: aio.Server, folder: Path) -> int:
+    """Have a server listen on a unix socket without a name; the descriptor that leads there."""
+    path = folder / f"{secrets.token_hex(8)}.grpc"
+    server.add_insecure_port(f"unix:{path}")
+    try:
+        return os.open(path, os.O_PATH)
+    finally:
+        path.unlink()
 
 
 def _find_free(host: str, port: int) -> int:

@@ -115,12 +115,16 @@ class Throttle:
         return largest if rate is None else min(largest, max(SHORTEST_PIECE, int(rate * PIECE_SECONDS)))
 
     async def pass_(self, count: int) -> None:
-        """Wait until ``count`` bytes may go, in the order of asking."""
+        """Wait until ``count`` bytes may go, in the order of asking; what carries none need not wait."""
+        if not count:
+            return
         await self._wait(self._bucket.take(count, self._clock())[0])
         self.count(count)
 
     async def pay(self, count: int) -> None:
-        """Wait until ``count`` bytes that will come are paid for, in the order of asking."""
+        """Wait until ``count`` bytes that will come are paid for, in the order of asking; nothing costs nothing."""
+        if not count:
+            return
         await self._wait(self._bucket.take(count, self._clock())[1])
 
     def owe(self, count: int) -> None:

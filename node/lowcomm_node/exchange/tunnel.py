@@ -15,25 +15,24 @@ all (service.py).
 """
 
 import asyncio
-import os
 import secrets
 import socket
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from typing import Any
 
 from lowcomm_node.discovery.control import read_exactly
 from lowcomm_node.discovery.interface import OpenStream, Streams
-from lowcomm_node.discovery.multiaddress import relay_of
-from lowcomm_node.discovery.streams import caller
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange.crowd import Arrivals, gives_way
 from lowcomm_node.exchange.pipe import Pipe
 from lowcomm_node.exchange.tunnel_frames import (
     ANSWER,
     OPENING,
-    SESSION,
     Opening,
     Signal,
     numbered,
@@ -42,33 +41,24 @@ from lowcomm_node.exchange.tunnel_frames import (
     read_opening,
 )
 from lowcomm_node.exchange.tunnel_session import Session, Slabs
+from lowcomm_node.exchange.way import KEEP, Forgotten, Way, log_defect
 from lowcomm_node.logs import log
 from lowcomm_protocol.errors import LowcommError
 
 MAX_TUNNELS = 64
 """Sessions that others hold with us at once."""
+MAX_STRANGE = MAX_TUNNELS // 2
+"""Of these, sessions of which no call was accepted yet: libp2p brings anybody here."""
 MAX_TUNNELS_PER_PEER = 4
 """gRPC needs one; for a moment there are two, when a better connection has been found."""
-MAX_NEW = 16
-"""Streams of one peer that are taken within a second: each new session costs a connection of gRPC."""
-MAX_CALLERS = 1024
-"""Peers whose new streams are counted."""
 MAX_FINISHED = 256
 """Sessions that are remembered for a caller that has missed the last word."""
-MAX_OPENING = 8
-"""Connections of gRPC to one peer at once, which get a session each."""
 OPEN_DEADLINE = 14.0
 """Seconds to a stream that the other end has taken: a relay may have to be dialed first, and a dead connection noticed."""
 ANSWER_DEADLINE = 4.0
-"""Seconds for the answer on a connection that there was, before that is taken for dead."""
+"""Seconds for the answer on a connection, before that is taken for dead."""
 OPENING_DEADLINE = 5.0
 """Seconds for the first words of a caller, and for a caller that was refused to close its stream."""
-KEEP = 30.0
-"""Seconds for which a session whose stream broke off is kept; gRPC's own patience must be longer (channels, service)."""
-PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before each attempt to resume; the last one for all further ones."""
-CLOSE_DEADLINE = 2.0
-"""Seconds for a session to end as it should when its way is closed."""
 IDLE = 600.0
 """Seconds without a byte after which a session is closed."""
 STALL = 60.0
@@ -79,10 +69,6 @@ SWEEP_EVERY = 5.0
 def protocol_of(run_id: str) -> str:
     """The name of our streams in libp2p: a peer of another run does not get through."""
     return f"/lowcomm/exchange/1/{run_id[:32]}"
-
-
-class Forgotten(LinkLost):
-    """The other end does not know a session any more, so it can't be resumed."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +96,9 @@ class _Inbound:
     """Where its last stream came from."""
     name: str
     """Of the unix socket that leads it to the gRPC server."""
+    peer: str
+    is_accepted: bool = False
+    """Whether a call came through it of a peer that may take part in the run."""
 
 
 class Tunnels:
@@ -119,11 +108,12 @@ class Tunnels:
         self.slabs = Slabs()
         self._streams, self._protocol = streams, protocol_of(run_id)
         self._token, self._numbers = secrets.token_hex(8), count(1)
-        self._names: dict[str, str] = {}
+        self._names: dict[str, _Inbound] = {}
         self._sessions: dict[_Key, _Inbound] = {}
         self._finished: OrderedDict[_Key, int] = OrderedDict()
-        self._greeted: Counter[str] = Counter()
-        self._taken: OrderedDict[str, deque[float]] = OrderedDict()
+        self._greeted: dict[asyncio.Task[None], str] = {}
+        """Whose streams have still to say what they are for."""
+        self._arrivals = Arrivals()
         self._pipes: set[Pipe] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ways: set[Way] = set()
@@ -147,7 +137,18 @@ class Tunnels:
 
     def peer_of(self, name: str) -> str | None:
         """Whose session is carried under the name of a unix socket that has dialed the gRPC server; None: not one of ours."""
-        return self._names.get(name)
+        inbound = self._names.get(name)
+        return inbound.peer if inbound is not None else None
+
+    def accept(self, name: str) -> None:
+        """A call that has come under a name was accepted: its session need not make room for strangers any more."""
+        if (inbound := self._names.get(name)) is not None:
+            inbound.is_accepted = True
+
+    def break_off(self, name: str) -> None:
+        """End the session that is carried under a name, with its calls."""
+        if (inbound := self._names.get(name)) is not None:
+            inbound.pipe.fail(LinkLost("was ended: its caller takes nothing"))
 
     def caller_at(self, peer_id: str) -> str | None:
         """The address of the last stream that a peer has opened to us; None if it holds no session."""
@@ -157,25 +158,30 @@ class Tunnels:
         return {key: inbound for key, inbound in self._sessions.items() if key[0] == peer_id}
 
     def _take(self, stream: OpenStream) -> None:
-        peer = stream.peer_id
-        is_full = self._greeted[peer] >= MAX_TUNNELS_PER_PEER or self._greeted.total() >= MAX_TUNNELS
-        if is_full or self._closed or self._is_flood(peer):
+        peer, now = stream.peer_id, asyncio.get_running_loop().time()
+        too_many = list(self._greeted.values()).count(peer) >= MAX_TUNNELS_PER_PEER
+        if self._closed or too_many or self._arrivals.is_flood(peer, now) or not self._has_ear(peer):
             self._refuse_at_once(stream)
             return
-        self._greeted[peer] += 1
-        self._start(self._greet(stream))
+        task = self._start(self._greet(stream))
+        self._greeted[task] = peer
+        task.add_done_callback(partial(self._heard, stream))
 
-    def _is_flood(self, peer: str) -> bool:
-        """Whether this is one stream too many of a peer within a second; counts it if not."""
-        now = asyncio.get_running_loop().time()
-        taken = self._taken.setdefault(peer, deque(maxlen=MAX_NEW))
-        self._taken.move_to_end(peer)
-        if len(self._taken) > MAX_CALLERS:
-            self._taken.popitem(last=False)
-        if len(taken) == MAX_NEW and now - taken[0] < 1.0:
+    def _has_ear(self, peer: str) -> bool:
+        """Whether we can hear what one more stream is for; one that is silent makes room for it."""
+        if len(self._greeted) < MAX_TUNNELS:
             return True
-        taken.append(now)
-        return False
+        silent = gives_way(peer, self._greeted)
+        if silent is None:
+            return False
+        del self._greeted[silent]
+        silent.cancel()
+        return True
+
+    def _heard(self, stream: OpenStream, task: asyncio.Task[None]) -> None:
+        self._greeted.pop(task, None)
+        if task.cancelled() or task.exception() is not None:
+            stream.socket.close()
 
     def _refuse_at_once(self, stream: OpenStream) -> None:
         self._refused += 1
@@ -196,23 +202,16 @@ class Tunnels:
                 and inbound.pipe.began
                 and asked.number is not None
             ):
-                inbound.address = stream.address
-                inbound.pipe.accept(stream.socket, asked.number)
+                if inbound.pipe.accept(stream.socket, asked.number):
+                    inbound.address = stream.address
             else:
                 await self._refuse(stream, asked)
         except (LowcommError, OSError, TimeoutError) as error:
             log.debug("tunnel.not_taken", peer=peer, reason=str(error) or "said nothing in time")
             stream.socket.close()
-        except BaseException:
-            stream.socket.close()
-            raise
-        finally:
-            self._greeted[peer] -= 1
-            if not self._greeted[peer]:
-                del self._greeted[peer]
 
     def _has_room(self, peer: str, session_id: bytes) -> bool:
-        """Whether a peer may begin a session; one of its own that is of no use any more makes room for it."""
+        """Whether a peer may begin a session; one that is of no use, or that of a stranger, makes room for it."""
         held = self._held_by(peer)
         if (again := (peer, session_id)) in held:
             self._sessions.pop(again).pipe.fail(LinkLost("was begun anew"))
@@ -221,7 +220,16 @@ class Tunnels:
             if lost is None:
                 return False
             self._sessions.pop(lost).pipe.fail(LinkLost("gave way to a new tunnel of the same peer"))
-        return len(self._sessions) < MAX_TUNNELS
+        strange = {key: inbound.peer for key, inbound in self._sessions.items() if not inbound.is_accepted}
+        if len(self._sessions) < MAX_TUNNELS and len(strange) < MAX_STRANGE:
+            return True
+        stranger = gives_way(peer, strange)
+        if stranger is None:
+            return False
+        self._sessions.pop(stranger).pipe.fail(
+            LinkLost("gave way to another peer: no call of its own was accepted yet")
+        )
+        return True
 
     async def _refuse(self, stream: OpenStream, asked: Opening) -> None:
         """Tell a caller why its stream is of no use."""
@@ -243,12 +251,12 @@ class Tunnels:
     def _begin(self, stream: OpenStream, session_id: bytes) -> None:
         name = f"lowcomm.{self._token}.in.{stream.peer_id}.{next(self._numbers)}"
         pipe = Pipe(socket.socket(socket.AF_UNIX), Session(self.slabs), calls=False)
-        inbound = self._sessions[stream.peer_id, session_id] = _Inbound(pipe, stream.address, name)
+        inbound = self._sessions[stream.peer_id, session_id] = _Inbound(pipe, stream.address, name, stream.peer_id)
         self._start(self._serve(stream, session_id, inbound))
 
     async def _serve(self, stream: OpenStream, session_id: bytes, inbound: _Inbound) -> None:
         peer, key, pipe = stream.peer_id, (stream.peer_id, session_id), inbound.pipe
-        self._names[inbound.name] = peer
+        self._names[inbound.name] = inbound
         try:
             with self.minding(pipe):
                 async with asyncio.timeout(OPEN_DEADLINE):
@@ -281,7 +289,7 @@ class Tunnels:
 
     # the caller's end
 
-    def way(self, peer_id: str) -> "Way":
+    def way(self, peer_id: str) -> Way:
         """A new way to a peer; its ``target`` is what gRPC dials."""
         way = Way(self, peer_id, f"lowcomm.{self._token}.out.{next(self._numbers)}")
         self._ways.add(way)
@@ -299,17 +307,25 @@ class Tunnels:
         ``received``: what we have, if the session is not a new one. Raises LinkLost; Forgotten if it can't be resumed.
         """
         words = opening(session_id, received)
-        await self._streams.connect(peer_id, entry_points, OPEN_DEADLINE)
         try:
-            async with asyncio.timeout(ANSWER_DEADLINE):
-                return await self._open(peer_id, words)
+            async with asyncio.timeout(OPEN_DEADLINE):
+                try:
+                    return await self._connect_and_open(peer_id, entry_points, words)
+                except TimeoutError:
+                    if self._depends_on(peer_id):
+                        raise
+                # The connection may be dead, which libp2p takes half a minute to notice; nothing of ours depends on it.
+                await self._streams.disconnect(peer_id)
+                return await self._connect_and_open(peer_id, entry_points, words)
         except TimeoutError:
-            if self._depends_on(peer_id):
-                raise LinkLost("did not answer in time") from None
-        # The connection may be dead, which libp2p takes half a minute to notice; nothing of ours depends on it.
-        await self._streams.disconnect(peer_id)
+            raise LinkLost("did not answer in time") from None
+
+    async def _connect_and_open(
+        self, peer_id: str, entry_points: Sequence[str], words: bytes
+    ) -> tuple[OpenStream, int]:
         await self._streams.connect(peer_id, entry_points, OPEN_DEADLINE)
-        return await self._open(peer_id, words)
+        async with asyncio.timeout(ANSWER_DEADLINE):
+            return await self._open(peer_id, words)
 
     def _depends_on(self, peer_id: str) -> bool:
         """Whether there are streams to or from a peer."""
@@ -344,7 +360,7 @@ class Tunnels:
             self._resumed += pipe.resumed
             self._repeated += pipe.repeated
 
-    def forget(self, way: "Way") -> None:
+    def forget(self, way: Way) -> None:
         """A way was closed."""
         self._ways.discard(way)
 
@@ -357,10 +373,11 @@ class Tunnels:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, work: "asyncio._CoroutineLike[None]") -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -382,137 +399,6 @@ class Tunnels:
                 pipe.cut_off(f"took nothing for {STALL:.0f} s")
             elif pipe.idle(now) > SWEEP_EVERY:
                 pipe.acknowledge()
-
-
-class Way:
-    """The caller's end to one peer: a unix socket for gRPC, and a session for each of its connections."""
-
-    def __init__(self, tunnels: Tunnels, peer_id: str, name: str) -> None:
-        self._tunnels, self._peer_id = tunnels, peer_id
-        self.target = f"unix-abstract:{name}"
-        self.entry_points: tuple[str, ...] = ()
-        """Where the peer can be dialed, as its newest record tells."""
-        self.address = ""
-        """Multiaddress of the connection that carries, or last carried, a stream."""
-        self.reason = ""
-        """Why the last session could not be begun, or was lost."""
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(f"\0{name}")
-        self._socket.listen(MAX_OPENING)
-        self._socket.setblocking(False)
-        self._pipes: dict[asyncio.Task[None], Pipe] = {}
-        self._accepting = asyncio.create_task(self._accept())
-
-    def carries(self, peer_id: str) -> bool:
-        """Whether it has a stream to a peer."""
-        return peer_id == self._peer_id and any(pipe.carried for pipe in self._pipes.values())
-
-    @property
-    def cut(self) -> str:
-        """Why no session has a stream though one had, while that is being resumed; empty if that is not so."""
-        pipes = self._pipes.values()
-        return "" if any(pipe.carried for pipe in pipes) else next((pipe.cut for pipe in pipes if pipe.cut), "")
-
-    @property
-    def relay(self) -> str | None:
-        """The peer id of the relay that the last stream went through; None if it went through none."""
-        return relay_of(self.address)
-
-    async def wait_carried(self) -> None:
-        """Wait until a session that was cut off has a stream again, or is lost. No deadline but KEEP."""
-        for pipe in list(self._pipes.values()):
-            with suppress(LowcommError, OSError):
-                await pipe.wait_carried()
-
-    async def close(self) -> None:
-        """End its sessions."""
-        self._tunnels.forget(self)
-        self._accepting.cancel()
-        tasks = [self._accepting, *self._pipes]
-        ending = {task: pipe for task, pipe in self._pipes.items() if pipe.carried}
-        for pipe in ending.values():
-            pipe.hang_up()
-        try:
-            if ending:  # or the other end would keep them to be resumed
-                await asyncio.wait(ending, timeout=CLOSE_DEADLINE)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._socket.close()
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                local, _ = await loop.sock_accept(self._socket)
-            except OSError as error:
-                log.warning("tunnel.not_accepted", reason=str(error))
-                await asyncio.sleep(1.0)
-                continue
-            local.setblocking(False)
-            # Any process of this machine can dial the name; ours alone is gRPC.
-            if caller(local) != os.getpid() or len(self._pipes) >= MAX_OPENING:
-                local.close()
-                continue
-            pipe = Pipe(local, Session(self._tunnels.slabs), calls=True)
-            task = asyncio.create_task(self._carry(pipe))
-            self._pipes[task] = pipe
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._pipes[task]
-        log_defect(task)
-
-    async def _carry(self, pipe: Pipe) -> None:
-        """Carry a session to its end, over as many streams as it takes."""
-        session_id = secrets.token_bytes(SESSION)
-        try:
-            with self._tunnels.minding(pipe):
-                async with asyncio.timeout(OPEN_DEADLINE):
-                    stream, number = await self._tunnels.open(self._peer_id, self.entry_points, session_id)
-                self._attach(pipe, stream, number)
-                while await pipe.wait_cut():
-                    log.debug("tunnel.cut", peer=self._peer_id, end="caller", reason=pipe.cut)
-                    await self._resume(pipe, session_id)
-        except TimeoutError:
-            self.reason = "did not answer in time"
-        except (LowcommError, OSError) as error:
-            self.reason = str(error)
-            log.debug("tunnel.lost", peer=self._peer_id, end="caller", reason=self.reason)
-
-    def _attach(self, pipe: Pipe, stream: OpenStream, number: int) -> None:
-        self.address, self.reason = stream.address, ""
-        pipe.attach(stream.socket, number)
-
-    async def _resume(self, pipe: Pipe, session_id: bytes) -> None:
-        """Lead a session that was cut off over another stream. Raises LinkLost."""
-        why = pipe.cut
-        last = "did not answer in time"
-        try:
-            async with asyncio.timeout(KEEP):
-                for attempt in count():
-                    await asyncio.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
-                    try:
-                        stream, number = await self._tunnels.open(
-                            self._peer_id, self.entry_points, session_id, pipe.received
-                        )
-                    except Forgotten as error:
-                        raise LinkLost(f"{why}, and can't be resumed: {error}") from None
-                    except (LowcommError, OSError) as error:
-                        last = str(error)
-                        continue
-                    self._attach(pipe, stream, number)
-                    log.debug("tunnel.resumed", peer=self._peer_id, attempts=attempt + 1, address=self.address)
-                    return
-        except TimeoutError:
-            raise LinkLost(f"{why}, and could not be resumed within {KEEP:.0f} s: {last}") from None
-
-
-def log_defect(task: asyncio.Task[None]) -> None:
-    """Tell of a task that has ended as none should."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("tunnel.defect", error=repr(error), exc_info=error)
 
 
 async def _ask(stream: socket.socket, words: bytes) -> tuple[Signal, int]:

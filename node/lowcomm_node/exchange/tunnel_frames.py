@@ -60,6 +60,10 @@ class Ack:
     number: int
 
 
+Part = memoryview | Signal | Ack
+"""What a stream is made of: a piece, END or GONE, an ACK."""
+
+
 def word(number: int) -> bytes:
     """A length or a signal, as it is sent."""
     return number.to_bytes(WORD)
@@ -100,7 +104,7 @@ class Decoder:
         self._missing = 0
         self._head = b""
 
-    def feed(self, data: memoryview) -> Iterator[memoryview | Signal | Ack]:
+    def feed(self, data: memoryview) -> Iterator[Part]:
         """The pieces, ENDs, GONEs and ACKs in ``data``, in their order. Raises ProtocolViolation at any other word."""
         while data:
             if self._missing:

@@ -9,9 +9,10 @@ tells the other on the next one how many numbers it has received, and sends on f
 """
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from lowcomm_node.exchange.tunnel_frames import ACK_EVERY, MAX_LENGTH, Ack, Decoder, Signal, numbered, word
+from lowcomm_node.exchange.tunnel_frames import ACK_EVERY, MAX_LENGTH, Ack, Decoder, Part, Signal, numbered, word
 from lowcomm_protocol.errors import ProtocolViolation
 
 
@@ -115,8 +116,9 @@ class Session:
         """What the stream has still to take: words, and behind them so many bytes from ``_next`` on."""
         self._next = 0
         self._furthest = 0
-        """The most that ``_next`` has ever been."""
-        self._acked = 0
+        """The most that ``_next`` has ever been: what was lost on the way to the other side is sent again."""
+        self.acked = 0
+        """Numbers that the other side has told to have received."""
         self._told = 0
         self.received = 0
         """Numbers that have come from the other side."""
@@ -128,7 +130,7 @@ class Session:
     @property
     def done(self) -> bool:
         """Whether both sides have said all, and ours was acknowledged."""
-        return self.got_end and self.ended and self._acked == self._kept.end + 1
+        return self.got_end and self.ended and self.acked == self._kept.end + 1
 
     # bytes of ours
 
@@ -175,15 +177,19 @@ class Session:
 
     # what comes in
 
-    def feed(self, data: memoryview) -> list[memoryview]:
-        """The bytes for gRPC in what has come from the stream. Raises ProtocolViolation."""
+    def decode(self, data: memoryview) -> Iterator[Part]:
+        """The parts of what has come from the stream, each to be fed before the stream is lost, or never."""
+        return self._decoder.feed(data)
+
+    def feed(self, parts: Iterable[Part]) -> list[memoryview]:
+        """The bytes for gRPC in these parts. Raises ProtocolViolation."""
         pieces: list[memoryview] = []
-        for part in self._decoder.feed(data):
+        for part in parts:
             if isinstance(part, memoryview):
                 self._receive(len(part))
                 pieces.append(part)
             elif isinstance(part, Ack):
-                self._acknowledged(part.number)
+                self._acknowledged(part.number, self._next)
             elif part is Signal.GONE:
                 self.is_gone = True
             else:
@@ -205,10 +211,10 @@ class Session:
             raise ProtocolViolation("sent something into a tunnel after its end")
         self.received += count
 
-    def _acknowledged(self, number: int) -> None:
-        if not self._acked <= number <= self._furthest:
-            raise ProtocolViolation(f"acknowledged {number} where {self._acked} to {self._furthest} are due")
-        self._acked = number
+    def _acknowledged(self, number: int, most: int) -> None:
+        if not self.acked <= number <= most:
+            raise ProtocolViolation(f"acknowledged {number} where {self.acked} to {most} are due")
+        self.acked = number
         self._kept.release(min(number, self._kept.end))
 
     # streams come and go
@@ -224,7 +230,7 @@ class Session:
 
         Raises ProtocolViolation if it can't have.
         """
-        self._acknowledged(number)
+        self._acknowledged(number, self._furthest)
         self.repeated += self._next - number
         self._next, self._head, self._told = number, greeting, self.received
 

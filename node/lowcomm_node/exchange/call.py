@@ -1,0 +1,76 @@
+"""One call at its callee. Its caller must take what it is sent, or it loses its connection.
+
+A server of gRPC can't end a call whose caller has filled its window and reads no more: the status waits behind what is
+unread, and so do the places that the call holds, here and in gRPC. Cancelling the handler changes nothing of that.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote
+
+import grpc
+
+from lowcomm_node.exchange.connections import INTERNET, break_off
+from lowcomm_node.exchange.tunnel import Tunnels
+from lowcomm_node.logs import log
+
+TAKE_DEADLINE = 180.0
+"""Seconds for a caller to take a chunk, or the end of its call: a chunk of a snapshot takes 66 at the least --max-down."""
+
+
+class Call:
+    """To be entered while it is handled."""
+
+    def __init__(self, context: Any, tunnels: Tunnels | None) -> None:
+        """``context``: what gRPC gives its handler."""
+        self.context, self._tunnels = context, tunnels
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+        context.add_done_callback(self._over)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hurry()  # its status is still to be taken
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """While something is sent."""
+        self._hurry()
+        try:
+            yield
+        finally:
+            self._stop()
+
+    async def abort(self, code: grpc.StatusCode, words: str) -> None:
+        """End it with a reason."""
+        with self.taking():
+            await self.context.abort(code, words)
+
+    def _hurry(self) -> None:
+        self._stop()
+        if not self._is_over:
+            self._timer = asyncio.get_running_loop().call_later(TAKE_DEADLINE, self._break_off)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _over(self, context: Any) -> None:
+        self._is_over = True
+        self._stop()
+
+    def _break_off(self) -> None:
+        caller = self.context.peer()
+        log.info("call.broken_off", caller=caller, reason=f"took nothing for {TAKE_DEADLINE:.0f} s")
+        kind, _, name = caller.partition(":")
+        if kind in INTERNET:
+            break_off(caller)
+        elif self._tunnels is not None:
+            self._tunnels.break_off(unquote(name))
