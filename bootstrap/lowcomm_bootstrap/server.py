@@ -14,6 +14,7 @@ from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
 from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.errors import NodeError
+from lowcomm_node.logs import log
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.run import SignedRun, read_signed_run
 
@@ -54,7 +55,10 @@ class BootstrapServer:
         """Serve until cancelled."""
         while True:
             await asyncio.sleep(self._look_every)
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:  # a defect must not cost the swarm its door
+                log.error("server.defect", error=repr(error), exc_info=error)
 
     async def look(self) -> None:
         """Do once what is due every LOOK_EVERY seconds."""

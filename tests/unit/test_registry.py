@@ -1,5 +1,6 @@
 """The bootstrap server keeps runs: bounded, verified, through restarts and damage; and publishes what it keeps."""
 
+import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lowcomm_protocol.errors import SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+from waiting import until_async
 
 CREATOR, SERVER = Identity(b"c" * 32), Identity(b"s" * 32)
 NOW = 1_800_000_000.0
@@ -131,7 +133,7 @@ class Door:
         self.creator = MemoryDiscovery(CREATOR.peer_id, self.network)
         discovery = MemoryDiscovery(SERVER.peer_id, self.network)
         lifeline = Lifeline(discovery, (), None, self.events.append, restarts=False)
-        self.server = BootstrapServer(discovery, self.registry, closed, self.events.append, lifeline)
+        self.server = BootstrapServer(discovery, self.registry, closed, self.events.append, lifeline, look_every=0.001)
 
     async def publish(self, run: SignedRun) -> None:
         assert await self.creator.publish(RUNS_KEY, run.run_id, run.to_bytes(), 60)
@@ -155,6 +157,26 @@ async def test_a_run_that_its_creator_publishes_is_adopted_for_good(tmp_path: Pa
     await door.server.look()
     assert [event["name"] for event in door.told("run.adopted")] == ["a"]
     assert Registry(tmp_path).runs() == [make_run("a")]
+
+
+async def test_a_defect_does_not_end_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    door, failures = Door(tmp_path), 0
+
+    async def look() -> None:
+        nonlocal failures
+        failures += 1
+        raise RuntimeError("a defect")
+
+    async def looked_again() -> bool:
+        return failures > 1
+
+    monkeypatch.setattr(door.server, "look", look)
+    running = asyncio.create_task(door.server.run())
+    try:
+        await until_async(looked_again, 10, "it looks again")
+        assert not running.done()
+    finally:
+        running.cancel()
 
 
 async def test_a_closed_server_adopts_nothing(tmp_path: Path) -> None:
