@@ -9,10 +9,12 @@ Medians of several runs; everything into out/transport.json, a table to the term
 
 import argparse
 import asyncio
+import datetime
 import json
 import os
 import platform
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -31,7 +33,7 @@ TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
 DEAD = "/ip4/127.0.0.1/tcp/1"
 """What ends announce that shall find each other only through the relay."""
 DEADLINE = 600.0
-WAYS = ("raw-tcp", "grpc", "direct-tls", "tunnel-tcp", "tunnel-quic", "tunnel-relay", "hivemind")
+WAYS = ("raw-tcp", "raw-tls", "grpc", "direct-tls", "tunnel-tcp", "tunnel-quic", "tunnel-relay", "hivemind")
 GOALS = {"direct-tls": "0.2 of raw TCP, 1.5 s/GB", "tunnel-tcp": "200 MB/s"}
 
 
@@ -138,14 +140,18 @@ async def play(role: str, way: str, told: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def raw_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, Any]]:
-    """Reads what comes, 8 bytes of length first, and answers with one byte."""
+    """Reads what comes, 8 bytes of length first, and answers with one byte; "raw-tls": by OpenSSL, which all of it must pass."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         connection, _ = listener.accept()
+        if way == "raw-tls":
+            connection = _tls_server().wrap_socket(connection, server_side=True)
         buffer = memoryview(bytearray(CHUNK))
-        while head := connection.recv(8, socket.MSG_WAITALL):
-            missing = int.from_bytes(head)
+        while size := connection.recv_into(buffer, 8):
+            while size < 8:
+                size += connection.recv_into(buffer[size:], 8 - size)
+            missing = int.from_bytes(buffer[:8])
             while missing:
                 got = connection.recv_into(buffer, min(CHUNK, missing))
                 if not got:
@@ -162,6 +168,10 @@ async def raw_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, 
 async def raw_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     """Sends chunks."""
     connection, chunk = socket.create_connection(("127.0.0.1", told["port"])), os.urandom(CHUNK)
+    if way == "raw-tls":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # who answers is not what is measured
+        connection = await asyncio.to_thread(context.wrap_socket, connection)
 
     def send(size: int) -> None:
         connection.sendall(size.to_bytes(8))
@@ -170,6 +180,21 @@ async def raw_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
         assert connection.recv(1) == b"!"
 
     yield lambda size: asyncio.to_thread(send, size)
+
+
+def _tls_server() -> ssl.SSLContext:
+    """A context with a certificate as nodes have them."""
+    from lowcomm_node.exchange.security import make_certificate
+
+    context, certificate = (
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+        make_certificate(datetime.datetime.now(datetime.UTC)),
+    )
+    with tempfile.NamedTemporaryFile() as file:  # it can be read from a file only
+        file.write(certificate.key_pem + certificate.pem)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
 
 
 # gRPC, plain and as our service
@@ -345,12 +370,18 @@ async def hivemind_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]
 
 
 _TUNNELS = ("direct-tls", "tunnel-tcp", "tunnel-quic", "tunnel-relay")
-CALLEES = {"raw-tcp": raw_callee, "grpc": grpc_callee, "hivemind": hivemind_callee} | dict.fromkeys(
-    _TUNNELS, our_callee
-)
-CALLERS = {"raw-tcp": raw_caller, "grpc": grpc_caller, "hivemind": hivemind_caller} | dict.fromkeys(
-    _TUNNELS, our_caller
-)
+CALLEES = {
+    "raw-tcp": raw_callee,
+    "raw-tls": raw_callee,
+    "grpc": grpc_callee,
+    "hivemind": hivemind_callee,
+} | dict.fromkeys(_TUNNELS, our_callee)
+CALLERS = {
+    "raw-tcp": raw_caller,
+    "raw-tls": raw_caller,
+    "grpc": grpc_caller,
+    "hivemind": hivemind_caller,
+} | dict.fromkeys(_TUNNELS, our_caller)
 
 
 if __name__ == "__main__":
