@@ -278,7 +278,9 @@ def main() -> None:
         show(rows[-1])
     if not arguments.quick:
         content = {"machine": machine, "measured": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": rows}
-        RESULT.write_text(json.dumps(content, indent=1))
+        # A line a row: the samples are many.
+        rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
+        RESULT.write_text(json.dumps(content | {"rows": []}, indent=1).replace("[]", f"[\n  {rows}\n ]"))
 
 
 if __name__ == "__main__":
