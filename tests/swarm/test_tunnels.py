@@ -285,6 +285,22 @@ async def test_an_exchange_goes_on_over_fresh_circuits_when_a_relay_ends_them_at
     await stream.close()
 
 
+async def test_an_exchange_goes_on_over_a_fresh_circuit_when_a_relay_ends_one_by_the_clock(net: Net) -> None:
+    door, ada, bob = await relayed(net, seconds=4)
+
+    async def outlived() -> bool:
+        return totals(ada, bob)[0] >= 2
+
+    async def linger(taken: int) -> None:
+        if taken == 4 * 2**20:
+            await until_async(outlived, 60, "two circuits have ended")
+
+    stream = await exchange(ada, bob, 8 * 2**20, linger)
+    assert totals(ada, bob)[1] <= 4 * 2**20, "nothing but what was on its way was sent again"
+    assert ada.channels.describe(bob.peer_id)["route"] == f"relay {door.peer_id[-6:]}"
+    await stream.close()
+
+
 async def exchange(
     ada: End, bob: End, size: int, between: Callable[[int], Awaitable[None]] | None = None
 ) -> CallerStream:
