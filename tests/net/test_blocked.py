@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from laboratory import Lab
+from laboratory import Host, Lab
 from nat import Block, Nat
 from residents import START, Resident, Swarm, until_exchanged
 from shaping import Link
@@ -39,10 +39,15 @@ def test_nodes_that_have_ipv6_alone_exchange(lab: Lab, tmp_path: Path) -> None:
     until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "holes in firewalls are punched")
 
 
-def test_where_udp_is_blocked_all_goes_over_tcp(lab: Lab, tmp_path: Path) -> None:
-    swarm = Swarm(tmp_path)
+def two_homes(lab: Lab, folder: Path) -> tuple[Swarm, list[Host]]:
+    """A swarm with a public server, and two homes whose NATs let holes be punched."""
+    swarm = Swarm(folder)
     swarm.serve(lab.public("server"))
-    homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+    return swarm, [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+
+
+def test_where_udp_is_blocked_all_goes_over_tcp(lab: Lab, tmp_path: Path) -> None:
+    swarm, homes = two_homes(lab, tmp_path)
     homes[0].router.block(Block("udp"))
     nodes = [swarm.node(host) for host in homes]
     until_exchanged(nodes, 3, START + 60)
@@ -51,9 +56,7 @@ def test_where_udp_is_blocked_all_goes_over_tcp(lab: Lab, tmp_path: Path) -> Non
 
 
 def test_udp_that_is_blocked_later_costs_exchanges_and_no_more(lab: Lab, tmp_path: Path) -> None:
-    swarm = Swarm(tmp_path)
-    swarm.serve(lab.public("server"))
-    homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+    swarm, homes = two_homes(lab, tmp_path)
     nodes = [swarm.node(host) for host in homes]
     until_exchanged(nodes, 3, START + 60)
     until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "a hole is punched")
@@ -70,9 +73,7 @@ def test_udp_that_is_blocked_later_costs_exchanges_and_no_more(lab: Lab, tmp_pat
 
 
 def test_where_tcp_is_blocked_all_goes_over_udp(lab: Lab, tmp_path: Path) -> None:
-    swarm = Swarm(tmp_path)
-    swarm.serve(lab.public("server"))
-    homes = [lab.home(name, nat=Nat.PORT_RESTRICTED, link=HOME) for name in ("alice", "bob")]
+    swarm, homes = two_homes(lab, tmp_path)
     homes[0].router.block(Block("tcp"))
     nodes = [swarm.node(host) for host in homes]
     until_exchanged(nodes, 3, START + 60)

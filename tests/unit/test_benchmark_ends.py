@@ -1,29 +1,18 @@
 """Whoever measures comes to an end, whatever becomes of the ends."""
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
+
+from scripts import load_benchmark
 
 DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); sys.stdin.read()"
 
 
-def load_benchmark() -> Any:
-    """The module benchmarks/ends.py."""
-    path = Path(__file__).parents[2] / "benchmarks" / "ends.py"
-    spec = importlib.util.spec_from_file_location("benchmark_ends", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-benchmark = load_benchmark()
+benchmark = load_benchmark("ends")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What must hold for connections that lose: found among this process's descriptors, and told to go on with BBR."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -104,3 +105,20 @@ async def test_where_nothing_can_be_changed_nothing_is_looked_at(
     if allowed is not None:
         (tmp_path / "allowed").write_text(allowed)
     await CongestionWatch().run()
+
+
+async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch):
+    looks = []
+
+    def look(watch: CongestionWatch) -> None:
+        looks.append(watch)
+        if len(looks) == 1:
+            raise OSError(24, "Too many open files")
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(congestion, "is_allowed", lambda: True)
+    monkeypatch.setattr(congestion, "EVERY", 0.0)
+    monkeypatch.setattr(CongestionWatch, "look", look)
+    with pytest.raises(asyncio.CancelledError):
+        await CongestionWatch().run()
+    assert len(looks) == 2

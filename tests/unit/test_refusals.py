@@ -3,29 +3,16 @@
 The cases are those of benchmarks/refusals.py, which measures their time; memory is held here.
 """
 
-import importlib.util
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lowcomm_node.discovery.keys import Provenances
 from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, VersionError
 from lowcomm_protocol.refusals import Reason, Refusals, What
+from scripts import load_benchmark
 
-
-def load_benchmark() -> Any:
-    """The module benchmarks/refusals.py."""
-    path = Path(__file__).parents[2] / "benchmarks" / "refusals.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_refusals", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-benchmark = load_benchmark()
+benchmark = load_benchmark("refusals")
 CASES = {case.name: case for case in benchmark.CASES}
 
 

@@ -251,6 +251,22 @@ async def test_a_peer_that_takes_streams_and_never_answers_is_given_up_in_time(t
             stream.socket.close()
 
 
+async def test_who_sends_on_where_nothing_is_due_is_not_read_on(tmp_path, monkeypatch):
+    async with pair(tmp_path, EVE) as (_, bob, eve):
+        monkeypatch.setattr(tunnel, "OPENING_DEADLINE", 3600.0)
+        stream, answer = await begin(eve, bob, opening(name(), 7))
+        assert answer == numbered(Signal.GONE, 0)
+        with stream.socket:
+            await asyncio.get_running_loop().sock_sendall(stream.socket, b"and on")
+            assert await soon(ends_at(stream.socket)), "it is closed, though its deadline is an hour away"
+
+
+async def ends_at(end: socket.socket) -> bool:
+    with suppress(ConnectionError):  # what we sent was not read
+        return await asyncio.get_running_loop().sock_recv(end, 1) == b""
+    return True
+
+
 async def test_streams_that_come_and_go_are_bounded_too(tmp_path, monkeypatch):
     monkeypatch.setattr(crowd, "MAX_NEW", 3)
     async with pair(tmp_path) as (ada, bob):

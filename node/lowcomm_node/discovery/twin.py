@@ -8,9 +8,10 @@ Asked before we start under that identity, from a p2pd with a throw-away one:
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 
-from lowcomm_node.discovery.client import attach, detach, dial, load_hivemind, wait_routing
+from lowcomm_node.discovery.client import DIAL_DEADLINE, attach, detach, dial, load_hivemind, wait_routing
 from lowcomm_node.discovery.multiaddress import EntryPoint
 from lowcomm_node.discovery.p2pd import P2pDaemon
 from lowcomm_node.errors import RetryLater
@@ -37,7 +38,9 @@ async def refuse_twin(peer_id: str, entries: Sequence[EntryPoint]) -> None:
                     "of its own; a copied home needs its identity.key moved away."
                 )
             await asyncio.sleep(0.5)
-            await p2p._client.disconnect(_peer(peer_id))
+            with suppress(TimeoutError):  # then it is still connected, and dialed in vain
+                async with asyncio.timeout(DIAL_DEADLINE):
+                    await p2p._client.disconnect(_peer(peer_id))
     finally:
         if p2p is not None:
             await detach(p2p)

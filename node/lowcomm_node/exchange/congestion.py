@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowcomm_node.exchange.connections import connections
+from lowcomm_node.exchange.connections import connections, plain
+from lowcomm_node.formatting import place
+from lowcomm_node.logs import log
 
 BBR = "bbr"
 LOSSY = 0.005
@@ -60,7 +62,10 @@ class CongestionWatch:
     async def run(self) -> None:
         """Look every second; returns at once where nothing could be changed."""
         while is_allowed():
-            self.look()
+            try:
+                self.look()
+            except OSError as error:  # such as too many open files: it passes
+                log.warning("congestion.not_looked", reason=str(error))
             await asyncio.sleep(EVERY)
 
     def look(self) -> None:
@@ -78,7 +83,7 @@ class CongestionWatch:
             self._tell(
                 {
                     "event": "congestion.changed",
-                    "address": f"{peer[0]}:{peer[1]}",
+                    "address": place(plain(peer[0]), peer[1]),
                     "before": sending.congestion,
                     "resent": sending.resent / sending.segments,
                 }

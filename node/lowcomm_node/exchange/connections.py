@@ -36,18 +36,18 @@ def connections() -> Iterator[socket.socket]:
 def break_off(peer: str) -> None:
     """End the connections to a peer, named as gRPC does: ``ipv4:192.0.2.1:5000``, ``ipv6:%5B2001:db8::1%5D:5000``."""
     host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
-    wanted = (_plain(host.strip("[]")), int(port))
+    wanted = (plain(host.strip("[]")), int(port))
     for connection in connections():
         with connection:
             try:
                 found = connection.getpeername()
-                if (_plain(found[0]), found[1]) == wanted:
+                if (plain(found[0]), found[1]) == wanted:
                     connection.shutdown(socket.SHUT_RDWR)
             except OSError:  # it is not connected, or not any more
                 continue
 
 
-def _plain(host: str) -> str:
+def plain(host: str) -> str:
     """An address in its shortest form, without the interface, and of IPv4 where it is one."""
     address = ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
