@@ -40,11 +40,6 @@ class Paths:
         """One folder a run, named by its fingerprint."""
         return self.home / "runs"
 
-    @property
-    def demos(self) -> Path:
-        """One folder a demo."""
-        return self.home / "demo"
-
     def run(self, fingerprint: str) -> Path:
         """Folder of one run."""
         return self.runs / fingerprint

@@ -8,7 +8,6 @@ import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from hashlib import sha256
 
 from google.protobuf.message import DecodeError
 
@@ -65,11 +64,6 @@ class PeerInfo:
     """Multiaddresses of its DHT peer."""
     claim: bytes = b""
     """By which invite it came, serialized; empty where the run needs none."""
-
-    @property
-    def certificate_fingerprint(self) -> str:
-        """SHA-256 of the certificate, hexadecimal."""
-        return sha256(self.certificate).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from lowcomm_node.data import Split, TrainStream, held_out_windows, open_data, o
 from lowcomm_node.data.corpus import Document, PythonCorpus, open_corpus
 from lowcomm_node.data.documents import find_files, read_jsonl, read_parquet, read_text
 from lowcomm_node.data.shards import open_shards
-from lowcomm_node.data.tokenizer import BytesTokenizer, Tokenizer, decode_stream
+from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.durable import write_sealed_json
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
 
@@ -215,33 +215,6 @@ def test_without_the_library_a_tokenizer_file_is_an_error_with_a_remedy(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match="pip install tokenizers"):
         open_tokenizer(str(path))
-
-
-def _check_stream(tokenizer: Tokenizer, text: str) -> None:
-    pieces = list(decode_stream(tokenizer, tokenizer.encode(text.encode()).tolist()))
-    assert "".join(pieces) == text
-    assert not any("\ufffd" in piece for piece in pieces), "no half characters are shown"
-
-
-@pytest.mark.parametrize("text", ["", "plain", TEXT * 3, "🌍" * 9, "é世🌍"])
-def test_a_stream_of_tokens_shows_whole_characters_as_they_come(text: str) -> None:
-    _check_stream(BytesTokenizer(), text)
-    shown = list(decode_stream(BytesTokenizer(), "a🌍b".encode()))
-    assert shown == ["a", "🌍", "b"]
-
-
-def test_a_stream_of_a_tokenizer_file_shows_whole_characters_as_they_come(tokenizer_file: Path) -> None:
-    for text in (TEXT * 3, "🌍 é", "one two three"):
-        _check_stream(open_tokenizer(str(tokenizer_file)), text)
-
-
-def test_a_stream_that_ends_or_breaks_within_a_character_shows_that() -> None:
-    assert "".join(decode_stream(BytesTokenizer(), b"ab\xf0\x9f")) == "ab\ufffd"
-    text = "".join(decode_stream(BytesTokenizer(), b"a\xff\xff\xff\xff\xff\xffb"))
-    assert (text[0], text[-1]) == ("a", "b")
-    assert set(text[1:-1]) == {"\ufffd"}
-    endless = decode_stream(BytesTokenizer(), itertools.repeat(0xFF))
-    assert "\ufffd" in next(endless) + next(endless), "what never becomes a character is not waited for"
 
 
 # Documents

@@ -201,7 +201,7 @@ def test_settings_can_not_be_changed_after_loading(tmp_path: Path) -> None:
 def test_all_files_of_a_home_lie_inside_it(tmp_path: Path) -> None:
     paths = Paths(tmp_path)
     files = [paths.identity, paths.lock, paths.control, paths.config, paths.data, paths.runs]
-    files += [paths.demos, paths.signed_run("ab12"), paths.checkpoints("ab12")]
+    files += [paths.signed_run("ab12"), paths.checkpoints("ab12")]
     assert all(file.is_relative_to(tmp_path) and file != tmp_path for file in files)
     assert len(set(files)) == len(files)
     assert paths.checkpoints("ab12").parent == paths.signed_run("ab12").parent == paths.run("ab12")

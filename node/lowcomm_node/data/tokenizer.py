@@ -3,7 +3,7 @@
 import hashlib
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from lowcomm_node.errors import ConfigError
 
 _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-_LONGEST_CHARACTER = 4
-"""Bytes, and so tokens at most, of one character in UTF-8."""
 
 
 class Tokenizer(Protocol):
@@ -98,23 +96,6 @@ def open_tokenizer(name: str) -> Tokenizer:
             f"tokenizer = {name!r} is neither 'bytes' nor a file: name a tokenizer.json with --tokenizer."
         )
     return FileTokenizer(path)
-
-
-def decode_stream(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Text of tokens as they come; a character that several tokens make up is given once it is whole."""
-    # Some tokenizers join a token to those before it, so decode a little of the past each time, and show what is new.
-    past: list[int] = []
-    held: list[int] = []
-    for token in tokens:
-        held.append(token)
-        shown = tokenizer.decode(past)
-        text = tokenizer.decode(past + held)
-        if text.endswith("\ufffd") and len(held) < _LONGEST_CHARACTER:
-            continue
-        yield text[len(shown) :]
-        past, held = held, []
-    if held:
-        yield tokenizer.decode(past + held)[len(tokenizer.decode(past)) :]
 
 
 def _tokenizers(path: Path) -> Any:
