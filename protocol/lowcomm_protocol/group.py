@@ -489,6 +489,9 @@ class GroupExchange(Gathering):
     def _on_deadline(self) -> list[Effect]:
         first, self._late = not self._late, True
         if self.stage in (Stage.REDUCING, Stage.AVERAGING):
+            if not set(self.tally.means) - {self.me}:
+                # To tell that we hold nothing would keep everybody from applying what they all hold.
+                return self._give_in("no mean of another member came before its deadline")
             return self._confirm() + self._settle()
         if self.stage in (Stage.CONFIRMING, Stage.COMMITTING) and first:
             return []  # What others tell may be on its way.

@@ -735,9 +735,17 @@ def test_a_mean_that_a_member_told_that_it_lacks_is_not_waited_for():
 
 def test_our_own_mean_that_comes_after_we_told_that_we_lack_it_is_ignored():
     exchange = after(GIVEN)
-    effects = told(exchange, ex.DeadlinePassed())
-    assert effects == [gx.SendHeld(peer=peer, held=(b"", b"", b"")) for peer in "ab"]
+    effects = told(exchange, gx.MeanVerified(peer="a", digest=D["a"]), ex.DeadlinePassed())
+    assert effects == [gx.SendHeld(peer=peer, held=(D["a"], b"", b"")) for peer in "ab"]
     assert told(exchange, gx.Reduced(digest=D[ME])) == []
+
+
+def test_who_holds_no_mean_of_another_at_the_deadline_leaves_the_others_to_theirs():
+    exchange = after(GIVEN)
+    effects = told(exchange, ex.DeadlinePassed())
+    assert effects[-1] == ex.End(reason="no mean of another member came before its deadline")
+    assert {effect.peer for effect in effects[:-1]} == {"a", "b"}
+    assert not exchange.in_doubt
 
 
 @pytest.mark.parametrize("count", [0, 2, AGREED])
@@ -758,7 +766,8 @@ def test_a_held_that_differs_leaves_the_shard_out():
 
 def test_what_nobody_holds_alike_is_not_applied():
     exchange = after(GIVEN)
-    told(exchange, ex.DeadlinePassed(), held("a", b"", b"", b""), held("b", b"", b"", b""))
+    told(exchange, gx.MeanVerified(peer="a", digest=D["a"]), ex.DeadlinePassed())
+    told(exchange, held("a", D["a"], b"", b""), held("b", b"", b"", b""))
     effects = told(exchange, commit("a", "000"), commit("b", "000"))
     assert effects[-1] == ex.End(reason="the members hold no mean of any shard alike")
     assert not exchange.in_doubt

@@ -365,9 +365,9 @@ class GroupPeer(Peer):
     def do(self, effect: ex.Effect) -> None:
         match effect:
             case gx.SendRoll(peer=peer, roll=roll):
-                self.tell(peer, lambda sender: gx.RollCame(peer=sender, roll=roll))
+                self.tell(peer, "roll", lambda sender: gx.RollCame(peer=sender, roll=roll))
             case gx.SendMembers(peer=peer, members=members):
-                self.tell(peer, lambda sender: gx.MembersCame(peer=sender, members=members))
+                self.tell(peer, "members", lambda sender: gx.MembersCame(peer=sender, members=members))
             case gx.SendShard(peer=peer):
                 self.send_content(peer, "shard")
             case gx.Reduce(contributors=contributors):
@@ -376,17 +376,17 @@ class GroupPeer(Peer):
             case gx.SendMean(peer=peer):
                 self.send_content(peer, "mean", self.mean_for(peer))
             case gx.SendHeld(peer=peer, held=held):
-                self.tell(peer, lambda sender: gx.HeldCame(peer=sender, held=held))
+                self.tell(peer, "held", lambda sender: gx.HeldCame(peer=sender, held=held))
             case gx.SendCommit(peer=peer, shards=shards, heard=heard):
-                self.tell(peer, lambda sender: gx.CommitCame(peer=sender, shards=shards, heard=heard))
+                self.tell(peer, "commit", lambda sender: gx.CommitCame(peer=sender, shards=shards, heard=heard))
             case ex.Apply(shards=shards):
                 self.shards = shards
                 super().do(effect)
             case _:
                 super().do(effect)
 
-    def tell(self, peer: str, event: Callable[[str], gx.Event]) -> None:
-        self.swarm.send(self.links[peer], self.name, "told", event)
+    def tell(self, peer: str, kind: str, event: Callable[[str], gx.Event]) -> None:
+        self.swarm.send(self.links[peer], self.name, kind, event)
 
     def capture(self) -> None:
         super().capture()
