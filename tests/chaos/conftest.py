@@ -1,7 +1,18 @@
-"""Where the tests that break things on purpose find what they share."""
+"""Fixtures of the tests that break things on purpose."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "swarm"))
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "swarm")]
+
+from kit import Swarm, lonely_swarm
+
+
+@pytest.fixture
+def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
+    """An empty swarm; whatever it starts is ended, also when the test fails."""
+    with lonely_swarm(tmp_path, monkeypatch) as swarm:
+        yield swarm

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import uvloop
 from dht import Dht
-from kit import Swarm
+from kit import Swarm, lonely_swarm
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -23,14 +22,8 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 @pytest.fixture
 def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
     """An empty swarm; whatever it starts is ended, also when the test fails."""
-    # Sockets of a folder of our own (a short one, as sockets need): other swarms on this machine do not disturb.
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as runtime:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-        swarm = Swarm(tmp_path)
-        try:
-            yield swarm
-        finally:
-            swarm.close()
+    with lonely_swarm(tmp_path, monkeypatch) as swarm:
+        yield swarm
 
 
 @pytest.fixture

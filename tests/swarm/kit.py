@@ -5,9 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError
@@ -189,6 +193,18 @@ class Swarm:
             except subprocess.TimeoutExpired:
                 process.child.kill()
                 process.child.wait()
+
+
+@contextmanager
+def lonely_swarm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
+    """A swarm with sockets in a folder of its own, so that others on this machine do not disturb; ended in any case."""
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as runtime:  # a short name, as sockets need
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        swarm = Swarm(folder)
+        try:
+            yield swarm
+        finally:
+            swarm.close()
 
 
 def descendants(pid: int) -> list[int]:

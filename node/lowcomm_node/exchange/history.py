@@ -73,6 +73,7 @@ class History:
             "outcome": outcome.value,
             "reason": reason,
             "partners": list(partners),
+            "in_doubt": round_.exchange.in_doubt,
             "left_out": round_.exchange.refusals,
             "swarm_step": swarm_step,
             "bytes_sent": round_.bytes_sent,
