@@ -1,29 +1,26 @@
 """Nodes to which faults happen by plan, in a real swarm."""
 
-import subprocess
 from pathlib import Path
-from typing import Any
 
+from disguised import DisguisedNode, start
 from faults import Fault, Plan
-from kit import Node, Swarm
+from kit import Swarm
 
 FAULTY = Path(__file__).parent / "faulty.py"
 
 
-class FaultyNode(Node):
+class FaultyNode(DisguisedNode):
     """A ``lowcomm-node join`` with a plan; started again in the same home it goes on with what has not happened."""
 
-    plan: Plan
-
-    def launch(self, command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
-        """Start the real command line behind wrapped boundaries."""
-        plan, self.fired = self.home / "plan.json", self.home / "fired"
-        plan.write_text(self.plan.to_json())
-        return subprocess.Popen([command[0], str(FAULTY), str(plan), str(self.fired), *command[3:]], **options)
+    @property
+    def plan(self) -> Plan:
+        """What is to happen."""
+        return Plan.from_json(Path(self.program[1]).read_text())
 
     def happened(self) -> list[str]:
         """What of the plan has happened."""
-        return self.fired.read_text().splitlines() if self.fired.exists() else []
+        fired = Path(self.program[2])
+        return fired.read_text().splitlines() if fired.exists() else []
 
     def left(self) -> list[Fault]:
         """What of the plan has not happened yet."""
@@ -33,7 +30,6 @@ class FaultyNode(Node):
 
 def faulty_node(swarm: Swarm, name: str, plan: Plan, *arguments: str) -> FaultyNode:
     """Start a node to which this happens."""
-    kind = type("Planned", (FaultyNode,), {"plan": plan})
-    node = kind(swarm.folder / name, swarm.address, *arguments)
-    swarm.processes.append(node)
-    return node
+    file = swarm.folder / f"{name}.plan"
+    file.write_text(plan.to_json())
+    return start(FaultyNode, swarm, name, (FAULTY, file, swarm.folder / f"{name}.fired"), *arguments)

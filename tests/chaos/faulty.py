@@ -1,7 +1,6 @@
 """A node to which faults happen by plan: the boundaries of the real code are wrapped, then the real command line runs.
 
-    python faulty.py PLAN FIRED join --peers ...      the daemon
-    python faulty.py PLAN FIRED --trainer 5 6         its trainer, which it starts in the place of the real one
+    python faulty.py PLAN FIRED join --peers ...
 
 PLAN is a file of ``Plan.to_json``. What has happened is added to the file FIRED, and does not happen again after a restart.
 """
@@ -13,11 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "swarm"))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from disguised import run
 from faults import Boundary, Fault, Injector, Kind, Plan
 
 FOREVER = 1e6
@@ -69,7 +70,6 @@ class Injection:
         from lowcomm_node.errors import LinkLost
         from lowcomm_node.exchange.channels import Channels
         from lowcomm_node.exchange.stream import CalleeStream, CallerStream
-        from lowcomm_node.trainer import process
 
         HivemindDiscovery.publish = self._wrap_publish(HivemindDiscovery.publish)
         HivemindDiscovery.lookup = self._wrap_lookup(HivemindDiscovery.lookup)
@@ -77,7 +77,6 @@ class Injection:
         for stream in (CallerStream, CalleeStream):
             stream.send = self._wrap_send(stream.send)
         Daemon.fetch = self._wrap_fetch(Daemon.fetch)
-        process.subprocess = _WithOtherTrainer(sys.argv[1:3])
         self._wrap_disk()
 
     def wrap_trainer(self) -> None:
@@ -162,7 +161,9 @@ class Injection:
             self._sleep(fault)
             if fault is None or fault.kind is not Kind.OUT_OF_MEMORY:
                 return carry_out(loop, request)
-            return loop._pipe.send({"re": request["id"], "error": "CUDA out of memory", "exit_code": 1, "unusable": False})
+            return loop._pipe.send(
+                {"re": request["id"], "error": "CUDA out of memory", "exit_code": 1, "unusable": False}
+            )
 
         return faulty
 
@@ -209,7 +210,9 @@ class Injection:
         await self._wait(fault)
         if fault is None or fault.kind not in (Kind.TRUNCATE, Kind.CORRUPT):
             return message
-        fields = [(field, value) for field, value in leaf_of(message).ListFields() if isinstance(value, bytes) and value]
+        fields = [
+            (field, value) for field, value in leaf_of(message).ListFields() if isinstance(value, bytes) and value
+        ]
         if not fields:
             return type(message)()
         damaged_one = type(message)()
@@ -235,38 +238,7 @@ def damaged(fault: Fault | None, data: bytes) -> bytes:
     return data
 
 
-class _WithOtherTrainer:
-    """The module ``subprocess``, but that the trainer is started as a faulty one, too."""
-
-    def __init__(self, plan: list[str]) -> None:
-        self._plan = plan
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(subprocess, name)
-
-    def Popen(self, command: list[str], **options: Any) -> Any:  # noqa: N802 - as there
-        """Start a process."""
-        descriptors = command[command.index("lowcomm_node.trainer.process") + 1 :]
-        return subprocess.Popen([sys.executable, __file__, *self._plan, "--trainer", *descriptors], **options)
-
-
-def main() -> Any:
-    """Run a daemon or a trainer."""
+if __name__ == "__main__":
     injection = Injection(Path(sys.argv[1]), Path(sys.argv[2]))
     injection.shift_clock()
-    run: Callable[[], Any]
-    if sys.argv[3] == "--trainer":
-        from lowcomm_node.trainer.process import main as run
-
-        injection.wrap_trainer()
-        sys.argv = [sys.argv[0], *sys.argv[4:]]
-    else:
-        from lowcomm_node.cli import main as run
-
-        injection.wrap_daemon()
-        sys.argv = [sys.argv[0], *sys.argv[3:]]
-    return run()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(2, injection.wrap_daemon, injection.wrap_trainer))

@@ -45,7 +45,9 @@ def _between_two(events: Mapping[str, Events], lives: Counter[str]) -> list[str]
             allowed = doubts[other][one] + lives[other] + MAX_FAR_APART
             ours, theirs = applied[one][other], applied[other][one]
             if ours > theirs + allowed:
-                found.append(f"{one[-6:]} applied {ours} with {other[-6:]}, which applied {theirs} and doubts {allowed}")
+                found.append(
+                    f"{one[-6:]} applied {ours} with {other[-6:]}, which applied {theirs} and doubts {allowed}"
+                )
     return found
 
 

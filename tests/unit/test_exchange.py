@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual import CALM, OFFER, STORM, Swarm, Weather, stories
 
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import Exchange, Stage, members_digest
 from lowcomm_protocol.matching import Refusal
+from virtual import CALM, OFFER, STORM, Swarm, Weather, stories
 
 STORIES = 1000
 """Schedules of one test; all tests here run about 3,000 in a few seconds."""

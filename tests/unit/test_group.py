@@ -8,7 +8,6 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual import CALM, OFFER, STORM, GroupPeer, Swarm, Weather, check, naming, stories
 
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol import group as gx
@@ -16,6 +15,7 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import Stage
 from lowcomm_protocol.group import GroupExchange, clique
 from lowcomm_protocol.matching import Refusal
+from virtual import CALM, OFFER, STORM, GroupPeer, Swarm, Weather, check, naming, stories
 
 # Swarms of honest peers
 

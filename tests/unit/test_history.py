@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from virtual import OFFER
 
 from lowcomm_node.exchange import history as history_module
 from lowcomm_node.exchange.group_round import GroupRound
@@ -14,6 +13,7 @@ from lowcomm_node.exchange.round import Round
 from lowcomm_node.trainer.interface import Captured
 from lowcomm_protocol.exchange import Accepted, Refused
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
+from virtual import OFFER
 
 
 class Clock:

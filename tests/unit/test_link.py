@@ -9,7 +9,6 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual import OFFER
 from wire import cabled, call, calling, linked, listening, misbehaving, soon
 
 from lowcomm_node.errors import LinkLost
@@ -22,6 +21,7 @@ from lowcomm_node.trainer.interface import Again
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from virtual import OFFER
 from waiting import until_async
 
 WHOLE = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"

@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual import OFFER
 
 from lowcomm_protocol.matching import (
     REFUSAL_TEXT,
@@ -18,6 +17,7 @@ from lowcomm_protocol.matching import (
     steps_ahead,
     wins_crossing,
 )
+from virtual import OFFER
 
 READY = Readiness(training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4)
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from virtual import OFFER
 
 from lowcomm_node.exchange import round as rounds
 from lowcomm_node.exchange.pair_round import PairRound
 from lowcomm_protocol import exchange as ex
 from tunnelling import soon
+from virtual import OFFER
 from waiting import until_async
 
 

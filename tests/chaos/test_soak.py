@@ -1,0 +1,17 @@
+"""A slice of ``make soak``: a swarm of which a peer is killed, stopped or started every few seconds."""
+
+from pathlib import Path
+
+import pytest
+from soak import INTERVAL, soak
+
+pytestmark = [pytest.mark.chaos, pytest.mark.swarm, pytest.mark.timeout(700)]
+
+
+def test_a_swarm_whose_peers_die_all_the_time_stays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    result = soak(tmp_path / "soak", minutes=3, nodes=4, seed=1)
+    assert result["violations"] == []
+    assert result["swarm_steps_apart"] <= 2 * INTERVAL
+    assert result["happened"]["killed"] >= 3
+    assert all(survivor["completed"] > 0 for survivor in result["survivors"])
