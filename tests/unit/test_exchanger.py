@@ -294,3 +294,21 @@ async def test_an_exchange_keeps_to_the_limits_of_its_owner():
         assert monotonic() - began > 1.0, "a limit that makes contents take 1.5 s, less the credit"
         assert limited.exchanger.bandwidth.up.total == limited.exchanger.bandwidth.down.total == SIZE
         assert (await other.ended())["outcome"] == "applied"
+
+
+async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
+    async with swarm(4) as one:
+        node, *others = one.nodes
+        history, exchanger = node.exchanger.history, node.exchanger
+        exchanger.steps = 2 * INTERVAL
+        for left_out, other in enumerate(others):
+            assert exchanger.has_drifted is (left_out == 2), f"{left_out} of 3 leave it out"
+            history.they_refused(other.peer_id, Refusal.BUSY)
+            if left_out < 2:
+                history.they_refused(other.peer_id, Refusal.NOT_TRUSTED)
+        exchanger.steps -= 1
+        assert not exchanger.has_drifted, "it has met somebody a moment ago"
+        exchanger.steps += 1
+        exchanger.take_over(exchanger.ready)
+        exchanger.steps = 2 * INTERVAL
+        assert not exchanger.has_drifted, "it has copied the state of a peer"

@@ -40,6 +40,9 @@ from lowcomm_protocol.trust import Trust
 SLACK = 1.5
 """Times as long as contents take at the allowed rates: other exchanges begin meanwhile, and take their share."""
 
+DRIFTED = 2
+"""Intervals without an exchange after which peers that leave us out are believed."""
+
 
 class Exchanger:
     """Begins, accepts and carries out exchanges."""
@@ -78,6 +81,7 @@ class Exchanger:
     def take_over(self, ready: Ready) -> None:
         """Begin with the counters of a trainer that has built, resumed or adopted its state."""
         self.ready = ready
+        self.history.left_out_by.clear()
         self.swarm_step, self.steps, self.tokens = ready.swarm_step, ready.steps, ready.tokens
         progress = [FragmentProgress(**counters) for counters in ready.progress]
         self.schedule = SyncSchedule(self.spec.sync.interval, progress)
@@ -158,6 +162,18 @@ class Exchanger:
         return (
             f"at the limits on traffic{shared} an exchange may take {needed} s, and --exchange-deadline allows "
             f"{self.longest:.0f}: raise --max-up and --max-down, or that"
+        )
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether most peers leave us out, and have for a while: what we bring is too far from what they hold by now.
+
+        It only gets further, the longer we train alone. Nothing but a copy of their state brings us back.
+        """
+        training = {info.peer_id for info in self.roster.in_phase(Phase.TRAINING, time())}
+        alone = self.schedule.steps_alone(self.steps)
+        return alone >= DRIFTED * self.spec.sync.interval and 2 * len(training & self.history.left_out_by) > len(
+            training
         )
 
     def _seconds(self, fragment: int, streams: int) -> int:

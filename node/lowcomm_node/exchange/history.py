@@ -49,6 +49,8 @@ class History:
     """Of each fragment at its last merge: how far contributions were apart in the block of 256 values that was worst."""
     last_reason: str = ""
     """Why the last exchange was not applied; empty after one that was."""
+    left_out_by: set[str] = field(default_factory=set)
+    """Peers that have left us out since the last exchange that was applied."""
     _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=16))
 
@@ -63,6 +65,7 @@ class History:
         if outcome is Outcome.APPLIED:
             self.worst_block[round_.fragment] = round_.worst_block or 0.0
             self._seconds.append(seconds)
+            self.left_out_by.clear()
             for peer in partners:
                 self.of(peer).completed += 1
         self.last_reason = reason if outcome is not Outcome.APPLIED else ""
@@ -101,6 +104,8 @@ class History:
         history = self.of(peer)
         history.refused += 1
         history.last_reason = REFUSAL_TEXT[refusal]
+        if refusal is Refusal.NOT_TRUSTED and len(self.left_out_by) < MAX_PEERS:
+            self.left_out_by.add(peer)
 
     def we_refused(self, peer: str, refusal: Refusal) -> None:
         """Count an offer of a peer that we refused; not where our own call to it goes on instead."""
