@@ -64,9 +64,10 @@ def test_an_exchange_that_was_applied_is_counted_for_everybody_who_took_part(clo
     assert list(history.rounds) == [entry]
     assert entry.pop("time") > 1_700_000_000
     assert entry == {
-        "fragment": OFFER.fragment, "round": OFFER.round, "outcome": "applied", "reason": "", "partners": ["a", "b"],
-        "in_doubt": False, "left_out": {}, "swarm_step": 42, "bytes_sent": 21, "bytes_received": 42, "seconds": 7.5, "worst_block": None,
-    }  # fmt: skip
+            "fragment": OFFER.fragment, "round": OFFER.round, "outcome": "applied", "reason": "", "partners": ["a", "b"],
+            "in_doubt": False, "left_out": {}, "swarm_step": 42, "bytes_sent": 21, "bytes_received": 42, "seconds": 7.5,
+            "worst_block": None,
+        }  # fmt: skip
 
 
 def test_an_exchange_that_failed_tells_why_and_counts_for_nobody(clock):
