@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test check format fast proto table soak clean
+.PHONY: setup demo test check format proto table soak memory clean
 
 setup: $(READY)
 
@@ -42,7 +42,11 @@ proto: $(READY)  ## regenerate the committed stubs
 table: $(READY)  ## the table of methods in README.md: real processes, three seeds
 	$(BIN)/python benchmarks/methods.py
 
-soak: $(READY)  ## memory of the daemon over hundreds of exchanges
+MINUTES ?= 60
+soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds
+	$(BIN)/python tests/chaos/soak.py --minutes $(MINUTES)
+
+memory: $(READY)  ## memory of the daemon over hundreds of exchanges
 	$(BIN)/python benchmarks/memory.py
 
 clean:

@@ -33,7 +33,8 @@ def told(node: Resident, other: str) -> dict[str, Any]:
     return next((peer for peer in node.peers() if peer["peer_id"] == other), {})
 
 
-@pytest.mark.parametrize("seconds", [8, pytest.param(30, marks=pytest.mark.soak)])
+@pytest.mark.soak  # a minute each
+@pytest.mark.parametrize("seconds", [8, 30])
 def test_training_outlives_an_outage_and_a_change_of_address(lab: Lab, tmp_path: Path, seconds: int) -> None:
     near = lab.public("near", link=Link())
     a, b = started(tmp_path, [lab.public("server"), near, lab.public("far")])

@@ -12,6 +12,7 @@ from waiting import until
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
+@pytest.mark.soak  # three minutes; peers and doors that die are in tests/chaos/test_soak.py
 def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     swarm.bootstrap()
     spec = str(swarm.spec(evaluate_every=100))

@@ -207,6 +207,7 @@ def hivemind_dht(tmp_path: Path, swarm: Swarm) -> Iterator[HivemindDht]:
         program.end()
 
 
+@pytest.mark.soak  # two minutes; what it keeps is checked in the test below
 def test_hiveminds_own_program_is_a_door_of_the_swarm(swarm: Swarm, hivemind_dht: HivemindDht) -> None:
     address = until(lambda: hivemind_dht.address, 90, "hivemind-dht is ready")
     assert "/p2p/Qm" in address
