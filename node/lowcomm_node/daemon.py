@@ -91,12 +91,14 @@ EXAMINE_DEADLINE = 150.0
 class Daemon:
     """One node. ``run`` lives its whole life; the other methods may be called at any time from the same event loop."""
 
-    def __init__(self, settings: NodeSettings, trainer: Trainer | None = None) -> None:
-        """``trainer``: one that is launched already. Raises ConfigError if the file of a pause is damaged."""
+    def __init__(
+        self, settings: NodeSettings, trainer: Trainer | None = None, availability: Availability | None = None
+    ) -> None:
+        """``trainer``: the first one; it may be launched already. Raises ConfigError if the file of a pause is damaged."""
         self.settings = settings
         self.supervisor = Supervisor(lambda: TrainerProcess(settings.nice), self._on_news, trainer)
         self.failures = Failures(settings.checkpoint_every)
-        self.availability = Availability.of(settings)
+        self.availability = availability or Availability.of(settings)
         self.news = News()
         self.phase = "starting"
         self.waiting: str | None = None
@@ -435,15 +437,16 @@ class Daemon:
         """Save, end the trainer, and wait until the owner lets us train."""
         assert self.exchanger and self.membership and self.availability.hold
         hold = self.availability.hold
-        self.exchanger.open = False
+        self.exchanger.open = False  # who calls us until all know it is told that we do not train
         self._enter("paused", f"{hold.text}; saving")
         self._tell({"event": "paused", "rule": hold.rule.value, "reason": hold.text, "until": hold.until})
         await self.membership.announce(Phase.PAUSED)
         if self.supervisor.runs:
-            await self.exchanger.close(f"the node pauses: {hold.text}", PAUSE_PATIENCE)
+            await self.exchanger.close("the node pauses", PAUSE_PATIENCE)  # why is nobody's business
             await self._save()
         await self.supervisor.stop()
-        self.waiting = None  # the report tells
+        self.waiting, self.progress["tokens_per_second"] = None, 0.0  # the report tells why
+        await self.membership.announce(Phase.PAUSED)
         await self.availability.wait_free()
         self._tell({"event": "resumed"})
 

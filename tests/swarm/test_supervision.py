@@ -2,6 +2,7 @@
 
 import os
 import signal
+from datetime import datetime
 
 import psutil
 import pytest
@@ -62,6 +63,14 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
     assert (last["reason"], last["left_out"]) == ("no partner: nobody else is training", {}), (
         "nobody asks who is paused"
     )
+
+    # One that starts outside its hours is in the swarm, paused, and takes nothing.
+    hour = (datetime.now().astimezone().hour + 12) % 24
+    c = swarm.node("c", "--schedule", f"{hour:02}:00-{hour:02}:01")
+    until(lambda: phase_seen_by(b, c) == "paused", 40, "it is seen as paused")
+    sleeping = c.until(lambda s: s["phase"] == "paused", "paused")
+    assert sleeping["trainer"]["pid"] is None and "outside its schedule" in sleeping["waiting"]
+    assert c.end() == 0
 
     # Resumed: it goes on where it was.
     assert run("lowcomm_node", "resume", "--home", str(a.home)).returncode == 0

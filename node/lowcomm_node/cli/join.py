@@ -75,16 +75,18 @@ def join(
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     flags = {key: value for key, value in locals().items() if key not in ("json_", "quiet", "verbose")}
+    from lowcomm_node.availability.availability import Availability
     from lowcomm_node.settings import load_settings
 
     settings = load_settings(flags).settings
     terminal = sys.stdout.isatty() and not json_
     configure_logs(verbose - quiet - 1)
-    trainer = TrainerProcess(settings.nice)
-    trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
+    availability, trainer = Availability.of(settings), TrainerProcess(settings.nice)
+    if availability.hold is None:
+        trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
     from lowcomm_node.daemon import Daemon
 
-    raise SystemExit(run_async(_join(Daemon(settings, trainer), terminal)))
+    raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), terminal)))
 
 
 async def _join(daemon: Any, terminal: bool) -> int:

@@ -42,7 +42,8 @@ def pause(
         now = _wait_paused(client)
     saved = now["checkpoint"]["step"] if now["checkpoint"] else None
     kept = f"saved at swarm step {saved}" if saved is not None else "nothing to save yet"
-    show({"paused": True, "pause": now["pause"], "checkpoint": now["checkpoint"]}, json_, f"{now['waiting']}; {kept}")
+    told = now["pause"]["reason"] if now["pause"] else "paused"
+    show({"paused": True, "pause": now["pause"], "checkpoint": now["checkpoint"]}, json_, f"{told}; {kept}")
 
 
 def resume(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
@@ -56,7 +57,7 @@ def _wait_paused(client: ControlClient) -> dict[str, Any]:
     deadline = time.monotonic() + DEADLINE
     while True:
         now = client.status()
-        if now["phase"] == "paused" and now["trainer"]["pid"] is None:
+        if now["trainer"]["pid"] is None and (now["phase"] == "paused" or now["run"] is None):
             return now
         if now["pause"] is None:
             raise NodeError("The node does not pause: it was resumed meanwhile.")

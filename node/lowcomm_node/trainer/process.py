@@ -159,8 +159,10 @@ class Trainer(ABC):
 
     async def stop(self) -> None:
         """End it. What was being written is finished first; past the deadline it is killed."""
-        with contextlib.suppress(TrainerError):
+        try:
             await self._ask("stop", STOP_DEADLINE)
+        except TrainerError:
+            self.kill()
         if self._writer is None and self._ours is not None:
             self._abandon(self._ours)
         await self._join()
