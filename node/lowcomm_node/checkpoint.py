@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lowcomm_node.allotment import Allotment
 from lowcomm_node.durable import disk_full_error, folder_lock, lock, require_space, sync_file, sync_folder
 from lowcomm_node.errors import CheckpointError, ConfigError, RetryLater
 from lowcomm_node.manifest import PART, CheckpointInfo, is_complete, problems_of, read_manifest, write_checkpoint
@@ -69,11 +70,13 @@ class CheckpointStore:
     Raises ConfigError if ``keep`` is less than 1.
     """
 
-    def __init__(self, folder: Path, keep: int = 3) -> None:
+    def __init__(self, folder: Path, keep: int = 3, allotment: Allotment | None = None) -> None:
+        """``allotment``: what the home may take; where it is short, fewer are kept, and always the newest sound one."""
         if keep < 1:
             raise ConfigError(f"keep = {keep} would remove every checkpoint: set it to 1 or more.")
         self.folder = folder
         self.keep = keep
+        self._allotment = allotment or Allotment(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder, wait=False) as free:
             # While another process writes, its temporary folder is no leftover; it has swept before it began.
@@ -198,11 +201,24 @@ class CheckpointStore:
         self, step: int, tensors_by_part: Mapping[str, Mapping[str, Tensor]], meta: dict[str, Any], created_at: float
     ) -> None:
         needed = sum(state_bytes(tensors) for tensors in tensors_by_part.values()) + _OVERHEAD
+        self._make_room(step, needed)
         require_space(self.folder, needed)
         with disk_full_error(self.folder, needed):
             temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self.folder))
             write_checkpoint(temporary, step, tensors_by_part, meta, created_at)
             self._publish(temporary, step)
+
+    def _make_room(self, step: int, needed: int) -> None:
+        """Remove the oldest checkpoints while the allotment is short; never the newest sound one. Raises DiskFull."""
+        sound = [info.step for info in self.entries() if is_complete(info)]
+        spared = {sound[-1] if sound else step}
+        for old in self.steps():
+            if self._allotment.room() >= needed:
+                return
+            if old not in spared:
+                self._remove(old)
+                self._sweep()
+        self._allotment.require(needed, "A checkpoint")
 
     def _publish(self, temporary: Path, step: int) -> None:
         final = self._path(step)
@@ -221,10 +237,14 @@ class CheckpointStore:
         for step in [step for step in ranked if step != newest][: max(0, len(ranked) - self.keep)]:
             # The new checkpoint is safe by now: what can't be removed is tried again at the next save.
             with suppress(OSError):
-                path = self._path(step)
-                _move_if_unpinned(path, self.folder / f"{_REMOVING}{path.name}")
+                self._remove(step)
         with suppress(OSError):
             self._sweep()
+
+    def _remove(self, step: int) -> None:
+        """Take a checkpoint's name away, unless somebody reads it; the next sweep removes what it held."""
+        path = self._path(step)
+        _move_if_unpinned(path, self.folder / f"{_REMOVING}{path.name}")
 
     def _sweep(self) -> None:
         """Clear away what a crash or a removal left behind; only for the holder of the folder's lock."""

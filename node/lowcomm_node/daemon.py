@@ -5,6 +5,8 @@ joining     enter the DHT, find the run, check its signature, and whether it tak
 loading     start the trainer: data, model, newest checkpoint
 syncing     copy the state of a peer that is ahead; wait for the peers that the run begins with
 training    until the run is over or the owner says finish
+paused      its owner wants it so: saved, the trainer ended; then loading again
+restarting  the trainer failed: loading again after a while
 finishing   end exchanges, evaluate, save
 left        goodbye is said
 """
@@ -12,14 +14,15 @@ left        goodbye is said
 import asyncio
 import datetime
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import ExitStack, aclosing, suppress
-from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.admitting import Standing
 from lowcomm_node.allocator import keep_freed_memory
+from lowcomm_node.allotment import Allotment
+from lowcomm_node.availability.availability import Availability
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.discovery.doors import nobody_answers
@@ -29,7 +32,18 @@ from lowcomm_node.discovery.known import KnownDoors
 from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.discovery.p2pd import runtime_folder
 from lowcomm_node.doctor.examining import examine_node
-from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NoPeers, NotAdmitted, RetryLater, TrainerError
+from lowcomm_node.errors import (
+    CheckpointError,
+    ConfigError,
+    DiskFull,
+    LinkLost,
+    NodeError,
+    NoPeers,
+    NotAdmitted,
+    RetryLater,
+    TrainerError,
+    TrainerLost,
+)
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.congestion import CongestionWatch
 from lowcomm_node.exchange.exchanger import Exchanger
@@ -50,6 +64,8 @@ from lowcomm_node.owner import Allowance
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
+from lowcomm_node.supervision.failures import Failures
+from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
 from lowcomm_protocol import exchange as ex
@@ -60,9 +76,14 @@ from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
 
 FETCH_ROUNDS = 5
+VECTORS_FETCHED = 5
+"""float32 vectors of the model's size in the state of a peer: fast and slow weights, outer momentum, two moments."""
 START_DEADLINE = 300.0
 """Seconds that a node waits for the peers that a run begins with; then it begins with those that are there."""
 LEAVE_DEADLINE = 45.0
+PAUSE_PATIENCE = 5.0
+"""Seconds for exchanges that are under way to end when the owner pauses the node."""
+NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
 EXAMINE_DEADLINE = 150.0
 """Seconds; whoever asks waits a little longer (control.client.EXAMINING)."""
 
@@ -70,9 +91,14 @@ EXAMINE_DEADLINE = 150.0
 class Daemon:
     """One node. ``run`` lives its whole life; the other methods may be called at any time from the same event loop."""
 
-    def __init__(self, settings: NodeSettings, trainer: Trainer | None = None) -> None:
+    def __init__(
+        self, settings: NodeSettings, trainer: Trainer | None = None, availability: Availability | None = None
+    ) -> None:
+        """``trainer``: the first one; it may be launched already. Raises ConfigError if the file of a pause is damaged."""
         self.settings = settings
-        self.trainer: Trainer = trainer or TrainerProcess()
+        self.supervisor = Supervisor(lambda: TrainerProcess(settings.nice), self._on_news, trainer)
+        self.failures = Failures(settings.checkpoint_every)
+        self.availability = availability or Availability.of(settings)
         self.news = News()
         self.phase = "starting"
         self.waiting: str | None = None
@@ -97,6 +123,8 @@ class Daemon:
         self.checkpoint: dict[str, Any] | None = None
         self.warnings: list[str] = []
         self._finish = asyncio.Event()
+        self._hurry = False
+        """Whether its owner wants it to leave without waiting for exchanges."""
         self._over = asyncio.Event()
         self._failure: NodeError | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -144,16 +172,29 @@ class Daemon:
         """End the running exchanges, save, say goodbye, leave."""
         self._finish.set()
 
-    def request_stop(self) -> None:
-        """Leave now, without saving."""
-        if self._main is not None:
+    def request_stop(self, now: bool = True) -> None:
+        """Give up the running exchanges, save, say goodbye, leave; ``now``: without saving."""
+        if not now:
+            self._hurry = True
+            self._finish.set()
+        elif self._main is not None:
             self._main.cancel()
+
+    def pause(self, seconds: float | None) -> None:
+        """Save, end the trainer and with it what it takes of the GPU; until ``resume``, or for so many seconds."""
+        self.availability.pause(seconds)
+
+    def resume(self) -> None:
+        """Train again, whatever keeps the node from that now."""
+        self.availability.resume()
 
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Sample text from the fast weights. Raises TrainerError while there is no model yet."""
         if self.ready is None:
             raise TrainerError(f"The model is not loaded yet (the node is {self.phase}): try again in a moment.")
-        return await self.trainer.generate(prompt, tokens, temperature, seed)
+        if not self.supervisor.runs:
+            raise TrainerError(f"The model is not loaded now, for the node is {self.phase}: `status` tells why.")
+        return await self.supervisor.trainer.generate(prompt, tokens, temperature, seed)
 
     async def doctor(self, peers: Sequence[str]) -> list[dict[str, Any]]:
         """What is wrong with this machine or its network; ``peers`` are asked first. Takes a minute or so. Raises RetryLater."""
@@ -193,7 +234,7 @@ class Daemon:
                 self._enter("left", None)
                 return 130
             finally:
-                await self.trainer.stop()  # also if it was launched and nothing came of it
+                await self.supervisor.stop()  # also if it was launched and nothing came of it
                 await control.close()
         if self._failure is not None:
             raise self._failure
@@ -234,7 +275,7 @@ class Daemon:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self.trainer.stop()
+            await self.supervisor.stop()
             self.discovery = None
             if self._prober is not None:
                 await self._prober.close()
@@ -259,16 +300,6 @@ class Daemon:
 
     async def _take_part(self, discovery: Discovery) -> None:
         assert self.run_ is not None and self.lifeline is not None
-        spec, paths = self.run_.spec, self.settings.paths
-        self._enter("joining", "starting the trainer: text, model, newest checkpoint")
-        checkpoints = paths.checkpoints(self.run_.fingerprint)
-        self.ready = await self._unless_finished(self.trainer.start(self._trainer_settings(checkpoints)))
-        if self.ready is None:
-            return
-        for skipped in self.ready.skipped:
-            self._warn(f"checkpoint skipped: {skipped}")
-        self.progress = {"steps": self.ready.steps, "swarm_step": self.ready.swarm_step, "tokens": self.ready.tokens}
-
         admission = self.standing.admission
         gatekeeper = Gatekeeper(
             self.identity,
@@ -284,16 +315,14 @@ class Daemon:
         roster = Roster(self.peer_id, self.run_.run_id, admission, self.refusals)
         self.exchanger = Exchanger(
             peer_id=self.peer_id,
-            spec=spec,
-            ready=self.ready,
-            trainer=self.trainer,
+            spec=self.run_.spec,
             roster=roster,
             channels=self.channels,
             deadline=self.settings.exchange_deadline,
             tell=self._tell,
             bandwidth=allowance.bandwidth,
         )
-        store = CheckpointStore(checkpoints, self.settings.keep)
+        store = CheckpointStore(self.settings.paths.checkpoints(self.run_.fingerprint), self.settings.keep)
         self._snapshots = SnapshotServer(store, self._refresh, max_age=2.0, up=allowance.bandwidth.up)
         self.exchanger.joiners = lambda: self._snapshots.joiners
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
@@ -312,9 +341,9 @@ class Daemon:
             self.membership = self._make_membership(discovery, roster, certificate.der, told)
             self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
             self.lifeline.on_move(lambda: self._move(port))
-            works = (self._follow_trainer(), self.membership.run(), CongestionWatch(self._tell).run())
+            works = (self.membership.run(), self.availability.run(), CongestionWatch(self._tell).run())
             self._tasks += [asyncio.create_task(work) for work in works]
-            await self._unless_finished(self._sync_and_train())
+            await self._unless_finished(self._take_turns())
         finally:
             try:
                 await self._leave(server)
@@ -343,25 +372,109 @@ class Daemon:
             lifeline=self.lifeline,
         )
 
-    async def _sync_and_train(self) -> None:
+    async def _take_turns(self) -> None:
+        """Train until the run is over; between two turns pause, or start the trainer again after a failure."""
+        while True:
+            if self.availability.hold is not None:
+                await self._pause()
+            try:
+                if await self._until_held(self._turn()):
+                    return
+            except TrainerError as error:
+                await self._recover(error)
+
+    async def _until_held(self, turn: Coroutine[Any, Any, None]) -> bool:
+        """Take a turn; whether it came to its end, or the owner wants a pause. Raises TrainerLost if the trainer is."""
+        task = asyncio.create_task(turn)
+        lost, held = (asyncio.create_task(one) for one in (self.supervisor.wait_lost(), self.availability.wait_held()))
+        try:
+            await asyncio.wait({task, lost, held}, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                await lost
+            if task.done():
+                await task
+            return task.done()
+        finally:
+            for one in (task, lost, held):
+                one.cancel()
+            await asyncio.gather(task, lost, held, return_exceptions=True)
+
+    async def _turn(self) -> None:
+        """Start the trainer, sync, and train until the run is over. Raises TrainerError."""
         assert self.exchanger and self.membership and self.run_
+        await self._start_trainer()
         self._enter("syncing", "looking for peers")
         await self.membership.announce(Phase.SYNCING)
         await self._catch_up()
         await self._wait_for_start()
-        await self.trainer.evaluate()
+        await self.supervisor.trainer.evaluate()
         self.exchanger.open = True
         self._enter("training", None)
         await self.membership.announce(Phase.TRAINING)
-        await self.trainer.train(True)
+        await self.supervisor.train(True)
         await self._over.wait()
-        if self._failure is not None:
-            return
         await self._conclude()
         self._enter("finished", "the run is over: serving its state to others" if self.settings.stay else None)
         await self.membership.announce(Phase.FINISHED)
         if self.settings.stay:
             await asyncio.Event().wait()
+
+    async def _start_trainer(self) -> None:
+        assert self.exchanger
+        self._enter("restarting" if self.ready else "joining", "starting the trainer: text, model, newest checkpoint")
+        self.ready = await self.supervisor.start(self._trainer_settings())
+        for skipped in self.ready.skipped:
+            self._warn(f"checkpoint skipped: {skipped}")
+        self._take_over(self.ready)
+
+    def _take_over(self, ready: Ready) -> None:
+        """Go on with the state that the trainer has built, resumed or adopted."""
+        assert self.exchanger
+        self.exchanger.take_over(ready, self.supervisor.trainer)
+        self.progress |= {"steps": ready.steps, "swarm_step": ready.swarm_step, "tokens": ready.tokens}
+
+    async def _pause(self) -> None:
+        """Save, end the trainer, and wait until the owner lets us train."""
+        assert self.exchanger and self.membership and self.availability.hold
+        hold = self.availability.hold
+        self.exchanger.open = False  # who calls us until all know it is told that we do not train
+        self._enter("paused", f"{hold.text}; saving")
+        self._tell({"event": "paused", "rule": hold.rule.value, "reason": hold.text, "until": hold.until})
+        await self.membership.announce(Phase.PAUSED)
+        if self.supervisor.runs:
+            await self.exchanger.close("the node pauses", PAUSE_PATIENCE)  # why is nobody's business
+            await self._save()
+        await self.supervisor.stop()
+        self.waiting, self.progress["tokens_per_second"] = None, 0.0  # the report tells why
+        await self.membership.announce(Phase.PAUSED)
+        await self.availability.wait_free()
+        self._tell({"event": "resumed"})
+
+    async def _recover(self, error: TrainerError) -> None:
+        """Clean up after a trainer that failed, and wait for a while. Raises NodeError if another try is no use."""
+        assert self.exchanger and self.membership
+        if self.ready is None and not isinstance(error, TrainerLost):
+            raise error  # it has never run, and says why
+        failure = await self.supervisor.explain(error)
+        wait = self.failures.failed(failure)
+        if wait is None:
+            self._failure = (ConfigError if error.exit_code == ConfigError.exit_code else TrainerError)(
+                self.failures.farewell()
+            )
+            log.error("trainer.given_up", reason=str(self._failure))
+        told = f"{failure.reason.rstrip('.')} (failure {self.failures.count} in a row, at step {failure.step})"
+        self._enter("restarting", told)
+        self._warn(f"the trainer failed: {told}")
+        await self.exchanger.close("the trainer failed", 0.0)
+        await self.supervisor.stop()
+        if wait is None:
+            assert self._failure is not None
+            raise self._failure
+        self.waiting = f"{told}: starting it again in {wait:.0f} s"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self.membership.announce(Phase.SYNCING)
+                await self.availability.wait_held()
 
     async def _catch_up(self) -> None:
         """Copy the state of the most advanced peer, if it is ahead by more than a merge can heal."""
@@ -378,7 +491,7 @@ class Daemon:
             try:
                 await self._fetch_from(donor)
                 return
-            except (LinkLost, CheckpointError, TrainerError) as error:
+            except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
                 self._warn(f"state of {donor.peer_id[-6:]}: {error}")
         self._warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
 
@@ -390,12 +503,14 @@ class Daemon:
         def tell(part: str, have: int, size: int) -> None:
             self.waiting = f"{told}: {part}, {have / 1e6:.1f} of {size / 1e6:.1f} MB" if part != "manifest" else told
 
+        Allotment(self.settings.home, self.settings.max_disk).require(
+            VECTORS_FETCHED * 4 * parameters, "The state of a peer"
+        )
         fetcher = Fetcher(self.channels, folder, parameters, tell, self.allowance.bandwidth.down)
         info = await fetcher.fetch(donor)
         self.waiting = "checking the state and loading it"
-        self.ready = await self.trainer.adopt(str(folder), info.step, donor.peer_id)
-        self.exchanger.take_over(self.ready)
-        self.progress |= {"steps": self.ready.steps, "swarm_step": self.ready.swarm_step, "tokens": self.ready.tokens}
+        self.ready = await self.supervisor.trainer.adopt(str(folder), info.step, donor.peer_id)
+        self._take_over(self.ready)
         shutil.rmtree(folder, ignore_errors=True)
         event = {"event": "state.adopted", "donor": donor.peer_id, "swarm_step": self.ready.swarm_step}
         self._tell({**event, "bytes": fetcher.bytes_received})
@@ -422,13 +537,15 @@ class Daemon:
         await self.exchanger.close("the node leaves")
         self.waiting = "evaluating and saving"
         with suppress(TrainerError):
-            await self.trainer.train(False)
-            await self.trainer.evaluate()
+            await self.supervisor.train(False)
+            await self.supervisor.trainer.evaluate()
         await self._save()
 
     async def _save(self) -> None:
+        """A checkpoint of where it stands; no more steps."""
         try:
-            saved = await self.trainer.save()
+            await self.supervisor.train(False)
+            saved = await self.supervisor.trainer.save()
             self.checkpoint = {"step": saved["swarm_step"], "path": saved["path"]}
         except TrainerError as error:
             self._warn(f"the last checkpoint could not be saved: {error}")
@@ -438,13 +555,20 @@ class Daemon:
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_DEADLINE):
                 sound = self._failure is None or isinstance(self._failure, NotAdmitted)
-                if self.phase in ("training", "syncing") and sound and not self._stopped_now():
-                    await self._conclude()
+                if self.supervisor.runs and self.phase != "finished" and sound and not self._stopped_now():
+                    await (self._hurry_out() if self._hurry else self._conclude())
                 if self.membership is not None:
                     await self.membership.say_goodbye()
         self._server = None
         await server.close()
         await self.channels.close()
+
+    async def _hurry_out(self) -> None:
+        """Save, and let no exchange hold us up."""
+        assert self.exchanger
+        self._enter("finishing", "saving")
+        await self.exchanger.close("the node leaves", 0.0)
+        await self._save()
 
     def _stopped_now(self) -> bool:
         return self._main is not None and self._main.cancelling() > 0
@@ -463,29 +587,28 @@ class Daemon:
 
     # news of the trainer
 
-    async def _follow_trainer(self) -> None:
+    def _on_news(self, event: dict[str, Any]) -> None:
         assert self.exchanger
-        while True:
-            event = await self.trainer.news.get()
-            match event["event"]:
-                case "step":
-                    self.progress |= {key: value for key, value in event.items() if key != "event"}
-                    self.exchanger.on_step(event["swarm_step"], event["steps"], event["tokens"])
-                    self.news.tell(event, quiet=True)
-                    continue
-                case "evaluated":
-                    self.progress.setdefault("val_loss_first", event["loss"])
-                    self.progress["val_loss_last"] = event["loss"]
-                case "saved":
-                    self.checkpoint = {"step": event["swarm_step"], "path": event["path"]}
-                case "not-saved":
-                    self._warn(f"checkpoint not saved, training goes on: {event['reason']}")
-                case "finished":
-                    self._over.set()
-                case "failed" | "ended":
-                    self._failure = self._failure or TrainerError(event["reason"])
-                    self._over.set()
-            self._tell(event)
+        match event["event"]:
+            case "step":
+                self.progress |= {key: value for key, value in event.items() if key != "event"}
+                self.failures.stepped(event["steps"])
+                self.exchanger.on_step(event["swarm_step"], event["steps"], event["tokens"])
+                self.news.tell(event, quiet=True)
+                return
+            case "evaluated":
+                self.progress.setdefault("val_loss_first", event["loss"])
+                self.progress["val_loss_last"] = event["loss"]
+            case "saved":
+                self.checkpoint = {"step": event["swarm_step"], "path": event["path"]}
+                if event["after_trouble"]:
+                    self.warnings = [warning for warning in self.warnings if not warning.startswith(NOT_SAVED)]
+                    self._tell({"event": "saving-again"})
+            case "not-saved":
+                self._warn(f"{NOT_SAVED} {event['reason']}")
+            case "finished":
+                self._over.set()
+        self._tell(event)
 
     # who may take part
 
@@ -525,7 +648,7 @@ class Daemon:
         return self.membership.meet(peer, introduction)
 
     async def _refresh(self) -> int:
-        saved = await self.trainer.save()
+        saved = await self.supervisor.trainer.save()
         return int(saved["swarm_step"])
 
     # small things
@@ -540,19 +663,22 @@ class Daemon:
         get = self.progress.get
         return int(get("swarm_step", 0)), int(get("steps", 0)), float(get("tokens_per_second", 0.0))
 
-    def _trainer_settings(self, checkpoints: Path) -> TrainerSettings:
+    def _trainer_settings(self) -> TrainerSettings:
         assert self.run_ is not None
         settings = self.settings
         return TrainerSettings(
             spec=self.run_.spec.canonical().decode(),
             peer_id=self.peer_id,
-            checkpoints=str(checkpoints),
+            checkpoints=str(settings.paths.checkpoints(self.run_.fingerprint)),
             data_cache=str(settings.paths.data),
             data=settings.data,
             tokenizer=settings.tokenizer,
             device=settings.device,
             threads=settings.threads,
             max_memory=settings.max_memory,
+            max_vram=settings.max_vram,
+            home=str(settings.home),
+            max_disk=settings.max_disk,
             keep=settings.keep,
             checkpoint_every=settings.checkpoint_every,
         )

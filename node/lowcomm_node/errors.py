@@ -11,6 +11,8 @@ LowcommError                 anything that we raise on purpose; str() names the 
     ├── DataError       78   training text that is missing, malformed or too short
     ├── CheckpointError  1   a saved state that is missing, damaged, or not what was expected
     ├── TrainerError     1   the trainer process died, or can't do what it was asked
+    │   ├── TrainerLost  1   it has died, or does not answer: what it was asked is undone
+    │   ├── Diverged     1   the loss is no number any more
     │   └── Unusable     1   a contribution of another peer that can't be decoded, or is implausible
     ├── LinkLost         1   a stream to a peer broke off, or can't be opened; costs one exchange
     ├── RetryLater      75   nothing is wrong, only the moment: the same call works later
@@ -75,6 +77,14 @@ class CheckpointError(NodeError):
 
 class TrainerError(NodeError):
     """The trainer process died, or can't do what it was asked."""
+
+
+class TrainerLost(TrainerError):
+    """The trainer has died, or does not answer: what it was asked is undone."""
+
+
+class Diverged(TrainerError):
+    """The loss is no number any more."""
 
 
 class Unusable(TrainerError):

@@ -14,6 +14,17 @@ _DEVICE_VECTORS = 4
 """The same on the device: weights, gradients, two moments."""
 
 
+def limit_vram(device: torch.device, max_vram: float | None) -> None:
+    """Have torch take at most so many GiB of a GPU's memory: beyond them it says that it is out of memory.
+
+    What CUDA itself takes for a process, a few hundred MiB, comes on top.
+    """
+    if max_vram is None or device.type != "cuda":
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max_vram * GIB / total), device)
+
+
 def count_parameters(model: ModelSettings) -> int:
     """Parameters of a model, without allocating it."""
     with torch.device("meta"):

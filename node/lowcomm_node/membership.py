@@ -111,8 +111,8 @@ class Membership:
         return len(self.roster.alive(time()))
 
     def count_ready(self) -> int:
-        """Peers that have loaded their model."""
-        return sum(info.phase is not Phase.JOINING for info in self.roster.alive(time()))
+        """Peers that have loaded their model, and are not paused."""
+        return sum(info.phase not in (Phase.JOINING, Phase.PAUSED) for info in self.roster.alive(time()))
 
     def anybody_training(self) -> bool:
         """Whether the run has begun elsewhere."""

@@ -22,6 +22,7 @@ ROUNDS = 4
 """Rows kept for the last rounds."""
 PHASE_STYLES = {
     "training": "green",
+    "paused": "blue",
     "finished": "cyan",
     "finishing": "cyan",
     "left": "dim",

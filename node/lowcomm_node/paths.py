@@ -31,6 +31,11 @@ class Paths:
         return self.home / "config.toml"
 
     @property
+    def pause(self) -> Path:
+        """Until when the owner has paused this node; there while it is."""
+        return self.home / "pause.json"
+
+    @property
     def data(self) -> Path:
         """Cache of tokenized text."""
         return self.home / "data"

@@ -38,9 +38,13 @@ def report(node: "Daemon") -> dict[str, Any]:
         "phase": node.phase,
         "waiting": node.waiting or _why_alone(node),
         "swarm": node.lifeline.describe() if node.lifeline else None,
+        "pause": _pause(node),
         "uptime": monotonic() - node.began,
         "trainer": {
             "state": node.phase,
+            "pid": node.supervisor.pid,
+            "failures": node.supervisor.restarts,
+            "last_failure": _last_failure(node),
             "device": node.ready.device if node.ready else None,
             "parameters": node.ready.parameters if node.ready else None,
             "total_steps": node.run_.spec.run.steps if node.run_ else None,
@@ -117,8 +121,21 @@ def _run(node: "Daemon") -> dict[str, Any] | None:
     }
 
 
+def _pause(node: "Daemon") -> dict[str, Any] | None:
+    """What keeps it from training, by its owner's will; null if nothing does."""
+    hold = node.availability.hold
+    return None if hold is None else {"rule": hold.rule.value, "reason": hold.text, "until": hold.until}
+
+
+def _last_failure(node: "Daemon") -> dict[str, Any] | None:
+    failure = node.supervisor.last_failure
+    return None if failure is None else {"kind": failure.kind.value, "reason": failure.reason, "step": failure.step}
+
+
 def _why_alone(node: "Daemon") -> str | None:
     """Training never waits; but if the last exchange was not applied, the owner wants to know why."""
+    if node.phase == "paused" and node.availability.hold is not None:
+        return node.availability.hold.text
     if node.phase == "joining" and node.lifeline is not None:
         return node.lifeline.reason
     if node.phase != "training" or node.exchanger is None or node.run_ is None:

@@ -26,9 +26,10 @@ from pydantic import (
     model_validator,
 )
 
+from lowcomm_node.availability.timetable import Timetable, read_timetable
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.paths import Paths
-from lowcomm_node.units import NONE, read_rate, write_rate
+from lowcomm_node.units import NONE, read_duration, read_rate, write_duration, write_rate
 from lowcomm_protocol.errors import AdmissionError
 
 if TYPE_CHECKING:
@@ -47,17 +48,34 @@ def _read_limit(value: Any) -> float | None:
     return read_rate(str(value))
 
 
+def _read_schedule(value: Any) -> Timetable | None:
+    return read_timetable(str(value))
+
+
+def _read_duration(value: Any) -> float:
+    return read_duration(str(value))
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Text = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Rate = Annotated[float | None, BeforeValidator(_read_limit), PlainSerializer(write_rate, when_used="json")]
 """Bytes a second, written such as 20Mbit or 2.5MB; None, written none: as many as come."""
 
+Schedule = Annotated[
+    Timetable | None,
+    BeforeValidator(_read_schedule),
+    PlainSerializer(lambda schedule: NONE if schedule is None else str(schedule), when_used="json"),
+]
+Duration = Annotated[float, BeforeValidator(_read_duration), PlainSerializer(write_duration, when_used="json")]
+"""Seconds, written such as 90s, 30m or 2h."""
+GiB = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
 
 class NodeSettings(BaseModel):
     """The settings of one node; each is a flag of ``join``, a ``LOWCOMM_*`` variable and a key of ``config.toml``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     home: Path
     """Folder of identity, checkpoints and control file."""
@@ -91,12 +109,26 @@ class NodeSettings(BaseModel):
     """Checkpoints to keep."""
     max_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """GiB that daemon and trainer may use together."""
+    max_vram: GiB | None = None
+    """GiB of the GPU's memory that training may take."""
+    max_disk: GiB | None = None
+    """GiB of the disk that the files of the home may take."""
+    nice: Annotated[int, Field(ge=0, le=19)] = 5
+    """How far the trainer steps back where other programs want the processor: 0 not at all, 19 always."""
     max_up: Rate = None
     """Contents that go out, over all streams together."""
     max_down: Rate = None
     """Contents that come in, over all streams together."""
     max_peers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Peers to talk with at once; None: 64."""
+    schedule: Schedule = None
+    """When to train, local time, such as 22:00-07:00; None, written none: at any time."""
+    only_idle: bool = False
+    """Train only while nobody uses this machine."""
+    idle_after: Duration = 600.0
+    """How long nobody must have used it."""
+    on_battery: bool = True
+    """Whether to train while this machine runs on its battery."""
     control_port: Port = 0
     """Loopback port of the control API; 0: any free one."""
     stay: bool = False

@@ -1,4 +1,4 @@
-"""Sizes and rates as owners write them: ``20Mbit``, ``2.5MB``, ``4GiB``; a rate is so much a second. No other spelling.
+"""Sizes, rates and durations as owners write them: ``20Mbit``, ``2.5MB``, ``4GiB``, ``30m``. No other spelling.
 
 ``k``, ``M``, ``G`` count in thousands, ``Ki``, ``Mi``, ``Gi`` in 1024s. ``20Mb`` and ``20mbit`` are refused with what was
 perhaps meant, because a guess that takes bits for bytes is off by eight.
@@ -9,6 +9,8 @@ import re
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _BYTES = {f"{prefix}B": float(factor) for prefix, factor in _PREFIXES.items()}
 _BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIXES.items()}
+_TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
 _FORM = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
 NONE = "none"
 """What an owner writes for no limit."""
@@ -33,6 +35,27 @@ def read_size(text: str) -> int:
     if not unit and number.is_integer():
         return int(number)
     return int(number * _factor(unit, _BYTES, number, ("MB", "MiB")))
+
+
+def read_duration(text: str) -> float:
+    """Seconds of such as ``90s``, ``30m``, ``2h`` or ``1h30m``. Raises ValueError that says what to write."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not text.strip():
+        meant = f": write {text.strip()}m or {text.strip()}h" if text.strip().isdecimal() else ""
+        raise ValueError(f"{text.strip()!r} is not a duration such as 90s, 30m, 2h or 1h30m{meant}")
+    seconds = sum(float(number or 0) * _TIMES[unit] for number, unit in zip(match.groups(), "dhms", strict=True))
+    if not seconds:
+        raise ValueError(f"{text.strip()} is no time at all: write such as 90s, 30m or 2h")
+    return seconds
+
+
+def write_duration(seconds: float) -> str:
+    """A duration, as ``read_duration`` takes it; whole seconds, 1 at least."""
+    left, text = max(1, round(seconds)), ""
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, int(_TIMES[unit]))
+        text += f"{count}{unit}" if count else ""
+    return text
 
 
 def write_rate(rate: float | None) -> str:

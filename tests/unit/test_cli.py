@@ -114,7 +114,21 @@ def test_the_module_runs_like_the_command() -> None:
     assert re.fullmatch(r"lowcomm-node \d+\.\d+\.\d+\S*, protocol \d+\n", done.stdout)
 
 
-COMMANDS = ["init", "create", "join", "demo", "status", "peers", "rounds", "wait", "finish", "stop", "generate"]
+COMMANDS = [
+    "init",
+    "create",
+    "join",
+    "demo",
+    "status",
+    "peers",
+    "rounds",
+    "wait",
+    "finish",
+    "stop",
+    "pause",
+    "resume",
+    "generate",
+]
 COMMANDS += ["id", "paths", "config", "invite", "remove", "doctor", "ping", "limits", "checkpoint"]
 
 
@@ -159,7 +173,19 @@ def test_the_traceback_is_shown_on_request_and_the_exit_code_stays(flag: str, cl
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "peers", "rounds", "wait", "finish", "stop", "stop --now", "rounds --limit 3 --json"]
+    "command",
+    [
+        "status",
+        "peers",
+        "rounds",
+        "wait",
+        "finish",
+        "stop",
+        "stop --now",
+        "pause 30m",
+        "resume",
+        "rounds --limit 3 --json",
+    ],
 )
 def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli) -> None:
     ended = cli(*command.split())

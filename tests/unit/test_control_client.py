@@ -63,8 +63,14 @@ class StandIn:
     def request_finish(self) -> None:
         self.calls.append("finish")
 
-    def request_stop(self) -> None:
-        self.calls.append("stop")
+    def request_stop(self, now: bool) -> None:
+        self.calls.append("stop now" if now else "stop")
+
+    def pause(self, seconds: float | None) -> None:
+        self.calls.append(("pause", seconds))
+
+    def resume(self) -> None:
+        self.calls.append("resume")
 
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         self.calls.append((prompt, tokens, temperature, seed))
@@ -179,8 +185,11 @@ def test_events_end_quietly_when_the_daemon_does(tmp_path: Path) -> None:
     ("ask", "told"),
     [
         (lambda client: client.finish(), "finish"),
-        (lambda client: client.stop(), "finish"),
-        (lambda client: client.stop(now=True), "stop"),
+        (lambda client: client.stop(), "stop"),
+        (lambda client: client.stop(now=True), "stop now"),
+        (lambda client: client.pause(1800.0), ("pause", 1800.0)),
+        (lambda client: client.pause(None), ("pause", None)),
+        (lambda client: client.resume(), "resume"),
     ],
 )
 def test_only_stop_now_leaves_without_saving(

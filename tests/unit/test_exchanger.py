@@ -309,6 +309,6 @@ async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
         exchanger.steps -= 1
         assert not exchanger.has_drifted, "it has met somebody a moment ago"
         exchanger.steps += 1
-        exchanger.take_over(exchanger.ready)
+        exchanger.take_over(exchanger.ready, node.trainer)
         exchanger.steps = 2 * INTERVAL
         assert not exchanger.has_drifted, "it has copied the state of a peer"

@@ -35,7 +35,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def make_round(*partners: str, refuse: tuple[str, ...] = (), began: float = 1000.0, **links: tuple[int, int]) -> Round:
     """An exchange in which these take part, those refuse, and links have sent and received so many bytes."""
-    node = SimpleNamespace(peer_id="me", spec=SimpleNamespace(sync=SimpleNamespace(group=len(partners) + 1)))
+    spec = SimpleNamespace(sync=SimpleNamespace(group=len(partners) + 1))
+    node = SimpleNamespace(peer_id="me", spec=spec, trainer=None, arena=None)
     kind = PairRound if len(partners) < 2 else GroupRound
     round_ = kind(node, OFFER, [*refuse, *partners], slots=(), called=False)
     round_.began, exchange = began, round_.exchange

@@ -19,7 +19,8 @@ def node(history: History, **progress: Any) -> Any:
     known |= {
         "peer_id": "me", "phase": "training", "began": 0.0, "warnings": [], "progress": progress,
         "exchanger": SimpleNamespace(history=history, running={}), "refusals": Refusals(),
-        "limits": lambda: {"max_up": None},
+        "limits": lambda: {"max_up": None}, "availability": SimpleNamespace(hold=None),
+        "supervisor": SimpleNamespace(pid=None, restarts=0, last_failure=None),
     }  # fmt: skip
     names = ("waiting", "run_", "membership", "channels", "lifeline", "ready", "checkpoint")
     return SimpleNamespace(**known, **dict.fromkeys(names))

@@ -114,6 +114,14 @@ def test_a_value_out_of_range_names_source_key_and_value(
         ("poll", 0),
         ("poll", float("inf")),
         ("record_life", MAX_LIFE + 1),
+        ("schedule", "22-7"),
+        ("only_idle", "perhaps"),
+        ("idle_after", "10"),
+        ("on_battery", "sometimes"),
+        ("max_vram", 0),
+        ("max_disk", -1),
+        ("nice", 20),
+        ("nice", -1),
     ],
 )
 def test_what_could_not_work_is_refused_before_anything_starts(tmp_path: Path, key: str, value: Any) -> None:
@@ -210,3 +218,18 @@ def test_all_files_of_a_home_lie_inside_it(tmp_path: Path) -> None:
 def test_an_address_of_ipv6_that_is_announced_stands_in_brackets(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"stands in brackets, such as \[2001:db8::7\]:31331"):
         load_settings({"home": tmp_path, "announce": ["2001:db8::7:31331"]}, {})
+
+
+def test_the_owners_wishes_are_flags_variables_and_keys_and_are_shown_as_they_were_written(tmp_path: Path) -> None:
+    toml = 'schedule = "Mon-Fri 18:00-08:00, Sat 00:00-24:00"\nonly_idle = true\nmax_disk = 20\n'
+    loaded = load(tmp_path, toml, {"LOWCOMM_IDLE_AFTER": "1h30m", "LOWCOMM_MAX_VRAM": "7.5"}, on_battery="no", nice=0)
+    shown = loaded.settings.model_dump(mode="json")
+    assert shown["schedule"] == "Mon-Fri 18:00-08:00, Sat 00:00-24:00"
+    assert (loaded.settings.idle_after, shown["idle_after"]) == (5400.0, "1h30m")
+    wishes = (loaded.settings.only_idle, loaded.settings.on_battery, loaded.settings.nice)
+    assert wishes == (True, False, 0)
+    assert (loaded.settings.max_vram, loaded.settings.max_disk) == (7.5, 20.0)
+    assert loaded.sources["schedule"].endswith("config.toml")
+    assert load(tmp_path, toml, schedule="none").settings.schedule is None, "a flag lifts what the file says"
+    default = NodeSettings(home=tmp_path)
+    assert (default.schedule, default.only_idle, default.on_battery, default.nice) == (None, False, True, 5)

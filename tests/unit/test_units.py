@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.units import LEAST_RATE, read_rate, read_size, write_rate, write_size
+from lowcomm_node.units import (
+    LEAST_RATE,
+    read_duration,
+    read_rate,
+    read_size,
+    write_duration,
+    write_rate,
+    write_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,3 +96,35 @@ def test_a_size_in_bits_or_without_a_sense_is_refused(text: str, remedy: str) ->
 @given(st.integers(0, 2**45))
 def test_a_size_is_shown_as_it_can_be_written(size: int) -> None:
     assert read_size(write_size(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90.0), ("30m", 1800.0), ("2h", 7200.0), ("1h30m", 5400.0), ("1d", 86400.0), (" 5m ", 300.0)],
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert read_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("30", "write 30m or 30h"),
+        ("", "not a duration such as 90s, 30m, 2h or 1h30m"),
+        ("30 minutes", "not a duration"),
+        ("30M", "not a duration"),
+        ("1.5h", "not a duration"),
+        ("-5m", "not a duration"),
+        ("30m2h", "not a duration"),
+        ("0m", "no time at all"),
+        ("9999999s", "not a duration"),
+    ],
+)
+def test_what_is_no_duration_is_refused(text: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(remedy)):
+        read_duration(text)
+
+
+@given(st.integers(1, 10**8))
+def test_a_duration_is_written_as_it_is_read(seconds: int) -> None:
+    assert read_duration(write_duration(seconds)) == seconds

@@ -5,7 +5,21 @@ from typing import Annotated
 
 import typer
 
-from lowcomm_node.cli import checkpoints, common, create, demo, doctor, join, leave, limits, local, members, text, watch
+from lowcomm_node.cli import (
+    checkpoints,
+    common,
+    create,
+    demo,
+    doctor,
+    join,
+    leave,
+    limits,
+    local,
+    members,
+    pausing,
+    text,
+    watch,
+)
 
 app = typer.Typer(
     help="Train one model together with peers that you do not know, over ordinary internet links.",
@@ -13,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (create, members, join, demo, watch, doctor, limits, leave, text, local):
+for group in (create, members, join, demo, watch, doctor, limits, pausing, leave, text, local):
     group.register(app)
 app.add_typer(checkpoints.app, name="checkpoint")
 

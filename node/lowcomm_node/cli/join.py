@@ -41,11 +41,22 @@ def join(
     checkpoint_every: Annotated[int | None, typer.Option(help="Inner steps between two checkpoints.")] = None,
     keep: Annotated[int | None, typer.Option(help="Checkpoints to keep.")] = None,
     max_memory: Annotated[float | None, typer.Option(help="GiB that this node may use.")] = None,
+    max_vram: Annotated[float | None, typer.Option(help="GiB of the GPU's memory that training may take.")] = None,
+    max_disk: Annotated[float | None, typer.Option(help="GiB of the disk that the files of the home may take.")] = None,
+    nice: Annotated[
+        int | None, typer.Option(help="0 to 19: how far training steps back for other programs; 5.")
+    ] = None,
     max_up: Annotated[
         str | None, typer.Option(help="Contents sent a second, such as 20Mbit or 2.5MB; none: no limit.")
     ] = None,
     max_down: Annotated[str | None, typer.Option(help="Contents received a second; as --max-up.")] = None,
     max_peers: Annotated[str | None, typer.Option(help="Peers to talk with at once; none: 64.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help='When to train, such as 22:00-07:00 or "Mon-Fri 18:00-08:00"; none: always.')
+    ] = None,
+    only_idle: Annotated[bool | None, typer.Option(help="Train only while nobody uses this machine.")] = None,
+    idle_after: Annotated[str | None, typer.Option(help="How long nobody must have used it; 10m.")] = None,
+    on_battery: Annotated[str | None, typer.Option(help="Whether to train on battery: yes or no.")] = None,
     control_port: Annotated[int | None, typer.Option(help="Loopback port of the control API; 0: any.")] = None,
     stay: Annotated[bool | None, typer.Option(help="Serve the state to others after the run has finished.")] = None,
     record_life: Annotated[float | None, typer.Option(help="Seconds that others believe us alive.")] = None,
@@ -64,16 +75,18 @@ def join(
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     flags = {key: value for key, value in locals().items() if key not in ("json_", "quiet", "verbose")}
+    from lowcomm_node.availability.availability import Availability
     from lowcomm_node.settings import load_settings
 
     settings = load_settings(flags).settings
     terminal = sys.stdout.isatty() and not json_
     configure_logs(verbose - quiet - 1)
-    trainer = TrainerProcess()
-    trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
+    availability, trainer = Availability.of(settings), TrainerProcess(settings.nice)
+    if availability.hold is None:
+        trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
     from lowcomm_node.daemon import Daemon
 
-    raise SystemExit(run_async(_join(Daemon(settings, trainer), terminal)))
+    raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), terminal)))
 
 
 async def _join(daemon: Any, terminal: bool) -> int:

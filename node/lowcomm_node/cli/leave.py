@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def finish(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
-    """End the running exchange, save, say goodbye, leave."""
+    """Let the running exchanges end, evaluate, save, say goodbye, leave."""
     with ControlClient(find_home(home)) as client:
         client.finish()
         _wait(client, json_, "finished, saved, said goodbye")
@@ -32,7 +32,7 @@ def stop(
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Save and leave; --now leaves without saving."""
+    """Give up the running exchanges, save, say goodbye, leave; --now does not save."""
     with ControlClient(find_home(home)) as client:
         client.stop(now)
         _wait(client, json_, "stopped without saving" if now else "saved and stopped")

@@ -131,6 +131,14 @@ class ControlClient:
         """Ask the node to save and end; ``now``: without saving."""
         self._call("POST", "/v1/stop", body={"now": now})
 
+    def pause(self, seconds: float | None) -> None:
+        """Ask the node to save and to free the trainer's memory, for so many seconds or until resumed."""
+        self._call("POST", "/v1/pause", body={"seconds": seconds})
+
+    def resume(self) -> None:
+        """Ask the node to train again, whatever keeps it from that."""
+        self._call("POST", "/v1/resume")
+
     def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Text by the model as it is now; waits as long as it takes."""
         body = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}

@@ -4,6 +4,7 @@ GET  /v1/status, /v1/peers, /v1/rounds?limit=N        GET  /v1/events     one JS
 POST /v1/doctor  {"peers"}                            POST /v1/ping       {"peer"}
 GET  /v1/limits                                       POST /v1/limits     {"max_up", "max_down", "max_peers"}: what changes
 POST /v1/finish                                       POST /v1/stop       {"now": bool}
+POST /v1/pause   {"seconds"}: null for until resumed  POST /v1/resume
 POST /v1/generate  {"prompt", "tokens", "temperature", "seed"}
 """
 
@@ -28,6 +29,8 @@ from lowcomm_protocol.errors import LowcommError
 
 MAX_BODY = 64 * 1024
 LOOPBACK = "127.0.0.1"
+LONGEST_PAUSE = 10 * 366 * 86400.0
+"""Seconds: what is longer has no end."""
 
 
 class Controlled(Protocol):
@@ -39,7 +42,9 @@ class Controlled(Protocol):
     def subscribe(self) -> asyncio.Queue[dict[str, Any]]: ...
     def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None: ...
     def request_finish(self) -> None: ...
-    def request_stop(self) -> None: ...
+    def request_stop(self, now: bool) -> None: ...
+    def pause(self, seconds: float | None) -> None: ...
+    def resume(self) -> None: ...
     def limits(self) -> dict[str, Any]: ...
     async def change_limits(self, changes: dict[str, Any]) -> dict[str, Any]: ...
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
@@ -97,6 +102,8 @@ class ControlServer:
                 Route("/v1/limits", self._guarded(self._limits), methods=["GET", "POST"]),
                 Route("/v1/finish", self._guarded(self._finish), methods=["POST"]),
                 Route("/v1/stop", self._guarded(self._stop), methods=["POST"]),
+                Route("/v1/pause", self._guarded(self._pause), methods=["POST"]),
+                Route("/v1/resume", self._guarded(self._resume), methods=["POST"]),
                 Route("/v1/generate", self._guarded(self._generate), methods=["POST"]),
                 Route("/v1/doctor", self._guarded(self._doctor), methods=["POST"]),
                 Route("/v1/ping", self._guarded(self._ping), methods=["POST"]),
@@ -146,11 +153,18 @@ class ControlServer:
         return JSONResponse({})
 
     async def _stop(self, request: Request) -> Response:
-        body = await _body(request)
-        if body.get("now"):
-            self._node.request_stop()
-        else:
-            self._node.request_finish()
+        self._node.request_stop(_take(await _body(request), "now", bool, False))
+        return JSONResponse({})
+
+    async def _pause(self, request: Request) -> Response:
+        seconds = _take(await _body(request), "seconds", int | float | None, None)
+        if seconds is not None and not 0 < seconds <= LONGEST_PAUSE:
+            raise ValueError(f"'seconds' can't be {seconds}: more than 0, at most {LONGEST_PAUSE:.0f}, or null.")
+        self._node.pause(seconds)
+        return JSONResponse({})
+
+    async def _resume(self, request: Request) -> Response:
+        self._node.resume()
         return JSONResponse({})
 
     async def _generate(self, request: Request) -> Response:

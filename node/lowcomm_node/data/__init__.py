@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from lowcomm_node.allotment import Allotment
 from lowcomm_node.data.corpus import open_corpus
 from lowcomm_node.data.shards import Split, open_shards
 from lowcomm_node.data.stream import TrainStream, held_out_windows
@@ -32,8 +33,12 @@ class Dataset:
         return self.train.tokens + self.held_out.tokens
 
 
-def open_data(source: str, tokenizer: str, cache_dir: Path, field: str = "text") -> Dataset:
+def open_data(
+    source: str, tokenizer: str, cache_dir: Path, field: str = "text", allotment: Allotment | None = None
+) -> Dataset:
     """Open a source that the run offers or the machine's owner names; tokenized once into ``cache_dir``.
+
+    ``allotment``: what the home may take of the disk.
 
     ``source`` is ``builtin:python``, a path, or ``text:``, ``jsonl:`` or ``parquet:`` and a path (file, folder or
     glob); ``field`` is the column of the last two. ``tokenizer`` is ``bytes`` or the path of a tokenizer.json. Raises
@@ -41,5 +46,5 @@ def open_data(source: str, tokenizer: str, cache_dir: Path, field: str = "text")
     """
     corpus = open_corpus(source, field)
     encoder = open_tokenizer(tokenizer)
-    train, held_out = open_shards(corpus, encoder, cache_dir)
+    train, held_out = open_shards(corpus, encoder, cache_dir, allotment)
     return Dataset(corpus.name, encoder, train, held_out)

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lowcomm_node.allotment import Allotment
 from lowcomm_node.data.corpus import Corpus
 from lowcomm_node.data.tokenizer import Tokenizer
 from lowcomm_node.durable import (
@@ -73,7 +74,9 @@ class Split:
         return tokens
 
 
-def open_shards(corpus: Corpus, tokenizer: Tokenizer, cache: Path) -> tuple[Split, Split]:
+def open_shards(
+    corpus: Corpus, tokenizer: Tokenizer, cache: Path, allotment: Allotment | None = None
+) -> tuple[Split, Split]:
     """The train and held-out splits of a corpus; made if they are not there, or not as they were made.
 
     Raises DataError if there is too little text, DiskFull.
@@ -84,7 +87,7 @@ def open_shards(corpus: Corpus, tokenizer: Tokenizer, cache: Path) -> tuple[Spli
     with folder_lock(cache):
         manifest = _read_manifest(folder)
         if manifest is None:
-            _make(corpus, tokenizer, cache, folder)
+            _make(corpus, tokenizer, cache, folder, allotment or Allotment(cache))
             manifest = read_sealed_json(folder / _MANIFEST)
         # Opened under the lock: a maker of a newer version may remove these files once we have them mapped.
         train, held_out = (_open_split(folder, manifest, split) for split in _SPLITS)
@@ -111,14 +114,14 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path) -> None:
+def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path, allotment: Allotment) -> None:
     for leftover in cache.glob(f"{_WRITING}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=cache))
     try:
         with disk_full_error(cache):
-            _tokenize(corpus, tokenizer, temporary)
+            _tokenize(corpus, tokenizer, temporary, allotment)
             sync_folder(temporary)
             temporary.rename(folder)
             sync_folder(cache)
@@ -127,7 +130,8 @@ def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path) -> No
     _remove_former(corpus, tokenizer, cache, folder)
 
 
-def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> None:
+def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, allotment: Allotment) -> None:
+    room = allotment.room()
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
     separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
     train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
@@ -137,6 +141,9 @@ def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> None:
             writer.write(tokenizer.encode(document.text))
             if document.ends:
                 writer.write(separator)
+            # How many tokens a text has is known only afterwards.
+            if (size := train.size + held_out.size) > room:
+                raise allotment.refusal(size, f"The text of {corpus.name}")
         train.finish_shard()
         held_out.finish_shard()
     if not train.shards or not held_out.shards:
@@ -166,11 +173,14 @@ class _ShardWriter:
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any]) -> None:
         self.shards: list[dict[str, Any]] = []
+        self.size = 0
+        """Bytes of all shards."""
         self._folder, self._split, self._dtype = folder, split, dtype
         self._file: BinaryIO | None = None
         self._room = 0
 
     def write(self, tokens: NDArray[Any]) -> None:
+        self.size += len(tokens) * self._dtype.itemsize
         while len(tokens):
             if self._file is None:
                 self._file = self._path().open("wb")

@@ -9,6 +9,7 @@ does. The trainer captures and applies; the daemon only passes slot numbers on.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from math import ceil
 from time import time
 from typing import Any
@@ -19,7 +20,7 @@ from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.group_round import GroupRound
 from lowcomm_node.exchange.history import History, Outcome
 from lowcomm_node.exchange.pair_round import PairRound
-from lowcomm_node.exchange.round import HELLO_DEADLINE, Round, answer_in_time
+from lowcomm_node.exchange.round import ABANDON_DEADLINE, HELLO_DEADLINE, Round, answer_in_time
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
 from lowcomm_node.exchange.throttle import Bandwidth
 from lowcomm_node.logs import log
@@ -52,17 +53,21 @@ class Exchanger:
         *,
         peer_id: str,
         spec: RunSpec,
-        ready: Ready,
-        trainer: Trainer,
+        ready: Ready | None = None,
+        trainer: Trainer | None = None,
         roster: Roster,
         channels: Channels,
         deadline: float,
         tell: Callable[[dict[str, Any]], None],
         bandwidth: Bandwidth | None = None,
     ) -> None:
+        """Without ``ready`` and ``trainer`` every call is refused, until ``take_over`` brings them."""
         self.peer_id, self.spec, self.roster = peer_id, spec, roster
         self.bandwidth = bandwidth or Bandwidth()
-        self.trainer, self.channels = trainer, channels
+        self.channels = channels
+        self._ready: Ready | None = None
+        self._trainer: Trainer | None = None
+        self.swarm_step = self.steps = self.tokens = 0
         self.history = History()
         self.running: dict[int, Round] = {}
         self.open = False
@@ -76,16 +81,36 @@ class Exchanger:
         """The fragment whose exchange was not begun of late, as it would take too long, and how many would share the link."""
         self._closing: set[asyncio.Task[None]] = set()
         self.trust = Trust(spec.sync.interval)
-        self.take_over(ready)
+        if ready is not None and trainer is not None:
+            self.take_over(ready, trainer)
 
-    def take_over(self, ready: Ready) -> None:
-        """Begin with the counters of a trainer that has built, resumed or adopted its state."""
-        self.ready = ready
+    def take_over(self, ready: Ready, trainer: Trainer) -> None:
+        """Begin with the counters of a trainer that has built, resumed or adopted its state.
+
+        Exchanges that still end keep to the trainer and the memory that they began with.
+        """
+        self.ready, self._trainer = ready, trainer
         self.history.left_out_by.clear()
         self.swarm_step, self.steps, self.tokens = ready.swarm_step, ready.steps, ready.tokens
         progress = [FragmentProgress(**counters) for counters in ready.progress]
         self.schedule = SyncSchedule(self.spec.sync.interval, progress)
         self._slow_digests = [bytes.fromhex(digest) for digest in ready.slow_digests]
+
+    @property
+    def ready(self) -> Ready:
+        """What the trainer told of itself."""
+        assert self._ready is not None
+        return self._ready
+
+    @ready.setter
+    def ready(self, ready: Ready) -> None:
+        self._ready = ready
+
+    @property
+    def trainer(self) -> Trainer:
+        """Who captures and applies."""
+        assert self._trainer is not None
+        return self._trainer
 
     # what is due
 
@@ -153,6 +178,8 @@ class Exchanger:
     @property
     def hindrance(self) -> str | None:
         """Why no exchange can be begun within the limits of our owner; None if one can."""
+        if self._ready is None:
+            return None
         alone = [(fragment, 1) for fragment in range(len(self.schedule))]
         tried = [*alone, *([self._refused] if self._refused is not None else [])]
         needed, streams = max((self._seconds(fragment, streams), streams) for fragment, streams in tried)
@@ -202,6 +229,8 @@ class Exchanger:
         await self._round_for(peer, theirs).answer(peer, theirs, stream)
 
     def _consider(self, peer: str, theirs: Offer) -> Refusal | None:
+        if self._ready is None:
+            return Refusal.NOT_TRAINING
         round_ = self.running.get(theirs.fragment)
         if round_ is not None and round_.exchange.is_calling(peer) and wins_crossing(self.peer_id, peer):
             return Refusal.CROSSED
@@ -291,21 +320,33 @@ class Exchanger:
     async def _close(self, round_: Round) -> None:
         await round_.close()
         for slot in round_.slots:
-            self.arena.give_back(slot)
+            round_.arena.give_back(slot)
 
-    async def close(self, reason: str) -> None:
-        """Take part in no more exchanges; those under way may end within their deadline, then they are given up."""
+    async def close(self, reason: str, patience: float | None = None) -> None:
+        """Take part in no more exchanges; those under way may end within their deadline, then they are given up.
+
+        ``patience``: seconds that they get at most.
+        """
         self.open = False
+        latest = max((round_.deadline for round_ in self.running.values()), default=0.0)
         try:
-            latest = max((round_.deadline for round_ in self.running.values()), default=0.0)
-            async with asyncio.timeout(min(latest, self.longest)):
+            async with asyncio.timeout(min(latest, self.longest, latest if patience is None else patience)):
                 while self.running:
                     await next(iter(self.running.values())).done.wait()
+            last_words = HELLO_DEADLINE + 1
         except TimeoutError:
             for round_ in list(self.running.values()):
                 round_.handle(ex.GaveUp(reason=reason))
-        if self._closing:
-            await asyncio.wait(set(self._closing), timeout=HELLO_DEADLINE + 1)
+            last_words = ABANDON_DEADLINE + 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(last_words):
+                while self.running or self._closing:  # one that is given up ends, and then closes its streams
+                    ending = [asyncio.create_task(round_.done.wait()) for round_ in self.running.values()]
+                    try:
+                        await asyncio.wait([*ending, *self._closing], return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for task in ending:
+                            task.cancel()
 
     @property
     def _slots_each(self) -> int:

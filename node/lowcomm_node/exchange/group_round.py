@@ -119,10 +119,10 @@ class GroupRound(Round):
         await self._until(self._captured)
         _, received, means = self.slots
         if content.part == pb.SHARE:
-            await self.node.trainer.receive_share(self.fragment, peer, received, *self._share_of(peer))
+            await self.trainer.receive_share(self.fragment, peer, received, *self._share_of(peer))
             self.handle(gr.ShardVerified(peer=peer))
         else:
-            await self.node.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
+            await self.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
             self.handle(gr.MeanVerified(peer=peer, digest=content.digest))
 
     # what goes
@@ -157,9 +157,7 @@ class GroupRound(Round):
     async def _reduce(self, contributors: Sequence[str]) -> None:
         offset, _ = self._mean_of(self.node.peer_id)
         try:
-            self._mean = await self.node.trainer.reduce(
-                self.fragment, self._tokens(contributors), self.slots[2], offset
-            )
+            self._mean = await self.trainer.reduce(self.fragment, self._tokens(contributors), self.slots[2], offset)
         except TrainerError as error:
             self.handle(ex.GaveUp(reason=f"our shard could not be averaged: {error}"))
             return
@@ -173,13 +171,11 @@ class GroupRound(Round):
         self.sizes = tuple(coding.coded_size(stop - start) for start, stop in bounds)
 
     async def _code(self) -> None:
-        self._shared = await self.node.trainer.share(
-            self.fragment, self.slots[0], self.realign, self.members, self.ahead
-        )
+        self._shared = await self.trainer.share(self.fragment, self.slots[0], self.realign, self.members, self.ahead)
 
     async def _merge(self, effect: ex.Apply) -> Merged:
         owners = [owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied]
-        return await self.node.trainer.merge(self.fragment, owners, effect.swarm_step)
+        return await self.trainer.merge(self.fragment, owners, effect.swarm_step)
 
     # places in slots: offset and size
 
@@ -192,4 +188,4 @@ class GroupRound(Round):
         return sum(self.sizes[:shard]), self.sizes[shard]
 
     def _view(self, slot: int, offset: int, size: int) -> memoryview:
-        return self.node.arena.view(slot, offset + size)[offset:]
+        return self.arena.view(slot, offset + size)[offset:]

@@ -45,7 +45,7 @@ class PairRound(Round):
         await self._until(self._members_known)
         _, slot = self.slots
         await link.read(
-            self.node.arena.view(slot, self.most),
+            self.arena.view(slot, self.most),
             self.least,
             partial(self._take_in, link.peer, slot),
             lambda blocks: self._start(self._resend(link, blocks)) and None,
@@ -56,8 +56,8 @@ class PairRound(Round):
         """Have a contribution decoded, or what of it came again; what is missing still."""
         await self._until(self._captured)
         if again:
-            await self.node.trainer.patch(self.fragment, peer, slot, size)
-        elif missing := await self.node.trainer.receive(self.fragment, peer, slot, size):
+            await self.trainer.patch(self.fragment, peer, slot, size)
+        elif missing := await self.trainer.receive(self.fragment, peer, slot, size):
             return missing
         self.handle(ex.Verified(peer=peer))
         return None
@@ -67,7 +67,7 @@ class PairRound(Round):
         match effect:
             case ex.SendContent():
                 assert self.content is not None
-                await link.send_content(self.node.arena.view(self.slots[0], self.content.size), self.content.digest)
+                await link.send_content(self.arena.view(self.slots[0], self.content.size), self.content.digest)
             case ex.SendConfirm(members=members):
                 await link.send_confirm(members)
 
@@ -76,8 +76,8 @@ class PairRound(Round):
         try:
             if self.content is None or link.bytes_sent < self.content.size:
                 raise ProtocolViolation("asked for what was not sent yet")
-            size, digest = await self.node.trainer.resend(self.fragment, blocks, self.slots[0])
-            await link.send_content(self.node.arena.view(self.slots[0], size), digest)
+            size, digest = await self.trainer.resend(self.fragment, blocks, self.slots[0])
+            await link.send_content(self.arena.view(self.slots[0], size), digest)
         except LowcommError as error:
             self.lose(link.peer, error)
 
@@ -87,7 +87,7 @@ class PairRound(Round):
             self.least = self.most = self.node.ready.realign_sizes[self.fragment]
 
     async def _code(self) -> None:
-        self.content = await self.node.trainer.capture(self.fragment, self.slots[0], self.realign, self.ahead)
+        self.content = await self.trainer.capture(self.fragment, self.slots[0], self.realign, self.ahead)
 
     async def _merge(self, effect: ex.Apply) -> Merged:
-        return await self.node.trainer.merge(self.fragment, self._tokens(effect.members), effect.swarm_step)
+        return await self.trainer.merge(self.fragment, self._tokens(effect.members), effect.swarm_step)

@@ -45,6 +45,8 @@ class Round(ABC):
         self, node: "Exchanger", exchange: ex.Gathering, offer: Offer, slots: Sequence[int], called: bool
     ) -> None:
         self.node, self.exchange = node, exchange
+        # The node may go on with another trainer while this exchange ends: it never meets that one's memory.
+        self.trainer, self.arena = node.trainer, node.arena
         self.offer = offer
         """What we bring."""
         self.slots = slots
@@ -377,7 +379,7 @@ class Round(ABC):
     async def _end(self, reason: str) -> None:
         if self.members:
             with suppress(TrainerError):
-                await self.node.trainer.drop(self.fragment)
+                await self.trainer.drop(self.fragment)
         self._finish(Outcome.FAILED if self.members else Outcome.NO_PARTNER, reason)
 
     def _finish(self, outcome: Outcome, reason: str) -> None:

@@ -40,6 +40,11 @@ class TrainerSettings:
     device: str = "auto"
     threads: int | None = None
     max_memory: float | None = None
+    max_vram: float | None = None
+    """GiB of the GPU's memory."""
+    home: str = "."
+    max_disk: float | None = None
+    """GiB that the files of the home may take."""
     keep: int = 3
     checkpoint_every: int = 100
     exchanges: int = 4

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from lowcomm_node.allotment import Allotment
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.data import open_data
-from lowcomm_node.errors import TrainerError
-from lowcomm_node.limits import check_memory
+from lowcomm_node.errors import Diverged, TrainerError
+from lowcomm_node.limits import check_memory, limit_vram
 from lowcomm_node.sampling import generate
 from lowcomm_node.trainer import state
 from lowcomm_node.trainer.arena import Arena
@@ -33,6 +34,7 @@ from lowcomm_node.trainer.interface import Ready, TrainerSettings, slots_each
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.pipe import Pipe
 from lowcomm_node.trainer.replica import Replica, choose_device
+from lowcomm_node.trainer.saving import Saving
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
 from lowcomm_protocol.run import MAX_GROUP, parse_canonical
@@ -119,15 +121,13 @@ class TrainerLoop:
         replica, began = self.replica, monotonic()
         loss = replica.inner_step()
         if loss != loss or loss in (float("inf"), float("-inf")):
-            raise TrainerError(
-                f"The loss is {loss} at step {replica.steps}: lower train.learning_rate; the last checkpoint is intact."
-            )
+            raise Diverged(f"The loss is {loss} at step {replica.steps}: train.learning_rate is too high.")
         rate = replica.spec.tokens_per_step / max(1e-9, monotonic() - began)
         self._speed = rate if not self._speed else 0.9 * self._speed + 0.1 * rate
         self._tell_step(loss)
         if replica.steps % replica.spec.train.evaluate_every == 0 and not self._finished():
             self._evaluate()
-        if replica.steps % self.settings.checkpoint_every == 0:
+        if self._saving.is_due(replica.steps, monotonic()):
             self._save(None)
         self._tell_if_finished()
 
@@ -167,16 +167,19 @@ class TrainerLoop:
             torch.set_num_threads(self.settings.threads)
         device = choose_device(self.settings.device)
         check_memory(spec.model, device, self.settings.max_memory)
+        limit_vram(device, self.settings.max_vram)
+        allotment = Allotment(Path(self.settings.home), self.settings.max_disk)
         source = spec.data.source if spec.data.source != "local" else self.settings.data
         if source is None:
             raise TrainerError("This run trains on text of your own: name it with --data PATH.")
         tokenizer = spec.data.tokenizer if spec.data.tokenizer != "local" else self.settings.tokenizer
         if tokenizer is None:
             raise TrainerError("This run needs its tokenizer file: name it with --tokenizer PATH.")
-        dataset = open_data(source, tokenizer, Path(self.settings.data_cache))
+        dataset = open_data(source, tokenizer, Path(self.settings.data_cache), allotment=allotment)
         self.replica = Replica(spec, self.settings.peer_id, dataset, device)
         _warm_up(spec.sync.codec)
-        self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep)
+        self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep, allotment)
+        self._saving = Saving(self.settings.checkpoint_every)
         found = self.store.load_newest_usable()
         if found.checkpoint is not None:
             state.restore(self.replica, found.checkpoint.tensors, found.checkpoint.meta)
@@ -367,17 +370,19 @@ class TrainerLoop:
 
     def _save(self, number: int | None) -> None:
         parts, meta = state.snapshot(self.replica)
+        self._saving.began()
 
         def work() -> None:
             try:
                 info = self.store.save(meta["swarm_step"], parts, meta, created_at=time())
             except (LowcommError, OSError) as error:
-                self._pipe.send({"event": "not-saved", "reason": str(error)})
+                if self._saving.failed(str(error), monotonic()):
+                    self._pipe.send({"event": "not-saved", "reason": str(error)})
                 if number is not None:
                     self._pipe.send({"re": number, **describe(error)})
                 return
             news = {"swarm_step": meta["swarm_step"], "path": str(info.path)}
-            self._pipe.send({"event": "saved", **news})
+            self._pipe.send({"event": "saved", **news, "after_trouble": self._saving.succeeded()})
             if number is not None:
                 self._pipe.send({"re": number, **news})
 

@@ -19,7 +19,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lowcomm_node.errors import TrainerError, Unusable
+from lowcomm_node.errors import Diverged, TrainerError, TrainerLost, Unusable
 from lowcomm_node.trainer.arena import Arena, create_file
 from lowcomm_node.trainer.interface import MAX_LINE, Again, Captured, Merged, Ready, Shared, TrainerSettings
 
@@ -28,18 +28,32 @@ BUILD_DEADLINE = 3600.0
 STEP_DEADLINE = 600.0
 """Seconds that a request may wait for a step boundary."""
 STOP_DEADLINE = 30.0
-TRAINER_NICENESS = 5
+REAP_DEADLINE = 5.0
+"""Seconds for a process to end that has closed its socket."""
+NICENESS = 5
 STDERR = 2
+_LONG = frozenset({"build", "evaluate", "generate", "adopt"})
+"""Requests that hold up the steps for as long as they take; each has a deadline of its own."""
 
 
 class Trainer(ABC):
-    """The daemon's view of its trainer. Every request raises TrainerError if the trainer fails or does not answer."""
+    """The daemon's view of one trainer, from its launch to its end.
+
+    Every request raises TrainerLost if the trainer has died or does not answer, TrainerError if it answers that it can't.
+    """
+
+    pid: int | None = None
+    """Its process, where it has one of its own."""
 
     def __init__(self) -> None:
         self.news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.arena: Arena | None = None
+        self.occupied = 0
+        """Requests under way that hold up its steps."""
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
+        self._is_gone = False
+        """Whether it has closed its end of the socket."""
         self._memory = -1
         self._ours: socket.socket | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -145,8 +159,10 @@ class Trainer(ABC):
 
     async def stop(self) -> None:
         """End it. What was being written is finished first; past the deadline it is killed."""
-        with contextlib.suppress(TrainerError):
+        try:
             await self._ask("stop", STOP_DEADLINE)
+        except TrainerError:
+            self.kill()
         if self._writer is None and self._ours is not None:
             self._abandon(self._ours)
         await self._join()
@@ -162,6 +178,14 @@ class Trainer(ABC):
             self._memory = -1
 
     @abstractmethod
+    def kill(self) -> None:
+        """End it at once; ``stop`` must follow. Whatever it was asked raises TrainerLost."""
+
+    @abstractmethod
+    async def _fate(self) -> str:
+        """How it ended, in a sentence, once its end of the socket is closed."""
+
+    @abstractmethod
     def _launch(self, theirs: socket.socket, memory: int) -> None:
         """Start the loop at its end of the socket."""
 
@@ -174,10 +198,11 @@ class Trainer(ABC):
         """Wait for the loop to end."""
 
     async def _ask(self, do: str, deadline: float = STEP_DEADLINE, **arguments: Any) -> dict[str, Any]:
-        if self._writer is None or self._reading is None or self._reading.done():
-            raise TrainerError("The trainer is not running.")
+        if self._writer is None or self._is_gone:
+            raise TrainerLost("The trainer is not running.")
         self._number += 1
         number = self._number
+        self.occupied += do in _LONG
         future = self._answers[number] = asyncio.get_running_loop().create_future()
         line = json.dumps({"do": do, "id": number, **arguments}, separators=(",", ":")).encode() + b"\n"
         try:
@@ -185,22 +210,26 @@ class Trainer(ABC):
             async with asyncio.timeout(deadline):
                 return await future
         except TimeoutError:
-            raise TrainerError(f"The trainer did not answer {do!r} within {deadline:.0f} s.") from None
+            raise TrainerLost(f"The trainer did not answer {do!r} within {deadline:.0f} s.") from None
         finally:
+            self.occupied -= do in _LONG
             self._answers.pop(number, None)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        reason = "The trainer ended."
+        reason = ""
         try:
             while line := await reader.readline():
                 self._take_in(json.loads(line))
-        except (OSError, ValueError) as error:
+        except OSError:
+            pass  # it was killed: how it ended tells more
+        except ValueError as error:
             reason = f"The trainer can't be understood: {error}."
         finally:
+            self._is_gone = True
             for future in self._answers.values():
                 if not future.done():
-                    future.set_exception(TrainerError(reason))
-            self.news.put_nowait({"event": "ended", "reason": reason})
+                    future.set_exception(TrainerLost(reason or "The trainer ended."))
+        self.news.put_nowait({"event": "ended", "reason": reason or await self._fate()})
 
     def _take_in(self, message: dict[str, Any]) -> None:
         if "event" in message:
@@ -222,19 +251,36 @@ class TrainerProcess(Trainer):
 
     _process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int | None:
-        """Process id, once launched."""
-        return self._process.pid if self._process else None
+    def __init__(self, niceness: int = NICENESS) -> None:
+        """``niceness``: above that of the daemon."""
+        super().__init__()
+        self._niceness = niceness
+
+    def kill(self) -> None:
+        """See Trainer."""
+        if self._process is not None:
+            self._process.kill()  # also if it is stopped
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "lowcomm_node.trainer.process", str(self._niceness)]
 
     def _launch(self, theirs: socket.socket, memory: int) -> None:
         descriptors = (theirs.fileno(), memory)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lowcomm_node.trainer.process", *map(str, descriptors)],
+            [*self._command(), *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
             stdout=STDERR,
             pass_fds=descriptors,
         )
+        self.pid = self._process.pid
+
+    async def _fate(self) -> str:
+        assert self._process is not None
+        try:
+            code = await asyncio.to_thread(self._process.wait, REAP_DEADLINE)
+        except subprocess.TimeoutExpired:
+            return "The trainer closed its connection."
+        return fate(code)
 
     def _abandon(self, ours: socket.socket) -> None:
         super()._abandon(ours)
@@ -256,6 +302,16 @@ class TrainerThread(Trainer):
 
     _thread: threading.Thread | None = None
 
+    def kill(self) -> None:
+        """See Trainer. A thread can't be killed: it ends with the step that it takes."""
+        if self._writer is not None:
+            self._writer.close()
+        elif self._ours is not None:
+            self._ours.close()
+
+    async def _fate(self) -> str:
+        return "The trainer ended."
+
     def _launch(self, theirs: socket.socket, memory: int) -> None:
         copy = theirs.dup()
         self._thread = threading.Thread(target=serve, args=(copy, os.dup(memory)), name="trainer", daemon=True)
@@ -264,6 +320,18 @@ class TrainerThread(Trainer):
     async def _join(self) -> None:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, STOP_DEADLINE)
+
+
+def fate(code: int) -> str:
+    """What the exit code of a trainer tells that said nothing of its end."""
+    if code == -signal.SIGKILL:
+        return (
+            "The trainer was killed (SIGKILL): if nobody did that, the machine ran out of memory, and `journalctl -k` "
+            "tells so."
+        )
+    if code < 0:
+        return f"The trainer died of {signal.Signals(-code).name}."
+    return f"The trainer ended with exit code {code}." if code else "The trainer ended."
 
 
 def serve(sock: socket.socket, memory: int) -> int:
@@ -275,8 +343,8 @@ def serve(sock: socket.socket, memory: int) -> int:
     pipe = Pipe(sock)
     try:
         TrainerLoop(pipe, memory).run()
-    except (LowcommError, RuntimeError, OSError) as error:
-        pipe.send({"event": "failed", "reason": f"{error}" or type(error).__name__})
+    except (LowcommError, RuntimeError, OSError, MemoryError) as error:
+        pipe.send({"event": "failed", **describe_end(error)})
         return 1
     finally:
         with contextlib.suppress(OSError):
@@ -286,17 +354,26 @@ def serve(sock: socket.socket, memory: int) -> int:
     return 0
 
 
+def describe_end(error: Exception) -> dict[str, Any]:
+    """Why training ends, as the daemon is told."""
+    reason = f"{error}" or type(error).__name__
+    # torch.cuda.OutOfMemoryError is a RuntimeError that says so; the host's own is a MemoryError.
+    memory = isinstance(error, MemoryError) or "out of memory" in reason.lower()
+    kind = "diverged" if isinstance(error, Diverged) else "memory" if memory else "error"
+    return {"reason": reason, "kind": kind, "exit_code": getattr(error, "exit_code", 1)}
+
+
 def main() -> int:
-    """Entry of the child process: ``python -m lowcomm_node.trainer.process SOCKET MEMORY``."""
+    """Entry of the child process: ``python -m lowcomm_node.trainer.process NICENESS SOCKET MEMORY``."""
     die_with_parent()
     # Training takes every core that it gets: the daemon, and whatever else its owner does, come first.
-    os.nice(TRAINER_NICENESS)
+    os.nice(int(sys.argv[1]))
     # Coding threads wait for the interpreter's lock; the usual 5 ms a turn would make exchanges last for several steps.
     sys.setswitchinterval(0.0005)
     # The daemon decides when to stop; a Ctrl-C at the terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    return serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
 
 
 def die_with_parent() -> None:

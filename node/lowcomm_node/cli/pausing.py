@@ -1,0 +1,66 @@
+"""``pause`` and ``resume``: the machine is needed for something else for a while."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
+from lowcomm_node.settings import find_home
+from lowcomm_node.units import read_duration
+
+DEADLINE = 90.0
+POLL = 0.2
+"""Seconds between two looks at the status."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(pause)
+    app.command()(resume)
+
+
+def pause(
+    duration: Annotated[str | None, typer.Argument(help="Such as 30m, 2h or 1h30m; without: until `resume`.")] = None,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Save, and free the memory that training takes, of the GPU too. The node stays in its swarm, shown as paused.
+
+    A pause holds over a restart of the node. Example: lowcomm-node pause 30m
+    """
+    try:
+        seconds = None if duration is None else read_duration(duration)
+    except ValueError as error:
+        raise ConfigError(f"{error}.") from None
+    with ControlClient(find_home(home)) as client:
+        client.pause(seconds)
+        now = _wait_paused(client)
+    saved = now["checkpoint"]["step"] if now["checkpoint"] else None
+    kept = f"saved at swarm step {saved}" if saved is not None else "nothing to save yet"
+    told = now["pause"]["reason"] if now["pause"] else "paused"
+    show({"paused": True, "pause": now["pause"], "checkpoint": now["checkpoint"]}, json_, f"{told}; {kept}")
+
+
+def resume(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+    """Train again, also where a schedule or another rule keeps the node from that: they count again from their next change."""
+    with ControlClient(find_home(home)) as client:
+        client.resume()
+    show({"resumed": True}, json_, "trains again, once the trainer has started")
+
+
+def _wait_paused(client: ControlClient) -> dict[str, Any]:
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        now = client.status()
+        if now["trainer"]["pid"] is None and (now["phase"] == "paused" or now["run"] is None):
+            return now
+        if now["pause"] is None:
+            raise NodeError("The node does not pause: it was resumed meanwhile.")
+        if time.monotonic() > deadline:
+            raise Unhealthy(f"The node has not paused within {DEADLINE:.0f} s: it is {now['phase']}; see its logs.")
+        time.sleep(POLL)

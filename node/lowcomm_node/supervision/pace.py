@@ -1,0 +1,62 @@
+"""How long a trainer is silent between two steps, and when that is too long: it hangs.
+
+Pure: the time comes in. Only time in which the daemon itself was awake counts: a machine that was suspended, or a process
+group that was stopped, makes nobody late.
+"""
+
+from collections import deque
+
+LEAST = 60.0
+"""Seconds of silence that are never too long."""
+FACTOR = 20
+"""Times the longest usual silence; evaluation and saving are part of that."""
+FIRST_STEP = 3600.0
+"""Seconds: it may have to compile the model."""
+_USUAL = 256
+"""Silences that are remembered."""
+_LONGEST_TICK = 5.0
+"""Seconds between two ticks that count; whatever is longer, the daemon slept through."""
+
+
+class Pace:
+    """The pace of one life of a trainer. Needs a tick each second or so."""
+
+    def __init__(self, now: float, least: float = LEAST) -> None:
+        self._least = least
+        self._awake, self._ticked = 0.0, now
+        self._since: float | None = None
+        """When it was heard last, or allowed to step; None while nothing is due from it."""
+        self._learns = False
+        """Whether the silence that goes on is one between two steps."""
+        self._silences: deque[float] = deque(maxlen=_USUAL)
+
+    def hold(self) -> None:
+        """Nothing is due from it: it may not step, or is busy with what takes its time."""
+        self._since, self._learns = None, False
+
+    def tick(self, now: float) -> None:
+        """Let time pass while it may step."""
+        self._awake = self._clock(now)
+        self._ticked = now
+        if self._since is None:
+            self._since = self._awake
+
+    def stepped(self, now: float) -> None:
+        """It has taken a step."""
+        awake = self._clock(now)
+        if self._since is not None and self._learns:
+            self._silences.append(awake - self._since)
+        self._since, self._learns = awake, True
+
+    @property
+    def deadline(self) -> float:
+        """Seconds of silence after which it hangs."""
+        return max(self._least, FACTOR * max(self._silences)) if self._silences else FIRST_STEP
+
+    def silence(self, now: float) -> float:
+        """Seconds since it was heard, while something is due from it."""
+        return 0.0 if self._since is None else self._clock(now) - self._since
+
+    def _clock(self, now: float) -> float:
+        """Seconds that we were awake."""
+        return self._awake + min(now - self._ticked, _LONGEST_TICK)

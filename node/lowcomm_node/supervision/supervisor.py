@@ -1,0 +1,165 @@
+"""Starts the trainer, follows its news, sees when it has died or hangs, and ends it.
+
+    start ──► built ──► steps, evaluations, checkpoints ──► stop
+      │         │                   │
+      └─────────┴───────────────────┴─► lost: it died, said that it failed, or was silent for too long
+
+What follows a loss is for the daemon: it ends the exchanges first, which use the memory of the lost trainer.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from lowcomm_node.errors import TrainerError, TrainerLost
+from lowcomm_node.supervision.failures import Failure, Kind
+from lowcomm_node.supervision.pace import LEAST, Pace
+from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.process import Trainer
+
+TICK = 1.0
+FATE_DEADLINE = 10.0
+"""Seconds to learn how a trainer ended that does not answer any more."""
+_UNFIT = (5, 78)
+"""Exit codes of errors that another try would meet again."""
+
+
+class Supervisor:
+    """One trainer after the other; at most one at a time."""
+
+    def __init__(
+        self,
+        make: Callable[[], Trainer],
+        on_news: Callable[[dict[str, Any]], None],
+        first: Trainer | None = None,
+        least_silence: float = LEAST,
+    ) -> None:
+        """``first``: one that is launched already."""
+        self._make, self._on_news, self._least_silence = make, on_news, least_silence
+        self._trainer = first
+        self._built = self._training = False
+        self._lost = asyncio.Event()
+        self._failure: Failure | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._steps = 0
+        self._pace = Pace(monotonic(), least_silence)
+        self.last_failure: Failure | None = None
+        self.restarts = 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a trainer that has built its replica, and is not lost."""
+        return self._built and not self._lost.is_set()
+
+    @property
+    def trainer(self) -> Trainer:
+        """The one of now. Raises TrainerError if there is none, or it is not ready yet."""
+        if self._trainer is None or not self._built:
+            raise TrainerError("The trainer does not run now: `lowcomm-node status` tells why.")
+        return self._trainer
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, where it has one of its own."""
+        return self._trainer.pid if self._trainer is not None else None
+
+    async def start(self, settings: TrainerSettings) -> Ready:
+        """Start a trainer, which builds or resumes its replica. Raises TrainerLost if it dies, TrainerError if it can't."""
+        self._lost.clear()
+        self._failure = None
+        trainer = self._trainer = self._trainer or self._make()
+        self._pace = Pace(monotonic(), self._least_silence)
+        self._tasks = [asyncio.create_task(self._follow(trainer)), asyncio.create_task(self._watch(trainer))]
+        ready = await trainer.start(settings)
+        self._built, self._steps = True, ready.steps
+        return ready
+
+    async def train(self, on: bool) -> None:
+        """Let it step, or hold it. Raises TrainerError."""
+        await self.trainer.train(on)
+        self._training = on
+
+    async def wait_lost(self) -> None:
+        """Wait until the trainer is lost, and raise TrainerLost with the reason."""
+        await self._lost.wait()
+        assert self._failure is not None
+        raise TrainerLost(self._failure.reason)
+
+    async def explain(self, error: TrainerError) -> Failure:
+        """What ``error``, which a request got, tells of the trainer. It must be ended now: whatever is asked of it fails."""
+        if isinstance(error, TrainerLost):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FATE_DEADLINE):
+                    await self._lost.wait()
+        if self._failure is None:
+            kind = Kind.HUNG if isinstance(error, TrainerLost) else kind_of(str(error), error.exit_code)
+            self._lose(kind, str(error))
+        assert self._failure is not None
+        self.last_failure = self._failure
+        self.restarts += 1
+        self.kill()
+        return self._failure
+
+    def kill(self) -> None:
+        """End the trainer at once."""
+        if self._trainer is not None:
+            self._trainer.kill()
+
+    async def stop(self) -> None:
+        """End the trainer, and give back its memory; one that has built lets what it writes be finished."""
+        if self._trainer is None:
+            return
+        if not self.runs:
+            self.kill()
+        self._built = self._training = False
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._trainer.stop()
+        self._trainer = None
+
+    async def _follow(self, trainer: Trainer) -> None:
+        while True:
+            event = await trainer.news.get()
+            match event["event"]:
+                case "step":
+                    self._steps = event["steps"]
+                    self._pace.stepped(monotonic())
+                case "finished":
+                    self._training = False
+                case "failed":
+                    self._lose(kind_of(event["reason"], event.get("exit_code", 1), event.get("kind")), event["reason"])
+                case "ended":
+                    self._lose(Kind.DIED, event["reason"])
+                    return
+            self._on_news(event)
+
+    async def _watch(self, trainer: Trainer) -> None:
+        while not self._lost.is_set():
+            await asyncio.sleep(TICK)
+            now = monotonic()
+            if self._training and not trainer.occupied:
+                self._pace.tick(now)
+            else:
+                self._pace.hold()
+            if (silence := self._pace.silence(now)) > self._pace.deadline:
+                self._lose(Kind.HUNG, f"The trainer hangs: no step for {silence:.0f} s")
+                trainer.kill()
+
+    def _lose(self, kind: Kind, reason: str) -> None:
+        # What it says of itself tells more than how its process ended.
+        if self._failure is None:
+            self._failure = Failure(kind=kind, reason=reason, step=self._steps)
+            self._lost.set()
+
+
+def kind_of(reason: str, exit_code: int, told: str | None = None) -> Kind:
+    """What went wrong, by what a trainer told of it."""
+    if told == Kind.MEMORY or "out of memory" in reason.lower():
+        return Kind.MEMORY
+    if told == Kind.DIVERGED:
+        return Kind.DIVERGED
+    return Kind.UNFIT if exit_code in _UNFIT else Kind.ERROR

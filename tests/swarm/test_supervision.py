@@ -1,0 +1,132 @@
+"""A trainer that dies is started again, one that dies for good takes its node along, and a pause is a pause."""
+
+import os
+import signal
+from datetime import datetime
+
+import psutil
+import pytest
+from kit import Node, Swarm, alive, run
+
+from lowcomm_node.supervision.failures import MOST
+from waiting import until
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+OFTEN = ("--checkpoint-every", "20")
+
+
+def trainer_of(node: Node) -> int:
+    """The process that trains now."""
+    pid = node.until(lambda s: s["trainer"]["pid"], "a trainer")["trainer"]["pid"]
+    assert psutil.pid_exists(pid)
+    return pid
+
+
+def phase_seen_by(watcher: Node, node: Node) -> str | None:
+    """What a node is doing, as another one sees it; None if it does not see it."""
+    status = node.status()
+    me = status["peer_id"] if status else None
+    return next((peer["phase"] for peer in watcher.peers() if peer["peer_id"] == me), None)
+
+
+def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(swarm: Swarm) -> None:
+    swarm.bootstrap("--run", str(swarm.spec()))
+    a, b = (swarm.node(name, *OFTEN) for name in "ab")
+    for node in (a, b):
+        node.until_completed(1)
+
+    # Killed in the midst of training: the node stays, and goes on from its checkpoint.
+    saved = a.until(lambda s: s["checkpoint"], "a checkpoint")["checkpoint"]["step"]
+    first = trainer_of(a)
+    os.kill(first, signal.SIGKILL)
+    told = a.until(lambda s: s["phase"] == "restarting", "the failure", 10)
+    assert "was killed (SIGKILL)" in told["waiting"] and "journalctl -k" in told["waiting"]
+    again = a.until(lambda s: s["phase"] == "training", "training again", 60)
+    assert again["pid"] == told["pid"], "the daemon lived on"
+    assert again["trainer"]["pid"] != first and not alive([first])
+    assert again["trainer"]["swarm_step"] >= saved, "it began at a checkpoint"
+    assert (again["trainer"]["failures"], again["trainer"]["last_failure"]["kind"]) == (1, "died")
+    a.until_completed(1, 40)
+
+    # Paused: no trainer, seen as paused by the other, which trains on; the daemon answers.
+    paused = run("lowcomm_node", "pause", "2h", "--home", str(a.home))
+    assert paused.returncode == 0 and "paused by its owner until" in paused.stdout, paused.stderr
+    now = a.status() or {}
+    assert (now["phase"], now["trainer"]["pid"], now["exchanges_running"]) == ("paused", None, [])
+    assert len(psutil.Process(a.child.pid).children()) == 1, "p2pd alone is left"
+    assert phase_seen_by(b, a) == "paused"
+    steps = now["trainer"]["steps"]
+    assert now["checkpoint"]["step"] == now["trainer"]["swarm_step"], "nothing is lost"
+    before = (b.status() or {})["trainer"]["steps"]
+    b.until(lambda s: s["trainer"]["steps"] > before + 50, "the other trains on")
+    (last,) = b.ask(lambda client: client.rounds(1))
+    assert (last["reason"], last["left_out"]) == ("no partner: nobody else is training", {}), (
+        "nobody asks who is paused"
+    )
+
+    # One that starts outside its hours is in the swarm, paused, and takes nothing.
+    hour = (datetime.now().astimezone().hour + 12) % 24
+    c = swarm.node("c", "--schedule", f"{hour:02}:00-{hour:02}:01")
+    until(lambda: phase_seen_by(b, c) == "paused", 40, "it is seen as paused")
+    sleeping = c.until(lambda s: s["phase"] == "paused", "paused")
+    assert sleeping["trainer"]["pid"] is None and "outside its schedule" in sleeping["waiting"]
+    assert c.end() == 0
+
+    # Resumed: it goes on where it was.
+    assert run("lowcomm_node", "resume", "--home", str(a.home)).returncode == 0
+    status = a.until(lambda s: s["phase"] == "training", "training again", 60)
+    assert status["trainer"]["steps"] >= steps
+    until(lambda: phase_seen_by(b, a) == "training", 10, "the other sees it train")
+    a.until_completed(1, 40)
+
+    # stop saves and does not wait; finish evaluates first.
+    leaver = (b.status() or {})["peer_id"]
+    for node, how in ((b, "stop"), (a, "finish")):
+        evaluated = len(node.events("evaluated"))
+        assert run("lowcomm_node", how, "--home", str(node.home)).returncode == 0
+        assert node.child.wait(30) == 0
+        assert len(node.events("evaluated")) == evaluated + (how == "finish"), how
+        last = node.events("saved")[-1]["swarm_step"]
+        reached = node.events("exchange.applied")[-1]["swarm_step"]
+        assert last >= reached, "it saved what it had reached"
+        if node is b:
+            until(lambda: leaver not in [peer["peer_id"] for peer in a.peers()], 5, "it said goodbye")
+
+
+@pytest.mark.soak  # two minutes; counting is tested in tests/unit/test_supervisor.py
+def test_a_trainer_that_dies_again_and_again_takes_its_node_along_with_a_reason(swarm: Swarm) -> None:
+    swarm.bootstrap("--run", str(swarm.spec()))
+    a, b = (swarm.node(name, "--record-life", "600") for name in "ab")
+    for node in (a, b):
+        node.until_completed(1)
+    leaver = (b.status() or {})["peer_id"]
+    killed: list[int] = []
+
+    def kill_and_see_it_end() -> bool:
+        if b.child.poll() is not None:
+            return True
+        status = b.status() if b.child.poll() is None else None
+        pid = status["trainer"]["pid"] if status else None
+        if pid is not None and pid not in killed and alive([pid]):
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+        return False
+
+    until(kill_and_see_it_end, 120, "it gives up")
+    assert b.child.wait() == 1 and len(killed) == MOST
+    assert f"error: The trainer failed {MOST} times in a row" in b.output.splitlines()[-1]
+    assert "Traceback" not in b.output
+    until(lambda: leaver not in [peer["peer_id"] for peer in a.peers()], 5, "it said goodbye")
+
+
+@pytest.mark.soak  # over a minute of silence; the same with real processes is in tests/unit/test_supervisor.py
+def test_a_trainer_that_hangs_is_started_again(swarm: Swarm) -> None:
+    swarm.bootstrap("--run", str(swarm.spec()))
+    a = swarm.node("a", *OFTEN)
+    saved = a.until(lambda s: s["checkpoint"], "a checkpoint")["checkpoint"]["step"]
+    hung = trainer_of(a)
+    os.kill(hung, signal.SIGSTOP)
+    a.until(lambda s: s["trainer"]["failures"] == 1, "the hang is noticed", 100)
+    status = a.until(lambda s: s["phase"] == "training" and s["trainer"]["steps"] > saved, "training again", 60)
+    assert not alive([hung])
+    assert status["trainer"]["last_failure"]["kind"] == "hung"

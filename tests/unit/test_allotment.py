@@ -1,0 +1,102 @@
+"""What must hold for a disk that is full or allotted: training goes on, the newest sound checkpoint stays, it is told once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowcomm_node.allotment import GIB, Allotment
+from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.data import open_data
+from lowcomm_node.errors import DiskFull
+from lowcomm_node.trainer.saving import FIRST_PAUSE, LONGEST_PAUSE, Saving
+
+MIB = 1024**2
+
+
+def allotted(home: Path, mebibytes: float) -> Allotment:
+    return Allotment(home, mebibytes * MIB / GIB)
+
+
+def save(store: CheckpointStore, step: int, mebibytes: float = 1.0) -> None:
+    store.save(step, {"weights": {"w": torch.zeros(int(mebibytes * MIB / 4))}}, {}, 0.0)
+
+
+def test_fewer_checkpoints_are_kept_where_the_allotment_is_short(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c", keep=5, allotment=allotted(tmp_path, 5.2))
+    kept = []
+    for step in range(1, 8):
+        save(store, step)
+        kept.append(store.steps())
+        assert Allotment(tmp_path).used() <= 5.2 * MIB
+    assert kept[0] == [1] and kept[1] == [1, 2]
+    assert kept[-1] == [4, 5, 6, 7] and store.verify(7) == []
+
+
+def test_the_newest_sound_checkpoint_stays_and_the_error_names_the_setting(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c", keep=5, allotment=allotted(tmp_path, 3.5))
+    save(store, 1)
+    save(store, 2)
+    with pytest.raises(DiskFull, match=r"--max-disk .* raise that, or lower --keep") as caught:
+        save(store, 3, 2.0)
+    assert caught.value.exit_code == 75
+    assert store.steps() == [2] and store.verify(2) == [], "what was older made room in vain"
+    (tmp_path / "c" / "step-0000000002" / "weights.safetensors").unlink()
+    save(store, 4)
+    assert store.verify(4) == []
+
+
+def test_without_an_allotment_as_much_is_kept_as_asked_for(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c", keep=5)
+    for step in range(1, 8):
+        save(store, step)
+    assert store.steps() == [3, 4, 5, 6, 7]
+
+
+def test_what_a_link_leads_to_is_not_counted(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "big").write_bytes(b"x" * MIB)
+    (home / "link").symlink_to(tmp_path / "big")
+    (home / "folder").mkdir()
+    (home / "folder" / "file").write_bytes(b"x" * MIB)
+    assert MIB <= Allotment(home).used() < 1.1 * MIB
+    assert Allotment(home).room() == float("inf")
+    with pytest.raises(DiskFull, match="The state of a peer needs"):
+        allotted(home, 1.5).require(MIB, "The state of a peer")
+    allotted(home, 2.5).require(MIB, "The state of a peer")
+
+
+def test_a_text_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"some words of a text \n" * 50_000)
+    cache = tmp_path / "home" / "data"
+    with pytest.raises(DiskFull, match=r"The text of .* needs"):
+        open_data(str(text), "bytes", cache, allotment=allotted(tmp_path / "home", 1.0))
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+    open_data(str(text), "bytes", cache, allotment=allotted(tmp_path / "home", 4.0))
+
+
+def test_after_a_save_that_failed_the_next_ones_wait_longer_and_longer() -> None:
+    saving, now = Saving(10), 0.0
+    pauses = []
+    for number in range(8):
+        assert saving.is_due(10, now)
+        saving.began()
+        assert saving.failed("No room.", now) == (number == 0), "it is news once"
+        pauses.append(next(wait for wait in range(0, 2000, 5) if saving.is_due(10, now + wait)))
+        now += pauses[-1]
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and pauses[-1] == LONGEST_PAUSE
+    saving.began()
+    assert saving.succeeded() and saving.trouble is None
+    saving.began()
+    assert not saving.succeeded()
+    assert saving.is_due(20, now) and not saving.is_due(21, now)
+
+
+def test_no_checkpoint_is_due_while_one_is_being_written() -> None:
+    saving = Saving(10)
+    saving.began()
+    assert not saving.is_due(10, 0.0)
+    saving.succeeded()
+    assert saving.is_due(10, 0.0)

@@ -1,0 +1,261 @@
+"""What must hold for the owner's wishes: hours, idleness, battery and a pause are kept to, and the reason is told."""
+
+import asyncio
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_node.availability.availability import Availability
+from lowcomm_node.availability.machine import BUSY_SECONDS, Load, OwnWork, Work, last_typed, read_logind
+from lowcomm_node.availability.timetable import read_timetable
+from lowcomm_node.availability.wishes import FOREVER, Machine, Rule, Wishes, holds
+from lowcomm_node.errors import ConfigError
+
+HERE = timezone(timedelta(hours=2))
+
+
+def at(text: str) -> datetime:
+    """A time in the week of Monday, 5 January 2026: ``Tue 21:59``."""
+    day, clock = text.split()
+    hour, minute = map(int, clock.split(":"))
+    number = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun").index(day)
+    return datetime(2026, 1, 5, hour, minute, 30, tzinfo=HERE) + timedelta(days=number)
+
+
+# Hours
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("22:00-07:00", ["Mon 22:00", "Tue 00:00", "Tue 06:59", "Sun 23:59", "Mon 00:10"], ["Mon 21:59", "Mon 07:00"]),
+        ("09:00-17:30", ["Sun 09:00", "Wed 17:29"], ["Sun 08:59", "Wed 17:30"]),
+        ("12:00-13:00, 22:00-24:00", ["Mon 12:30", "Mon 23:59"], ["Tue 00:00", "Mon 13:00"]),
+        ("Fri 22:00-07:00", ["Fri 22:00", "Sat 06:59"], ["Sat 22:00", "Fri 06:00"]),
+        ("Sun 22:00-07:00", ["Sun 23:00", "Mon 06:59"], ["Mon 07:00", "Tue 06:00"]),
+        ("Mon-Fri 18:00-08:00, Sat 00:00-24:00", ["Mon 18:00", "Sat 12:00", "Sat 07:00"], ["Sun 12:00", "Mon 12:00"]),
+        ("Sat-Mon 10:00-11:00", ["Sat 10:30", "Sun 10:30", "Mon 10:30"], ["Tue 10:30", "Fri 10:30"]),
+    ],
+)
+def test_a_schedule_means_local_time_and_reaches_over_midnight(
+    text: str, inside: list[str], outside: list[str]
+) -> None:
+    schedule = read_timetable(text)
+    assert schedule is not None and str(schedule) == text
+    assert [time for time in inside if not schedule.allows(at(time))] == []
+    assert [time for time in outside if schedule.allows(at(time))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("22-7", "no window of time: write such as 22:00-07:00"),
+        ("22:00", "no window"),
+        ("", "no window"),
+        ("22:00-25:00", "25:00 is no time of day"),
+        ("22:60-23:00", "22:60 is no time of day"),
+        ("07:00-07:00", "for the whole day write 00:00-24:00"),
+        ("24:00-07:00", "begins at 24:00"),
+        ("Mo 07:00-08:00", "no window"),
+        ("Mon-Foo 07:00-08:00", "Foo is no day"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused_with_what_to_write(text: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        read_timetable(text)
+
+
+def test_no_schedule_is_none() -> None:
+    assert read_timetable("none") is None
+
+
+MINUTES = st.integers(0, 7 * 24 * 60 - 1)
+
+
+@given(st.integers(0, 1439), st.integers(1, 1439), MINUTES)
+def test_when_a_schedule_changes_is_the_first_time_at_which_it_says_something_else(
+    start: int, length: int, now: int
+) -> None:
+    end = (start + length) % 1440
+    schedule = read_timetable(f"{start // 60:02}:{start % 60:02}-{end // 60:02}:{end % 60:02}")
+    assert schedule is not None
+    moment = datetime(2026, 1, 5, tzinfo=HERE) + timedelta(minutes=now)
+    change = schedule.changes(moment)
+    assert change is not None and moment < change <= moment + timedelta(days=1)
+    said = schedule.allows(moment)
+    minutes = int((change - moment).total_seconds()) // 60
+    assert all(schedule.allows(moment + timedelta(minutes=one)) == said for one in range(0, minutes, 7))
+    assert schedule.allows(change - timedelta(minutes=1)) == said != schedule.allows(change)
+
+
+def test_a_schedule_of_the_whole_week_never_changes() -> None:
+    schedule = read_timetable("00:00-24:00")
+    assert schedule is not None and schedule.changes(at("Mon 12:00")) is None and schedule.allows(at("Sun 23:59"))
+
+
+# What keeps it from training
+
+NIGHT = Wishes(schedule=read_timetable("22:00-07:00"), only_idle=True, idle_after=600.0, on_battery=False)
+
+
+def test_nothing_is_asked_for_where_the_owner_says_nothing() -> None:
+    busy = Machine(idle=0.0, on_battery=True)
+    assert holds(Wishes(), None, busy, at("Mon 12:00")) == []
+
+
+def test_each_rule_has_its_reason() -> None:
+    noon = at("Mon 12:00")
+    until = noon.timestamp() + 1800
+    machine = Machine(idle=20.0, used_by="a key was pressed", on_battery=True)
+    found = holds(NIGHT, until, machine, noon)
+    assert [hold.rule for hold in found] == [Rule.OWNER, Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY]
+    assert [hold.text for hold in found] == [
+        "paused by its owner until 12:30",
+        "outside its schedule 22:00-07:00 until 22:00",
+        "the machine is in use (a key was pressed): waits until it is left alone for 9m40s",
+        "the machine runs on its battery",
+    ]
+    assert found[0].until == until and found[1].until == at("Mon 22:00").timestamp() - 30
+    fine = Machine(idle=600.0, on_battery=False)
+    assert holds(NIGHT, noon.timestamp(), fine, at("Mon 23:00")) == [], "the pause is over"
+    assert holds(NIGHT, None, Machine(), at("Mon 23:00")) == [], "what can't be told keeps nobody from training"
+
+
+def test_a_pause_tells_its_end_so_that_no_day_is_mistaken() -> None:
+    noon = at("Mon 12:00")
+    ends = [FOREVER, noon.timestamp() + 86400, noon.timestamp() + 30 * 86400]
+    texts = [holds(Wishes(), until, Machine(), noon)[0].text for until in ends]
+    assert "lowcomm-node resume" in texts[0]
+    assert texts[1].endswith("until Tue 12:00")
+    assert texts[2].endswith("until 2026-02-04 12:00")
+
+
+# The owner's word
+
+
+class World:
+    """Clock and machine of an availability."""
+
+    def __init__(self, home: Path, wishes: Wishes | None = None) -> None:
+        self.now, self.machine, self.file = at("Mon 12:00").timestamp(), Machine(), home / "pause.json"
+        self.wishes = wishes or Wishes()
+
+    def start(self) -> Availability:
+        return Availability(self.wishes, self.file, lambda: self.machine, lambda: self.now)
+
+    def later(self, one: Availability, seconds: float) -> Rule | None:
+        self.now += seconds
+        one._machine = self.machine
+        one.update()
+        return one.hold.rule if one.hold else None
+
+
+def test_a_pause_lasts_as_long_as_it_was_told_also_over_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    one = world.start()
+    assert one.hold is None
+    one.pause(1800.0)
+    assert one.hold is not None and one.hold.until == world.now + 1800
+    again = world.start()
+    assert again.hold == one.hold
+    assert world.later(again, 1799.0) is Rule.OWNER
+    assert world.later(again, 1.0) is None
+    one.pause(None)
+    assert world.later(world.start(), 1e9) is Rule.OWNER
+    one.resume()
+    assert world.start().hold is None and not world.file.exists()
+
+
+def test_a_pause_replaces_the_one_before(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    one = world.start()
+    one.pause(None)
+    one.pause(60.0)
+    assert world.later(one, 60.0) is None
+
+
+def test_resume_overrules_a_rule_until_it_has_been_kept_once(tmp_path: Path) -> None:
+    day = 86400.0
+    zone = at("Mon 12:00").astimezone()  # the machine's own zone decides
+    hour = (zone.hour + 2) % 24
+    world = World(tmp_path, Wishes(schedule=read_timetable(f"{hour:02}:00-{(hour + 1) % 24:02}:00"), on_battery=False))
+    one = world.start()
+    assert one.hold is not None and one.hold.rule is Rule.SCHEDULE
+    one.resume()
+    assert one.hold is None
+    assert world.later(one, 0.0) is None
+    world.machine = Machine(on_battery=True)
+    assert world.later(one, 1.0) is Rule.BATTERY, "which did not hold when it was resumed"
+    world.machine = Machine()
+    assert world.later(one, 1.0) is None
+    assert world.later(one, 2 * 3600) is None, "inside its hours"
+    assert world.later(one, 3600.0) is Rule.SCHEDULE, "the rule counts again"
+    one.resume()
+    one.pause(60.0)
+    assert world.later(one, 61.0) is Rule.SCHEDULE, "a pause ends what was overruled"
+    assert world.later(one, day) is Rule.SCHEDULE
+
+
+async def test_who_waits_is_told_at_once(tmp_path: Path) -> None:
+    one = World(tmp_path).start()
+    held = asyncio.create_task(one.wait_held())
+    await one.wait_free()
+    assert not held.done()
+    one.pause(60.0)
+    await asyncio.wait_for(held, 1)
+    free = asyncio.create_task(one.wait_free())
+    one.resume()
+    await asyncio.wait_for(free, 1)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"until": "x"}'])
+def test_a_damaged_pause_is_named_with_its_remedy(tmp_path: Path, content: str) -> None:
+    world = World(tmp_path)
+    world.file.write_text(content)
+    with pytest.raises(ConfigError, match=r"pause\.json can't be read: remove it"):
+        world.start()
+
+
+# The machine
+
+
+def test_others_load_is_a_mean_over_a_minute() -> None:
+    load = Load()
+    assert [load.saw(Work(float(second), 2.0 * second)) for second in range(0, 60, 5)] == [0.0] * 12
+    assert load.saw(Work(BUSY_SECONDS, 120.0)) == 2.0
+    quiet = [load.saw(Work(BUSY_SECONDS + second, 120.0)) for second in range(5, 65, 5)]
+    assert quiet == sorted(quiet, reverse=True) and quiet[-1] == 0.0
+
+
+def test_our_own_work_stays_ours_when_a_process_ends() -> None:
+    own = OwnWork()
+    assert own.total({1: 5.0, 2: 100.0}) == 105.0
+    assert own.total({1: 6.0}) == 106.0
+    assert own.total({1: 6.0, 2: 1.0}) == 107.0, "a new process with an old number"
+
+
+def test_the_last_key_is_the_youngest_access_of_a_terminal(tmp_path: Path) -> None:
+    import os
+
+    for name, when in (("a", 100.0), ("b", 300.0), ("c", 200.0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (when, 1e9))
+    assert last_typed([*tmp_path.iterdir(), tmp_path / "gone"]) == 300.0
+    assert last_typed([]) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "since"),
+    [
+        ("b true\nt 1700000000000000\n", 1.7e9),
+        ("b false\nt 0\n", 1.8e9),
+        ("", None),
+        ("x", None),
+        ("b true\nt x", None),
+    ],
+)
+def test_what_logind_says_is_read(answer: str, since: float | None) -> None:
+    assert read_logind(answer, 1.8e9) == since
