@@ -403,21 +403,44 @@ class Daemon:
         """Start the trainer, sync, and train until the run is over. Raises TrainerError."""
         assert self.exchanger and self.membership and self.run_
         await self._start_trainer()
-        self._enter("syncing", "looking for peers")
+        await self._sync_and_train("looking for peers", drifted=False)
+        while not await self._is_over():
+            await self.exchanger.close("copies the state of a peer", 0.0)
+            await self.supervisor.train(False)
+            self._warn(
+                "most peers leave us out, for our weights have drifted away from theirs: copying the state of one"
+            )
+            await self._sync_and_train("back to the swarm", drifted=True)
+        await self._conclude()
+        self._enter("finished", "the run is over: serving its state to others" if self.settings.stay else None)
+        await self.membership.announce(Phase.FINISHED)
+        if self.settings.stay:
+            await asyncio.Event().wait()
+
+    async def _sync_and_train(self, why: str, drifted: bool) -> None:
+        """Come to where the swarm is, and train and exchange from there on."""
+        assert self.exchanger and self.membership
+        self._enter("syncing", why)
         await self.membership.announce(Phase.SYNCING)
-        await self._catch_up()
+        await self._catch_up(drifted)
         await self._wait_for_start()
         await self.supervisor.trainer.evaluate()
         self.exchanger.open = True
         self._enter("training", None)
         await self.membership.announce(Phase.TRAINING)
         await self.supervisor.train(True)
-        await self._over.wait()
-        await self._conclude()
-        self._enter("finished", "the run is over: serving its state to others" if self.settings.stay else None)
-        await self.membership.announce(Phase.FINISHED)
-        if self.settings.stay:
-            await asyncio.Event().wait()
+
+    async def _is_over(self) -> bool:
+        """Wait until the run is over; False if we have drifted away from the others before."""
+        assert self.exchanger
+        waits = {asyncio.create_task(event.wait()) for event in (self._over, self.exchanger.drifted)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return self._over.is_set()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     async def _start_trainer(self) -> None:
         assert self.exchanger
@@ -476,14 +499,15 @@ class Daemon:
                 await self.membership.announce(Phase.SYNCING)
                 await self.availability.wait_held()
 
-    async def _catch_up(self) -> None:
-        """Copy the state of the most advanced peer, if it is ahead by more than a merge can heal."""
+    async def _catch_up(self, drifted: bool) -> None:
+        """Copy the state of the most advanced peer, if it is ahead by more than a merge can heal, or we have drifted away."""
         assert self.exchanger and self.membership and self.ready and self.run_
         sync = self.run_.spec.sync
         tolerated = 2 * sync.interval if sync.consensus > 0 else sync.interval // sync.fragments
         for attempt in range(FETCH_ROUNDS):
             await self.membership.look()
-            ahead = [p for p in self.membership.donors() if p.swarm_step > self.ready.swarm_step + tolerated]
+            behind = self.exchanger.swarm_step + tolerated
+            ahead = [peer for peer in self.membership.donors() if drifted or peer.swarm_step > behind]
             if not ahead or sync.group == 1:
                 return
             donor = ahead[attempt % len(ahead)]

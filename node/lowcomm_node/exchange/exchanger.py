@@ -79,6 +79,8 @@ class Exchanger:
         self._tell = tell
         self._refused: tuple[int, int] | None = None
         """The fragment whose exchange was not begun of late, as it would take too long, and how many would share the link."""
+        self.drifted = asyncio.Event()
+        """Set when an exchange has ended while ``has_drifted``."""
         self._closing: set[asyncio.Task[None]] = set()
         self.trust = Trust(spec.sync.interval)
         if ready is not None and trainer is not None:
@@ -91,6 +93,7 @@ class Exchanger:
         """
         self.ready, self._trainer = ready, trainer
         self.history.left_out_by.clear()
+        self.drifted.clear()
         self.swarm_step, self.steps, self.tokens = ready.swarm_step, ready.steps, ready.tokens
         progress = [FragmentProgress(**counters) for counters in ready.progress]
         self.schedule = SyncSchedule(self.spec.sync.interval, progress)
@@ -312,6 +315,8 @@ class Exchanger:
             self.schedule.skip(round_.fragment, self.swarm_step)
         del self.running[round_.fragment]
         entry = self.history.record(round_, outcome, reason, self.swarm_step)
+        if self.has_drifted:
+            self.drifted.set()
         self._tell({"event": f"exchange.{outcome.value}", **entry})
         task = asyncio.create_task(self._close(round_))
         self._closing.add(task)
@@ -328,6 +333,8 @@ class Exchanger:
         ``patience``: seconds that they get at most.
         """
         self.open = False
+        self.history.left_out_by.clear()
+        self.drifted.clear()
         latest = max((round_.deadline for round_ in self.running.values()), default=0.0)
         try:
             async with asyncio.timeout(min(latest, self.longest, latest if patience is None else patience)):
