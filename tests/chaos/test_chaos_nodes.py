@@ -10,7 +10,7 @@ from kit import Node, Swarm
 
 from waiting import until
 
-pytestmark = [pytest.mark.chaos, pytest.mark.swarm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.swarm, pytest.mark.timeout(900)]
 
 ON_THE_WAY = Plan(
     (
@@ -32,6 +32,29 @@ ON_THE_WAY = Plan(
         Fault(Boundary.PIPE, Kind.OUT_OF_MEMORY, "capture", 12),
         Fault(Boundary.PIPE, Kind.DELAY, "capture", 15, 1.0),
         Fault(Boundary.DISK, Kind.NO_SPACE, "", 30),
+        Fault(Boundary.PIPE, Kind.KILL, "merge", 9),
+    )
+)
+TO_ITS_TRAINER = Plan(
+    (
+        Fault(Boundary.PIPE, Kind.OUT_OF_MEMORY, "step", 150),
+        Fault(Boundary.PIPE, Kind.KILL, "step", 400),
+        Fault(Boundary.PIPE, Kind.KILL, "capture", 4),
+        Fault(Boundary.PIPE, Kind.EXIT, "receive", 6),
+        Fault(Boundary.PIPE, Kind.STOP, "step", 700, 5.0),
+        Fault(Boundary.PIPE, Kind.STALL, "step", 900),
+    )
+)
+TO_ITS_DAEMON = Plan(
+    (
+        Fault(Boundary.FRAME, Kind.KILL, "content", 2),
+        Fault(Boundary.FRAME, Kind.KILL, "confirm", 4),
+        Fault(Boundary.FRAME, Kind.EXIT, "hello", 5),
+        Fault(Boundary.FRAME, Kind.STOP, "content", 6, 4.0),
+        Fault(Boundary.DIAL, Kind.KILL, "", 6),
+        Fault(Boundary.DHT, Kind.KILL, "lookup", 9),
+        Fault(Boundary.DISK, Kind.KILL, "", 12),
+        Fault(Boundary.DHT, Kind.CLOCK_STEP, "lookup", 14, 3.0),
     )
 )
 
@@ -50,14 +73,44 @@ def until_all_has_happened(node: FaultyNode, deadline: float) -> None:
     until(lambda: not node.left(), deadline, f"all of the plan; left: {node.left()}")
 
 
+def check_all_is_well(nodes: list[Node], disturbed: list[str]) -> None:
+    """All exchange and learn, and have applied the same."""
+    for node in nodes:
+        node.until_completed(2)
+        status = node.until(lambda s: s["phase"] == "training", "training")
+        assert status["trainer"]["val_loss_last"] < status["trainer"]["val_loss_first"]
+    assert violations(told_by(nodes), disturbed) == []
+
+
 def test_what_goes_wrong_on_the_way_of_one_node_costs_single_exchanges(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
     nodes = [swarm.node("a"), swarm.node("b"), faulty_node(swarm, "c", ON_THE_WAY, "--checkpoint-every", "50")]
     for node in nodes:
         node.until_completed(1)
-    until_all_has_happened(nodes[2], 120)
-    for node in nodes:
-        node.until_completed(2)
-        status = node.until(lambda s: s["phase"] == "training", "training")
-        assert status["trainer"]["val_loss_last"] < status["trainer"]["val_loss_first"]
-    assert violations(told_by(nodes)) == []
+    victim = nodes[2].until(bool, "answering")["peer_id"]
+    until_all_has_happened(nodes[2], 200)
+    check_all_is_well(nodes, [victim])
+
+
+@pytest.mark.soak  # minutes; a trainer that is killed while it merges is in the test above
+def test_whatever_happens_to_a_trainer_it_is_started_again(swarm: Swarm) -> None:
+    swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
+    nodes = [swarm.node("a"), swarm.node("b"), faulty_node(swarm, "c", TO_ITS_TRAINER, "--checkpoint-every", "50")]
+    victim = nodes[2].until(lambda s: s["phase"] == "training", "training")["peer_id"]
+    until_all_has_happened(nodes[2], 600)
+    check_all_is_well(nodes, [victim] * len(TO_ITS_TRAINER.faults))
+
+
+@pytest.mark.soak  # minutes; nodes that are killed are in test_soak.py
+def test_whatever_happens_to_a_node_it_comes_back(swarm: Swarm) -> None:
+    swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
+    a, b = swarm.node("a"), swarm.node("b")
+    for _ in TO_ITS_DAEMON.faults:
+        node = faulty_node(swarm, "c", TO_ITS_DAEMON, "--checkpoint-every", "50")
+        until(lambda node=node: node.child.poll() is not None or not node.left(), 200, "its end, or that of the plan")
+        if not node.left():
+            break
+    if node.child.poll() is not None:
+        node = faulty_node(swarm, "c", TO_ITS_DAEMON)
+    victim = node.until(bool, "answering")["peer_id"]
+    check_all_is_well([a, b, node], [victim] * len(TO_ITS_DAEMON.faults))
