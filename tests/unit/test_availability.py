@@ -235,6 +235,7 @@ def test_our_own_work_stays_ours_when_a_process_ends() -> None:
     assert own.total({1: 5.0, 2: 100.0}) == 105.0
     assert own.total({1: 6.0}) == 106.0
     assert own.total({1: 6.0, 2: 1.0}) == 107.0, "a new process with an old number"
+    assert own.total({1: 0.5, 2: 1.0}) == 107.0, "one that came between two looks"
 
 
 def test_this_machine_can_be_looked_at() -> None:
