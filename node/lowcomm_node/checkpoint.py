@@ -210,6 +210,8 @@ class CheckpointStore:
 
     def _make_room(self, step: int, needed: int) -> None:
         """Remove the oldest checkpoints while the allotment is short; never the newest sound one. Raises DiskFull."""
+        if self._allotment.most is None:
+            return
         sound = [info.step for info in self.entries() if is_complete(info)]
         spared = {sound[-1] if sound else step}
         for old in self.steps():

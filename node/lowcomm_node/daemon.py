@@ -445,6 +445,7 @@ class Daemon:
     async def _start_trainer(self) -> None:
         assert self.exchanger
         self._enter("restarting" if self.ready else "joining", "starting the trainer: text, model, newest checkpoint")
+        self._over.clear()  # what it has saved may be from before the end
         self.ready = await self.supervisor.start(self._trainer_settings())
         for skipped in self.ready.skipped:
             self._warn(f"checkpoint skipped: {skipped}")

@@ -172,7 +172,9 @@ def test_a_full_disk_never_ends_training(swarm: Swarm, small_disk: Path) -> None
     node.until(lambda s: s["trainer"]["steps"] > step + 50, "training goes on")
     assert "Traceback" not in node.output
     (home / "ballast").unlink()
-    node.until(lambda s: s["checkpoint"], "a checkpoint, once there is room")
+    assert len(node.events("not-saved")) == 1, "it is told once"
+    status = node.until(lambda s: s["checkpoint"], "a checkpoint, once there is room")
+    assert node.events("saving-again") and not any("No room" in w for w in status["warnings"])
     assert node.end() == 0
 
 

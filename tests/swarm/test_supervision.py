@@ -3,6 +3,7 @@
 import os
 import signal
 from datetime import datetime
+from pathlib import Path
 
 import psutil
 import pytest
@@ -38,6 +39,8 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
     # Killed in the midst of training: the node stays, and goes on from its checkpoint.
     saved = a.until(lambda s: s["checkpoint"], "a checkpoint")["checkpoint"]["step"]
     first = trainer_of(a)
+    badness = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (first, a.child.pid)]
+    assert badness[0] > badness[1], "where memory runs out the kernel takes the trainer"
     os.kill(first, signal.SIGKILL)
     told = a.until(lambda s: s["phase"] == "restarting", "the failure", 10)
     assert "was killed (SIGKILL)" in told["waiting"] and "journalctl -k" in told["waiting"]

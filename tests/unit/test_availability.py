@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowcomm_node.availability.availability import Availability
-from lowcomm_node.availability.machine import BUSY_SECONDS, Load, OwnWork, Work, last_typed, read_logind
+from lowcomm_node.availability.machine import BUSY_SECONDS, Load, Looks, OwnWork, Work, last_typed, read_logind
 from lowcomm_node.availability.timetable import read_timetable
 from lowcomm_node.availability.wishes import FOREVER, Machine, Rule, Wishes, holds
 from lowcomm_node.errors import ConfigError
@@ -235,6 +235,15 @@ def test_our_own_work_stays_ours_when_a_process_ends() -> None:
     assert own.total({1: 5.0, 2: 100.0}) == 105.0
     assert own.total({1: 6.0}) == 106.0
     assert own.total({1: 6.0, 2: 1.0}) == 107.0, "a new process with an old number"
+    assert own.total({1: 0.5, 2: 1.0}) == 107.0, "one that came between two looks"
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    looks = Looks(use=True, battery=True)
+    for _ in range(2):
+        seen = looks.look()
+        assert seen.idle is None or (seen.idle >= 0.0 and seen.used_by)
+    assert Looks(use=False, battery=False).look() == Machine(), "nobody looks where the owner has no such rule"
 
 
 def test_the_last_key_is_the_youngest_access_of_a_terminal(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """What must hold for who exchanges with whom, in pairs and groups: who is refused and why, what is due, what waits."""
 
+import asyncio
 from dataclasses import replace
 from math import ceil
 from time import monotonic, time
 
 import pytest
-from exchanging import INTERVAL, MIN_STEPS, Node, eventually, say, swarm
-from scripted import SIZE
+from exchanging import INTERVAL, MIN_STEPS, NUMEL, Node, eventually, say, swarm
+from scripted import SIZE, ScriptedTrainer
 
+from lowcomm_node.errors import TrainerLost
 from lowcomm_node.exchange import offers
 from lowcomm_node.exchange.exchanger import SLACK
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
@@ -312,3 +314,50 @@ async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
         exchanger.take_over(exchanger.ready, node.trainer)
         exchanger.steps = 2 * INTERVAL
         assert not exchanger.has_drifted, "it has copied the state of a peer"
+
+
+async def test_who_has_no_trainer_yet_refuses_everybody():
+    async with swarm(2) as one:
+        caller, callee = one.nodes
+        with_trainer, callee.exchanger._ready = callee.exchanger._ready, None
+        callee.exchanger.open = False
+        assert callee.exchanger.hindrance is None
+        caller.step(INTERVAL)
+        await refused_for_good(caller, callee, Refusal.NOT_TRAINING)
+        callee.exchanger._ready = with_trainer
+
+
+async def test_an_exchange_that_ends_after_its_trainer_keeps_to_that_ones_memory():
+    async with swarm(2) as one:
+        node, other = one.nodes
+        lost = node.trainer
+        lost.holds["capture"].clear()
+        node.step(INTERVAL)
+        await eventually(lambda: "capture" in lost.asked, "an exchange is under way")
+        assert lost.arena is not None and lost.arena.free == 0
+        node.trainer = ScriptedTrainer(node.peer_id, one.slots, SIZE, one.spec.sync.codec, NUMEL)
+        node.exchanger.take_over(node.exchanger.ready, node.trainer)  # type: ignore[arg-type]
+        (round_,) = node.exchanger.running.values()
+        closing = asyncio.create_task(node.exchanger.close("the trainer failed", 0.0))
+        lost.errors["capture"] = TrainerLost("The trainer ended.")
+        lost.holds["capture"].set()
+        entry = await node.ended()
+        assert entry["outcome"] == "failed" and "captured: The trainer ended." in entry["reason"]
+        await closing
+        assert round_.trainer is lost and lost.arena.free == one.slots
+        assert node.free == one.slots and node.trainer.asked == [], "the next one never hears of it"
+        assert (await other.ended())["outcome"] == "failed"
+
+
+async def test_exchanges_that_may_end_in_time_are_not_given_up():
+    async with swarm(2) as one:
+        node = one.nodes[0]
+        node.trainer.holds["capture"].clear()
+        node.step(INTERVAL)
+        await eventually(lambda: "capture" in node.trainer.asked, "an exchange is under way")
+        closing = asyncio.create_task(node.exchanger.close("the node pauses", 60.0))
+        await eventually(lambda: not node.exchanger.open, "no more are begun")
+        node.trainer.holds["capture"].set()
+        await closing
+        assert (await node.ended())["outcome"] == "applied"
+        assert node.free == one.slots, "when it returns nothing is left of it"

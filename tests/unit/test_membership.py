@@ -171,6 +171,15 @@ async def test_peers_that_find_each_other_greet_and_know_the_newest_of_each(part
     assert ada.refusals.counts() == bob.refusals.counts() == {}
 
 
+async def test_who_is_paused_is_seen_and_neither_ready_nor_training_nor_a_donor(parties: Parties) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    for phase, counted in ((Phase.TRAINING, 1), (Phase.PAUSED, 0), (Phase.TRAINING, 1)):
+        await bob.membership.announce(phase)
+        await ada.look()
+        assert (ada.membership.count(), ada.membership.count_ready()) == (1, counted)
+        assert (ada.membership.anybody_training(), len(ada.membership.donors())) == (bool(counted), counted)
+
+
 async def test_a_man_in_the_middle_with_another_certificate_is_counted_and_told_nothing(parties: Parties) -> None:
     ada, bob, middle = await parties(ADA), await parties(BOB), await parties(CLEO)
     ada.membership.addresses = (f"127.0.0.1:{middle.port}",)  # whoever is on the way answers in ada's place

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from lowcomm_node.availability.wishes import Hold, Rule
 from lowcomm_node.exchange.history import History, Outcome
 from lowcomm_node.report import report
+from lowcomm_node.supervision.failures import Failure, Kind
 from lowcomm_protocol.matching import Refusal
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
@@ -41,6 +43,17 @@ def test_what_strangers_sent_and_was_not_taken_is_told_by_its_reason():
     assert report(one)["refusals"] == {}
     one.refusals.count(What.CALL, Reason.REPLAYED)
     assert json.loads(json.dumps(report(one)))["refusals"] == {"call.replayed": 1}
+
+
+def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
+    one = node(History())
+    assert (report(one)["pause"], report(one)["trainer"]["last_failure"]) == (None, None)
+    one.phase, one.availability.hold = "paused", Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9)
+    one.supervisor.last_failure = Failure(kind=Kind.HUNG, reason="It hangs.", step=7)
+    status = json.loads(json.dumps(report(one)))
+    assert status["waiting"] == "paused by its owner until 14:30"
+    assert status["pause"] == {"rule": "owner", "reason": "paused by its owner until 14:30", "until": 1e9}
+    assert status["trainer"]["last_failure"] == {"kind": "hung", "reason": "It hangs.", "step": 7}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])

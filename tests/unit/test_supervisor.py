@@ -84,7 +84,9 @@ async def test_what_it_says_of_its_end_goes_before_how_its_process_ended() -> No
         for kind, words in ((Kind.MEMORY, "Tried to allocate"), (Kind.DIVERGED, "nan")):
             await one.start(SETTINGS)
             await one.train(True)
-            failure = await one.explain(await lost(one))
+            error = await lost(one)
+            await asyncio.wait_for(one._tasks[0], DEADLINE)  # its process has ended as well
+            failure = await one.explain(error)
             assert failure.kind is kind and words in failure.reason
             await one.stop()
 
@@ -114,6 +116,8 @@ async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(monke
         os.kill(one.pid, signal.SIGSTOP)
         error = await lost(one)
         assert "hangs: no step for" in str(error)
+        with pytest.raises(TrainerLost):  # whoever waits for it must not wait for long
+            await asyncio.wait_for(one.trainer.save(), DEADLINE)
         assert (await one.explain(error)).kind is Kind.HUNG
 
 

@@ -67,8 +67,6 @@ class Supervisor:
 
     async def start(self, settings: TrainerSettings) -> Ready:
         """Start a trainer, which builds or resumes its replica. Raises TrainerLost if it dies, TrainerError if it can't."""
-        self._lost.clear()
-        self._failure = None
         trainer = self._trainer = self._trainer or self._make()
         self._pace = Pace(monotonic(), self._least_silence)
         self._tasks = [asyncio.create_task(self._follow(trainer)), asyncio.create_task(self._watch(trainer))]
@@ -119,7 +117,8 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._trainer.stop()
-        self._trainer = None
+        self._trainer, self._failure = None, None
+        self._lost.clear()
 
     async def _follow(self, trainer: Trainer) -> None:
         while True:

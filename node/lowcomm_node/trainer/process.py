@@ -17,6 +17,7 @@ import threading
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lowcomm_node.errors import Diverged, TrainerError, TrainerLost, Unusable
@@ -368,12 +369,19 @@ def main() -> int:
     die_with_parent()
     # Training takes every core that it gets: the daemon, and whatever else its owner does, come first.
     os.nice(int(sys.argv[1]))
+    die_first()
     # Coding threads wait for the interpreter's lock; the usual 5 ms a turn would make exchanges last for several steps.
     sys.setswitchinterval(0.0005)
     # The daemon decides when to stop; a Ctrl-C at the terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+
+
+def die_first() -> None:
+    """Ask the kernel (Linux) to take this process before others where memory runs out: the daemon starts another."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("800")
 
 
 def die_with_parent() -> None:

@@ -1,9 +1,9 @@
 """When a checkpoint is due: every so many steps, but not while the disk is full, nor while the last one is being written.
 
-Pure: steps and time come in. Where a save failed, the next one waits: ten seconds, then twice as long each time.
+Pure: steps and time come in. Where a save failed, the next one waits: five seconds, then twice as long each time.
 """
 
-FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 
 
 class Saving:
