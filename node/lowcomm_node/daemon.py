@@ -29,7 +29,16 @@ from lowcomm_node.discovery.known import KnownDoors
 from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.discovery.p2pd import runtime_folder
 from lowcomm_node.doctor.examining import examine_node
-from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NoPeers, NotAdmitted, RetryLater, TrainerError
+from lowcomm_node.errors import (
+    CheckpointError,
+    LinkLost,
+    NodeError,
+    NoPeers,
+    NotAdmitted,
+    RetryLater,
+    TrainerError,
+    Unusable,
+)
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.congestion import CongestionWatch
 from lowcomm_node.exchange.exchanger import Exchanger
@@ -58,6 +67,7 @@ from lowcomm_protocol.records import PeerInfo, Phase
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
+from lowcomm_protocol.trust import Deed
 
 FETCH_ROUNDS = 5
 START_DEADLINE = 300.0
@@ -370,7 +380,7 @@ class Daemon:
         tolerated = 2 * sync.interval if sync.consensus > 0 else sync.interval // sync.fragments
         for attempt in range(FETCH_ROUNDS):
             await self.membership.look()
-            ahead = [p for p in self.membership.donors() if p.swarm_step > self.ready.swarm_step + tolerated]
+            ahead = [p for p in self._donors() if p.swarm_step > self.ready.swarm_step + tolerated]
             if not ahead or sync.group == 1:
                 return
             donor = ahead[attempt % len(ahead)]
@@ -380,7 +390,14 @@ class Daemon:
                 return
             except (LinkLost, CheckpointError, TrainerError) as error:
                 self._warn(f"state of {donor.peer_id[-6:]}: {error}")
+                if isinstance(error, CheckpointError | Unusable):
+                    self.exchanger.hold(donor.peer_id, Deed.HEAVY, str(error))
         self._warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
+
+    def _donors(self) -> list[PeerInfo]:
+        """Whose state we may copy, the most advanced first."""
+        assert self.exchanger and self.membership
+        return [info for info in self.membership.donors() if self.exchanger.trusts(info.peer_id)]
 
     async def _fetch_from(self, donor: PeerInfo) -> None:
         assert self.exchanger and self.ready and self.run_
