@@ -308,7 +308,7 @@ class Daemon:
         self.exchanger.joiners = lambda: self._snapshots.joiners
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
         echo = Echo(allowance.bandwidth)
-        service = ExchangeService(gatekeeper, self, tunnels, traffic, echo, allowance.company)
+        service = ExchangeService(gatekeeper, self, tunnels, traffic, echo, allowance.company, self.refusals)
         server = ExchangeServer(certificate, service, flow)
         server.listen_locally(runtime_folder())
         host, announce = listening(self.settings, self._remembered)
