@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test check format fast proto table soak clean
+.PHONY: setup demo test check format fast proto table soak fuzz clean
 
 setup: $(READY)
 
@@ -44,6 +44,10 @@ table: $(READY)  ## the table of methods in README.md: real processes, three see
 
 soak: $(READY)  ## memory of the daemon over hundreds of exchanges
 	$(BIN)/python benchmarks/memory.py
+
+SECONDS ?= 600
+fuzz: $(READY)  ## every decoder and message handler for SECONDS each, guided by coverage
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .hypothesis

@@ -62,6 +62,7 @@ from lowcomm_node.settings import NodeSettings
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
 from lowcomm_protocol import exchange as ex
+from lowcomm_protocol.clock import largest_jump
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import PeerInfo, Phase
 from lowcomm_protocol.refusals import Refusals
@@ -395,9 +396,11 @@ class Daemon:
         self._warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
 
     def _donors(self) -> list[PeerInfo]:
-        """Whose state we may copy, the most advanced first."""
+        """Whose state we may copy, the most advanced first: nobody that claims what no other peer comes near to."""
         assert self.exchanger and self.membership
-        return [info for info in self.membership.donors() if self.exchanger.trusts(info.peer_id)]
+        trusted = [info for info in self.membership.donors() if self.exchanger.trusts(info.peer_id)]
+        # Of a single peer nobody can say whether it is ahead: every late peer of a swarm of two is in that place.
+        return [info for info in trusted if len(trusted) == 1 or self.exchanger.supports(info.peer_id, info.swarm_step)]
 
     async def _fetch_from(self, donor: PeerInfo) -> None:
         assert self.exchanger and self.ready and self.run_
@@ -409,6 +412,8 @@ class Daemon:
 
         fetcher = Fetcher(self.channels, folder, parameters, tell, self.allowance.bandwidth.down)
         info = await fetcher.fetch(donor)
+        if info.step > 2 * donor.swarm_step + largest_jump(self.run_.spec.sync.interval):
+            raise CheckpointError(f"Its state is of step {info.step}, and its record tells of step {donor.swarm_step}.")
         self.waiting = "checking the state and loading it"
         self.ready = await self.trainer.adopt(str(folder), info.step, donor.peer_id)
         self.exchanger.take_over(self.ready)
