@@ -323,7 +323,8 @@ class Daemon:
             self.membership = self._make_membership(discovery, roster, certificate.der, told)
             self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
             self.lifeline.on_move(lambda: self._move(port))
-            works = (self._follow_trainer(), self.membership.run(), CongestionWatch(self._tell).run())
+            watches = (CongestionWatch(self._tell).run(), service.strangers.run(port))
+            works = (self._follow_trainer(), self.membership.run(), *watches)
             self._tasks += [asyncio.create_task(work) for work in works]
             await self._unless_finished(self._sync_and_train())
         finally:

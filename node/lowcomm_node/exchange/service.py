@@ -25,6 +25,7 @@ from lowcomm_node.exchange.company import Company
 from lowcomm_node.exchange.connections import INTERNET, plain
 from lowcomm_node.exchange.pinging import Echo
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
+from lowcomm_node.exchange.strangers import Strangers
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.throttle import FREE_FLOW
 from lowcomm_node.exchange.traffic import Traffic
@@ -93,6 +94,8 @@ class ExchangeService:
         self._gatekeeper, self._handlers, self._tunnels = gatekeeper, handlers, tunnels
         self._traffic, self._echo, self._company = traffic or Traffic(), echo or Echo(), company or Company()
         self._refusals, self._turnstile = refusals or Refusals(), turnstile or Turnstile()
+        self.strangers = Strangers()
+        """Who of those that are connected over TCP has not shown who it is."""
 
     @property
     def open_calls(self) -> int:
@@ -208,7 +211,10 @@ class ExchangeService:
         metadata = dict(context.invocation_metadata() or ())
         kind, _, name = context.peer().partition(":")
         if kind in INTERNET:  # as the kernel tells: nobody can choose to come from elsewhere
-            return self._gatekeeper.caller(metadata)
+            caller = self._gatekeeper.caller(metadata)
+            host, _, port = unquote(name).rpartition(":")
+            self.strangers.vouch((plain(host.strip("[]")), int(port)))
+            return caller
         name = unquote(name)
         peer = self._tunnels.peer_of(name) if self._tunnels is not None and kind == "unix-abstract" else None
         if self._tunnels is None or peer is None:
