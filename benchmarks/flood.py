@@ -1,6 +1,6 @@
 """What a flood costs a node: a real swarm of two on loopback, and a hostile client (flooding.py) at one of them.
 
-    python benchmarks/flood.py [--rounds 3] [--seconds 20] [--calls 10000]
+    python benchmarks/flood.py [--rounds 3] [--seconds 40] [--calls 10000]
 
 Phases of equal length take turns: calm, with a process that burns as much as it gets at the same low priority as the client;
 and flood. So both share the processor with a stranger alike, and what is left of the difference is what the node spends. Measured
@@ -36,14 +36,16 @@ START = 120.0
 SETTLE = 5.0
 """Seconds between two phases."""
 POLL = 0.5
-HOG = "import os; os.nice(19)\nwhile True: pass"
+NICE = 10
+"""Priority of the client, and of what burns as much as it gets in its place."""
+HOG = "print('ready', flush=True)\nwhile True: pass"
 
 
 def main() -> int:
     """Measure; 1 if memory grows by more or training is slower than promised, or exchanges do not go on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
     parser.add_argument("--calls", type=int, default=10_000, help="in all rounds together")
     parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind, in each flood")
     parser.add_argument("--out", type=Path, default=RESULTS / "flood.json")
@@ -158,21 +160,24 @@ class Swarm:
         }  # fmt: skip
 
     def _phase(self, kind: str, seconds: float, calls: int, connections: int) -> dict[str, Any]:
-        before, spent, began = self.status(), self.spent(), time.monotonic()
-        other = subprocess.Popen(
-            [sys.executable, "-c", HOG] if kind == "calm" else self._client(before, seconds, calls, connections),
-            stdout=subprocess.PIPE,
+        command = (
+            [sys.executable, "-c", HOG] if kind == "calm" else self._client(self.status(), seconds, calls, connections)
         )
-        peak = self.memory()
-        try:
-            while time.monotonic() - began < seconds:
-                time.sleep(min(POLL, seconds / 4))
-                peak = max(peak, self.memory())
-            after, spent, took = self.status(), self.spent() - spent, time.monotonic() - began
-        finally:
-            if kind == "calm":
+        command = ["nice", "-n", str(NICE), *command]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdin is not None and other.stdout is not None
+            try:
+                assert other.stdout.readline() == b"ready\n", "the client has gone"
+                before, spent, began, peak = self.status(), self.spent(), time.monotonic(), self.memory()
+                other.stdin.write(b"\n")
+                other.stdin.flush()
+                while time.monotonic() - began < seconds:
+                    time.sleep(min(POLL, seconds / 4))
+                    peak = max(peak, self.memory())
+                after, spent, took = self.status(), self.spent() - spent, time.monotonic() - began
+                told = b"" if kind == "calm" else other.stdout.readline()
+            finally:
                 other.kill()
-            told, _ = other.communicate(timeout=60)
         time.sleep(SETTLE)
         return {
             "kind": kind,
@@ -186,7 +191,7 @@ class Swarm:
         (run,) = (self.homes[0] / "runs").glob("*/run.json")
         dht = next(one.split("/")[4] for one in status["entry_points"] if "/tcp/" in one)
         return [
-            "nice", "-n", "19", sys.executable, str(Path(__file__).with_name("flooding.py")), status["addresses"][0],
+            sys.executable, str(Path(__file__).with_name("flooding.py")), status["addresses"][0],
             status["peer_id"], str(run), "--seconds", str(seconds), "--calls", str(calls), "--connections", str(connections),
             "--parameters", str(status["trainer"]["parameters"]), "--dht-port", dht,
         ]  # fmt: skip

@@ -5,7 +5,7 @@
 At once: calls without a credential, with garbage, replayed, good ones, and those that say no hello; TCP and TLS connections that
 go no further; streams that begin and say nothing; exchanges that drip or announce what can't be; messages that are too large;
 snapshots from absurd offsets; pings without an end; connections to the port of the DHT. It is a peer of an open run, as anybody
-may be.
+may be. It says that it is ready, and begins when a line comes in.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import ssl
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -283,6 +284,9 @@ def main() -> None:
     arguments = parser.parse_args()
     spec = read_signed_run(arguments.run.read_bytes()).spec
     flood = Flood(arguments.address, arguments.peer_id, spec, arguments.seconds, arguments.calls, arguments.parameters)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    flood.until = time.monotonic() + arguments.seconds
     asyncio.run(flood.run(arguments.dht_port, arguments.connections))
     print(json.dumps({"peer_id": flood.identity.peer_id, "ends": dict(sorted(flood.ends.items()))}), flush=True)
     os._exit(0)  # as whoever floods would: nothing is said to the other end

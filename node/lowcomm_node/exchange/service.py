@@ -170,6 +170,9 @@ class ExchangeService:
             raise
         if (words := self._turnstile.refuses(peer, monotonic())) is not None:
             await self._turn_away(call, place, words)
+        kind, _, name = call.context.peer().partition(":")
+        if kind in INTERNET:
+            self.strangers.vouch((place, int(name.rpartition(":")[2])))
         return peer
 
     async def _turn_away(self, call: Call, place: str, words: str) -> None:
@@ -211,10 +214,7 @@ class ExchangeService:
         metadata = dict(context.invocation_metadata() or ())
         kind, _, name = context.peer().partition(":")
         if kind in INTERNET:  # as the kernel tells: nobody can choose to come from elsewhere
-            caller = self._gatekeeper.caller(metadata)
-            host, _, port = unquote(name).rpartition(":")
-            self.strangers.vouch((plain(host.strip("[]")), int(port)))
-            return caller
+            return self._gatekeeper.caller(metadata)
         name = unquote(name)
         peer = self._tunnels.peer_of(name) if self._tunnels is not None and kind == "unix-abstract" else None
         if self._tunnels is None or peer is None:
