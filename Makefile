@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test check format proto table soak memory clean
+.PHONY: setup demo test check format proto table soak memory fuzz clean
 
 setup: $(READY)
 
@@ -48,6 +48,10 @@ soak: $(READY)  ## a swarm of which a node is killed, stopped or started every f
 
 memory: $(READY)  ## memory of the daemon over hundreds of exchanges
 	$(BIN)/python benchmarks/memory.py
+
+SECONDS ?= 600
+fuzz: $(READY)  ## every decoder and message handler for SECONDS each, guided by coverage
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .hypothesis

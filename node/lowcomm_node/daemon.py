@@ -43,6 +43,7 @@ from lowcomm_node.errors import (
     RetryLater,
     TrainerError,
     TrainerLost,
+    Unusable,
 )
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.congestion import CongestionWatch
@@ -69,11 +70,13 @@ from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
 from lowcomm_protocol import exchange as ex
+from lowcomm_protocol.clock import largest_jump
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import PeerInfo, Phase
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
+from lowcomm_protocol.trust import Deed
 
 FETCH_ROUNDS = 5
 VECTORS_FETCHED = 5
@@ -327,7 +330,7 @@ class Daemon:
         self.exchanger.joiners = lambda: self._snapshots.joiners
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
         echo = Echo(allowance.bandwidth)
-        service = ExchangeService(gatekeeper, self, tunnels, traffic, echo, allowance.company)
+        service = ExchangeService(gatekeeper, self, tunnels, traffic, echo, allowance.company, self.refusals)
         server = ExchangeServer(certificate, service, flow)
         server.listen_locally(runtime_folder())
         host, announce = listening(self.settings, self._remembered)
@@ -341,7 +344,8 @@ class Daemon:
             self.membership = self._make_membership(discovery, roster, certificate.der, told)
             self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
             self.lifeline.on_move(lambda: self._move(port))
-            works = (self.membership.run(), self.availability.run(), CongestionWatch(self._tell).run())
+            watches = (CongestionWatch(self._tell).run(), service.strangers.run(port))
+            works = (self.membership.run(), self.availability.run(), *watches)
             self._tasks += [asyncio.create_task(work) for work in works]
             await self._unless_finished(self._take_turns())
         finally:
@@ -508,7 +512,7 @@ class Daemon:
         for attempt in range(FETCH_ROUNDS):
             await self.membership.look()
             behind = self.exchanger.swarm_step + tolerated
-            ahead = [peer for peer in self.membership.donors() if drifted or peer.swarm_step > behind]
+            ahead = [peer for peer in self._donors() if drifted or peer.swarm_step > behind]
             if not ahead or sync.group == 1:
                 return
             donor = ahead[attempt % len(ahead)]
@@ -518,7 +522,16 @@ class Daemon:
                 return
             except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
                 self._warn(f"state of {donor.peer_id[-6:]}: {error}")
+                if isinstance(error, CheckpointError | Unusable):
+                    self.exchanger.hold(donor.peer_id, Deed.HEAVY, str(error))
         self._warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
+
+    def _donors(self) -> list[PeerInfo]:
+        """Whose state we may copy, the most advanced first: nobody that claims what no other peer comes near to."""
+        assert self.exchanger and self.membership
+        trusted = [info for info in self.membership.donors() if self.exchanger.trusts(info.peer_id)]
+        # Of a single peer nobody can say whether it is ahead: every late peer of a swarm of two is in that place.
+        return [info for info in trusted if len(trusted) == 1 or self.exchanger.supports(info.peer_id, info.swarm_step)]
 
     async def _fetch_from(self, donor: PeerInfo) -> None:
         assert self.exchanger and self.ready and self.run_
@@ -533,6 +546,8 @@ class Daemon:
         )
         fetcher = Fetcher(self.channels, folder, parameters, tell, self.allowance.bandwidth.down)
         info = await fetcher.fetch(donor)
+        if info.step > 2 * donor.swarm_step + largest_jump(self.run_.spec.sync.interval):
+            raise CheckpointError(f"Its state is of step {info.step}, and its record tells of step {donor.swarm_step}.")
         self.waiting = "checking the state and loading it"
         self.ready = await self.supervisor.trainer.adopt(str(folder), info.step, donor.peer_id)
         self._take_over(self.ready)

@@ -15,6 +15,7 @@ LowcommError                 anything that we raise on purpose; str() names the 
     │   ├── Diverged     1   the loss is no number any more
     │   └── Unusable     1   a contribution of another peer that can't be decoded, or is implausible
     ├── LinkLost         1   a stream to a peer broke off, or can't be opened; costs one exchange
+    │   └── GaveUp       1   the peer has told that it gives up, and why
     ├── RetryLater      75   nothing is wrong, only the moment: the same call works later
     ├── DiskFull        75   a folder without room; what was there before is untouched
     └── PortInUse       75   another program holds an address that we were told to use
@@ -93,6 +94,10 @@ class Unusable(TrainerError):
 
 class LinkLost(NodeError):
     """A stream to a peer broke off, or can't be opened. It costs one exchange, no more."""
+
+
+class GaveUp(LinkLost):
+    """The peer has told that it gives up, and why: nothing that is held against it."""
 
 
 class RetryLater(NodeError):

@@ -1,52 +1,119 @@
-"""Whom to leave out: peers that sent what no honest one sends.
+"""Whom to leave out: a score of each peer, by what it did to us; it decays, and nobody else hears of it.
 
-A strike is for a contribution that can't be decoded, is implausible, or breaks the protocol; a lost connection is none. After
-a strike a peer is left out for a while that doubles with each further one, and an exchange with it that is applied wipes all
-out: an honest peer that was unlucky comes back soon, and a liar hardly ever. Time is our own inner steps.
+    1    nothing is held against it
+    0.5  below this it is neither called nor accepted, and its state is not copied
+    0    it has just sent what no honest peer sends
+
+**Heavy** deeds are those of no honest peer: a contribution that can't be decoded or is implausible, a breach of the protocol.
+One takes the score to 0, and what is missing to 1 is halved every ``interval`` steps: so the first costs one interval. Each
+further one doubles that time. **Light** deeds happen to honest peers, too: a stream that breaks or stalls in the middle of an
+exchange. Each takes `LIGHT` off, so only several within an interval leave a peer out, and for less than an interval.
+
+An exchange that is applied makes up for a quarter of a heavy deed, and so does time, slowly: an honest peer that was unlucky
+comes back soon, and a liar that behaves well in between is left out longer each time. Time is our own inner steps.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 MAX_PEERS = 4096
-"""Peers that are remembered; the one struck longest ago is forgotten first."""
+"""Peers that are remembered; the one whose last deed is longest ago is forgotten first."""
 MAX_DOUBLINGS = 10
+BOUND = 0.5
+"""The score below which a peer is left out."""
+LIGHT = 0.2
+"""What a light deed takes off the score."""
+GOOD = 0.25
+"""The part of a heavy deed that an applied exchange makes up for; and the part of what is missing to a score of 1."""
+MEMORY = 128
+"""Intervals after which a heavy deed counts half."""
+MAX_REASON = 200
+"""Characters of a reason that are kept."""
+
+
+class Deed(StrEnum):
+    """What a peer did."""
+
+    LIGHT = "light"
+    HEAVY = "heavy"
 
 
 @dataclass(frozen=True)
-class Strikes:
+class Standing:
     """What is held against one peer."""
 
-    count: int
-    until: int
-    """Own inner steps when it is let in again."""
+    missing: float
+    """To a score of 1, when it was last changed."""
+    since: int
+    """Own inner steps when that was."""
+    half_life: int
+    """Own inner steps in which half of what is missing comes back."""
+    heavy: float
+    """Heavy deeds, less what good ones and time have made up for by then."""
+    reason: str
+    """Of the last deed."""
+
+    def score(self, steps: int) -> float:
+        """Between 0 and 1."""
+        return 1.0 - self.missing * 0.5 ** (max(0, steps - self.since) / self.half_life)
 
 
 class Trust:
-    """Strikes of all peers; ``interval`` is how many steps the first one lasts."""
+    """Scores of all peers; ``interval`` is how many steps the first heavy deed costs."""
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
-        self._strikes: OrderedDict[str, Strikes] = OrderedDict()
+        self._standings: OrderedDict[str, Standing] = OrderedDict()
 
-    def strike(self, peer: str, steps: int) -> Strikes:
-        """Hold one more against a peer."""
-        old = self._strikes.pop(peer, Strikes(0, 0))
-        lasts = self._interval << min(old.count, MAX_DOUBLINGS)
-        new = self._strikes[peer] = Strikes(old.count + 1, steps + lasts)
-        if len(self._strikes) > MAX_PEERS:
-            self._strikes.popitem(last=False)
+    def hold(self, peer: str, deed: Deed, steps: int, reason: str = "") -> Standing:
+        """Hold a deed against a peer; how it stands now."""
+        old = self._now(peer, steps)
+        if deed is Deed.HEAVY:
+            lasts = self._interval << min(round(old.heavy), MAX_DOUBLINGS)
+            new = Standing(1.0, steps, lasts, old.heavy + 1.0, reason[:MAX_REASON])
+        else:
+            # Whom we trust again has done its time: what is light lasts no longer than it would at anybody else.
+            half_life = self._interval if 1.0 - old.missing >= BOUND else old.half_life
+            new = replace(old, missing=min(1.0, old.missing + LIGHT), half_life=half_life, reason=reason[:MAX_REASON])
+        self._standings.pop(peer, None)
+        self._standings[peer] = new
+        if len(self._standings) > MAX_PEERS:
+            self._standings.popitem(last=False)
         return new
 
-    def forgive(self, peer: str) -> None:
-        """An exchange with this peer was applied: nothing is held against it any more."""
-        self._strikes.pop(peer, None)
+    def thank(self, peer: str, steps: int) -> None:
+        """An exchange with this peer was applied."""
+        if peer in self._standings:
+            now = self._now(peer, steps)
+            self._standings[peer] = replace(now, missing=(1.0 - GOOD) * now.missing, heavy=max(0.0, now.heavy - GOOD))
 
     def trusts(self, peer: str, steps: int) -> bool:
         """Whether a peer may take part now."""
-        strikes = self._strikes.get(peer)
-        return strikes is None or steps >= strikes.until
+        return self.score(peer, steps) >= BOUND
 
-    def strikes(self) -> dict[str, Strikes]:
-        """Everything held against anybody."""
-        return dict(self._strikes)
+    def score(self, peer: str, steps: int) -> float:
+        """Between 0 and 1, which is what strangers have."""
+        standing = self._standings.get(peer)
+        return 1.0 if standing is None else standing.score(steps)
+
+    def reason(self, peer: str) -> str:
+        """Why something is held against a peer; empty if nothing is."""
+        standing = self._standings.get(peer)
+        return "" if standing is None else standing.reason
+
+    def left_out(self, steps: int) -> Iterator[str]:
+        """Whoever may not take part now."""
+        return (peer for peer, standing in self._standings.items() if standing.score(steps) < BOUND)
+
+    def __len__(self) -> int:
+        """Peers against whom anything is held."""
+        return len(self._standings)
+
+    def _now(self, peer: str, steps: int) -> Standing:
+        old = self._standings.get(peer)
+        if old is None:
+            return Standing(0.0, steps, self._interval, 0.0, "")
+        heavy = old.heavy * 0.5 ** (max(0, steps - old.since) / (MEMORY * self._interval))
+        return replace(old, missing=1.0 - old.score(steps), since=max(steps, old.since), heavy=heavy)

@@ -505,7 +505,7 @@ async def test_a_caller_that_is_killed_leaves_nothing_at_the_callee(
         await child.wait()
 
     async def gone() -> bool:
-        return not bob.tunnels._names and not bob.tunnels._pipes and not bob.service._calls
+        return not bob.tunnels._names and not bob.tunnels._pipes and not bob.service.open_calls
 
     await until_async(gone, 60, "call and tunnel have ended")
 

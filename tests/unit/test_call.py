@@ -84,12 +84,11 @@ async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(tm
                     return False
                 return answer.release == ada.peer_id
 
-            under_way = bob.service._calls
             try:
-                await until_async(lambda: asyncio.sleep(0, under_way.total() == calls), 10, "the calls have begun")
+                await until_async(lambda: asyncio.sleep(0, bob.service.open_calls == calls), 10, "the calls have begun")
                 await until_async(lambda: asyncio.sleep(0, len(bob.service._company) == 0), 20, "no peer holds a place")
                 await until_async(served, 20, "gRPC has places again")
-                assert not under_way
+                assert not bob.service.open_calls
             finally:
                 for one in begun:
                     one.cancel()

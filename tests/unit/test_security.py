@@ -26,7 +26,7 @@ from wire import (
 
 from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
 from lowcomm_node.exchange import channels as channels_module
-from lowcomm_node.exchange import security, service
+from lowcomm_node.exchange import security, service, turnstile
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.security import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
@@ -388,7 +388,7 @@ async def begin(method: str, channels: Channels, callee: Callee):
 
 @pytest.mark.parametrize("methods", [("Swap", "Swap"), ("Fetch", "Fetch"), ("Swap", "Fetch")])
 async def test_one_peer_has_so_many_calls_at_once_and_others_are_still_served(methods, monkeypatch):
-    monkeypatch.setattr(service, "MAX_CALLS_PER_PEER", 2)
+    monkeypatch.setattr(turnstile, "MAX_CALLS_PER_PEER", 2)
     async with listening() as callee, calling() as channels, calling(STRANGER) as others:
         for _ in range(3):  # as often as they like, one after the other
             open_ = [await begin(method, channels, callee) for method in methods]
@@ -409,7 +409,7 @@ async def test_one_peer_has_so_many_calls_at_once_and_others_are_still_served(me
 
 
 async def test_a_call_that_is_refused_does_not_count(monkeypatch):
-    monkeypatch.setattr(service, "MAX_CALLS_PER_PEER", 1)
+    monkeypatch.setattr(turnstile, "MAX_CALLS_PER_PEER", 1)
     async with listening() as callee, calling() as channels:
         for _ in range(3):
             assert (await describe(channels, callee, ()))[0] is Status.UNAUTHENTICATED
@@ -458,7 +458,7 @@ async def test_a_callee_can_not_send_a_message_that_is_too_large_either():
 @pytest.mark.parametrize("way", ["cancels", "closes", "is cut off"])
 @pytest.mark.parametrize("method", ["Swap", "Fetch"])
 async def test_a_caller_that_vanishes_frees_everything(way, method, monkeypatch):
-    monkeypatch.setattr(service, "MAX_CALLS_PER_PEER", 1)
+    monkeypatch.setattr(turnstile, "MAX_CALLS_PER_PEER", 1)
     async with listening() as callee, cabled(callee.port) as cable, calling() as channels, calling() as later:
         direct, callee.port = callee.port, cable.port
         stream = await begin(method, channels, callee)
@@ -474,7 +474,7 @@ async def test_a_caller_that_vanishes_frees_everything(way, method, monkeypatch)
         held.cancel()
         await soon(callee.ended.get())
         await until_async(
-            lambda: asyncio.sleep(0, not callee.service._calls), DEADLINE, "nothing is kept of the callers"
+            lambda: asyncio.sleep(0, not callee.service.open_calls), DEADLINE, "nothing is kept of the callers"
         )
 
 

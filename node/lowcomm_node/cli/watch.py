@@ -41,7 +41,7 @@ def peers(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ver
         found = client.peers()
     columns = (
         *("peer", "phase", "step", "tokens/s", "route", "round trip", "up", "down"),
-        *("seen", "done", "refused", "failed", "last reason"),
+        *("seen", "done", "refused", "failed", "score", "last reason"),
     )
     rows = [
         (
@@ -57,7 +57,8 @@ def peers(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ver
             str(peer["completed"]),
             str(peer["refused"]),
             str(peer["failed"]),
-            clean(peer["last_reason"]),
+            f"{peer['score']:.2f}",
+            clean(f"left out: {peer['held_against']}" if peer["left_out"] else peer["last_reason"]),
         )
         for peer in found
     ]

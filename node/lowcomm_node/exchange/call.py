@@ -53,6 +53,16 @@ class Call:
         with self.taking():
             await self.context.abort(code, words)
 
+    def break_off(self, reason: str) -> None:
+        """End the connection that it came by, and all that goes over it."""
+        caller = self.context.peer()
+        log.info("call.broken_off", caller=caller, reason=reason)
+        kind, _, name = caller.partition(":")
+        if kind in INTERNET:
+            break_off(caller)
+        elif self._tunnels is not None:
+            self._tunnels.break_off(unquote(name))
+
     def _hurry(self) -> None:
         self._stop()
         if not self._is_over:
@@ -67,10 +77,4 @@ class Call:
         self._stop()
 
     def _break_off(self) -> None:
-        caller = self.context.peer()
-        log.info("call.broken_off", caller=caller, reason=f"took nothing for {TAKE_DEADLINE:.0f} s")
-        kind, _, name = caller.partition(":")
-        if kind in INTERNET:
-            break_off(caller)
-        elif self._tunnels is not None:
-            self._tunnels.break_off(unquote(name))
+        self.break_off(f"took nothing for {TAKE_DEADLINE:.0f} s")

@@ -36,7 +36,7 @@ from lowcomm_protocol.records import Phase
 from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
-from lowcomm_protocol.trust import Trust
+from lowcomm_protocol.trust import Deed, Trust
 
 SLACK = 1.5
 """Times as long as contents take at the allowed rates: other exchanges begin meanwhile, and take their share."""
@@ -136,7 +136,7 @@ class Exchanger:
         self._new_round(offer, self._candidates(offer), called=False).start()
 
     def _candidates(self, offer: Offer) -> list[str]:
-        training = [info.peer_id for info in self.roster.in_phase(Phase.TRAINING, time()) if self._trusts(info.peer_id)]
+        training = [info.peer_id for info in self.roster.in_phase(Phase.TRAINING, time()) if self.trusts(info.peer_id)]
         return candidates(self.spec.run.seed, offer.fragment, offer.round, self.peer_id, training, self.spec.sync.group)
 
     def _new_round(self, offer: Offer, peers: list[str], called: bool) -> Round:
@@ -220,10 +220,15 @@ class Exchanger:
             async with asyncio.timeout(HELLO_DEADLINE):
                 frame = await stream.receive()
         except TimeoutError:
+            self.hold(peer, Deed.LIGHT, "called without saying hello in time")
             raise LinkLost("called without saying hello in time") from None
-        if frame is None or frame.WhichOneof("kind") != "hello":
-            raise ProtocolViolation("called without saying hello")
-        theirs = offers.from_message(frame.hello)
+        try:
+            if frame is None or frame.WhichOneof("kind") != "hello":
+                raise ProtocolViolation("called without saying hello")
+            theirs = offers.from_message(frame.hello)
+        except ProtocolViolation as error:
+            self.hold(peer, Deed.HEAVY, str(error))
+            raise
         refusal = self._consider(peer, theirs)
         if refusal is not None:
             self.history.we_refused(peer, refusal)
@@ -237,7 +242,7 @@ class Exchanger:
         round_ = self.running.get(theirs.fragment)
         if round_ is not None and round_.exchange.is_calling(peer) and wins_crossing(self.peer_id, peer):
             return Refusal.CROSSED
-        if not self._trusts(peer):
+        if not self.trusts(peer):
             return Refusal.NOT_TRUSTED
         known = theirs.fragment < len(self.schedule)
         ready = Readiness(
@@ -293,18 +298,28 @@ class Exchanger:
         most = largest_jump(self.spec.sync.interval, self.schedule.steps_alone(self.steps))
         return is_supported(swarm_step, self.swarm_step, others, most)
 
-    def strike(self, peer: str, reason: str) -> None:
-        """Hold against a peer what no honest one does: it is left out for a while."""
-        strikes = self.trust.strike(peer, self.steps)
-        log.warning("peer.struck", peer=peer, reason=reason, strikes=strikes.count, until_step=strikes.until)
+    def hold(self, peer: str, deed: Deed, reason: str) -> None:
+        """Hold against a peer what it did; it may be left out for a while."""
+        standing = self.trust.hold(peer, deed, self.steps, reason)
+        told = log.warning if deed is Deed.HEAVY else log.info
+        told("peer.held", peer=peer, deed=deed.value, reason=standing.reason, score=round(1.0 - standing.missing, 2))
 
-    def _trusts(self, peer: str) -> bool:
+    def trusts(self, peer: str) -> bool:
+        """Whether a peer may take part now: be called, accepted, and hand over its state."""
         return self.trust.trusts(peer, self.steps)
+
+    def standing(self, peer: str) -> dict[str, Any]:
+        """What ``peers`` shows of how we judge a peer."""
+        return {
+            "score": round(self.trust.score(peer, self.steps), 2),
+            "left_out": not self.trusts(peer),
+            "held_against": self.trust.reason(peer),
+        }
 
     def take_in(self, round_: Round, merged: Merged) -> None:
         """Count an outer step that was taken."""
         for peer in round_.exchange.partners:
-            self.trust.forgive(peer)
+            self.trust.thank(peer, self.steps)
         self.swarm_step = max(self.swarm_step, merged.swarm_step)
         self.schedule.merged(round_.fragment, merged.swarm_step, merged.merged_steps, merged.merged_tokens)
         self._slow_digests[round_.fragment] = bytes.fromhex(merged.slow_digest)

@@ -83,7 +83,7 @@ class GroupRound(Round):
     # what comes
 
     def _link(self, peer: str, stream: Stream) -> GroupLink:
-        return GroupLink(peer, stream, self.node.bandwidth)
+        return GroupLink(peer, stream, self.node.bandwidth, self.time_left)
 
     async def _read(self, link: GroupLink) -> None:
         peer = link.peer

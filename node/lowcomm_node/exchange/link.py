@@ -10,9 +10,11 @@ byte is read, order and bounds of every chunk, digest of the whole, and then by 
 import asyncio
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
+from math import inf
+from time import monotonic
 from typing import ClassVar
 
-from lowcomm_node.errors import LinkLost
+from lowcomm_node.errors import GaveUp, LinkLost
 from lowcomm_node.exchange.stream import Stream
 from lowcomm_node.exchange.throttle import Arrival, Bandwidth
 from lowcomm_node.trainer.interface import Again
@@ -22,6 +24,10 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 CHUNK_BYTES = 256 * 1024
 MAX_REASON = 200
 """Characters of a reason to give up."""
+LEAST_CHUNK, FREE_CHUNKS = 1024, 64
+"""Chunks of a content have so many bytes on average, but for the first few: each costs us as much work as a large one."""
+PACE_TIME, PACE_SHARE = 0.5, 0.25
+"""When so much of the time that a content has is over, so much of it must have come."""
 
 
 class Incoming:
@@ -32,6 +38,12 @@ class Incoming:
             raise ProtocolViolation(f"announced {content.size} bytes where {least} to {len(into)} are due")
         self.part, self.size, self.digest = content.part, content.size, content.digest
         self._into, self._offset, self._hash = into, 0, sha256()
+        self._chunks_left = FREE_CHUNKS + content.size // LEAST_CHUNK
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether less has come than must have when `PACE_TIME` is over."""
+        return self._offset < PACE_SHARE * self.size
 
     @property
     def whole(self) -> bool:
@@ -44,6 +56,9 @@ class Incoming:
         end = self._offset + len(data)
         if chunk.offset != self._offset or not data or end > self.size:
             raise ProtocolViolation(f"sent a chunk of {len(data)} bytes at {chunk.offset}, out of place")
+        self._chunks_left -= 1
+        if self._chunks_left < 0:
+            raise ProtocolViolation(f"sent a contribution of {self.size} bytes in pieces of less than {LEAST_CHUNK}")
         self._into[self._offset : end] = data
         self._hash.update(data)
         self._offset = end
@@ -58,10 +73,18 @@ class Incoming:
 class Link:
     """Moves contents over one stream and counts payload bytes where they enter and leave it."""
 
-    def __init__(self, peer: str, stream: Stream, bandwidth: Bandwidth | None = None) -> None:
+    def __init__(
+        self,
+        peer: str,
+        stream: Stream,
+        bandwidth: Bandwidth | None = None,
+        time_left: Callable[[], float] = lambda: inf,
+    ) -> None:
+        """``time_left``: seconds that there are now until what comes in must have come."""
         self.peer = peer
         self.stream = stream
         self._bandwidth = bandwidth or Bandwidth()
+        self._time_left = time_left
         self.bytes_sent = 0
         self.bytes_received = 0
         # One writer at a time, in the order of asking: a stream takes no two writes at once, and what we tell may be
@@ -69,6 +92,8 @@ class Link:
         self._writing = asyncio.Lock()
         self._incoming: Incoming | None = None
         self._arrival: Arrival | None = None
+        self._paced = inf
+        """When a part of what comes in must have come; a time of ``monotonic``."""
 
     async def send(self, frame: pb.Frame) -> None:
         """Send one frame, after all that was to be sent before. Raises LinkLost."""
@@ -102,10 +127,18 @@ class Link:
         """The next frame, once the owner's limit allows it; None when the other end has no more to say."""
         if self._arrival is not None:
             await self._arrival.make_way()
-        return await self.stream.receive()
+        seconds = self._paced - monotonic()
+        if self._incoming is None or seconds == inf or not self._incoming.is_slow:
+            return await self.stream.receive()
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                return await self.stream.receive()
+        except TimeoutError:
+            raise LinkLost("sends its contribution too slowly for the deadline") from None
 
     def _expect(self, incoming: Incoming) -> None:
         self._incoming = incoming
+        self._paced = monotonic() + PACE_TIME * max(0.0, self._time_left())
         self._arrival = Arrival(self._bandwidth.down, incoming.size, CHUNK_BYTES)
 
     def _take(self, chunk: pb.Chunk) -> Incoming | None:
@@ -124,10 +157,21 @@ class Link:
 class PairLink(Link):
     """The stream of a pair."""
 
-    def __init__(self, peer: str, stream: Stream, bandwidth: Bandwidth | None = None) -> None:
-        super().__init__(peer, stream, bandwidth)
+    def __init__(
+        self,
+        peer: str,
+        stream: Stream,
+        bandwidth: Bandwidth | None = None,
+        time_left: Callable[[], float] = lambda: inf,
+    ) -> None:
+        super().__init__(peer, stream, bandwidth, time_left)
         self._again: Again | None = None
         self._whole = self._resent = False
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the other end's contribution is here."""
+        return self._whole
 
     async def send_confirm(self, members: bytes) -> None:
         """Tell whose contributions we hold. Raises LinkLost."""
@@ -243,6 +287,6 @@ class GroupLink(Link):
         raise LinkLost("ended the stream")
 
 
-def gave_up(abandon: pb.Abandon) -> LinkLost:
+def gave_up(abandon: pb.Abandon) -> GaveUp:
     """What is told of a peer that gives up, in as many of its words as we show."""
-    return LinkLost(f"gave up: {abandon.reason[:MAX_REASON]}")
+    return GaveUp(f"gave up: {abandon.reason[:MAX_REASON]}")

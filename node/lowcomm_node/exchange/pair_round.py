@@ -12,6 +12,7 @@ from lowcomm_node.trainer.interface import Again, Captured, Merged
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.matching import Offer
+from lowcomm_protocol.trust import Deed
 
 if TYPE_CHECKING:
     from lowcomm_node.exchange.exchanger import Exchanger
@@ -39,7 +40,14 @@ class PairRound(Round):
         return [(min(base.HELLO_DEADLINE, deadline / 2), ex.GatheringClosed()), *super().timetable(deadline)]
 
     def _link(self, peer: str, stream: Stream) -> PairLink:
-        return PairLink(peer, stream, self.node.bandwidth)
+        return PairLink(peer, stream, self.node.bandwidth, self.time_left)
+
+    def _on_time(self, event: Any) -> None:
+        if isinstance(event, ex.DeadlinePassed) and self.exchange.stage is ex.Stage.TRADING:
+            for peer, link in self.links.items():
+                if peer in self.exchange.partners and not link.has_come:
+                    self.node.hold(peer, Deed.LIGHT, "was too slow for the deadline")
+        super()._on_time(event)
 
     async def _read(self, link: PairLink) -> None:
         await self._until(self._members_known)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from lowcomm_node.errors import LinkLost, TrainerError, Unusable
+from lowcomm_node.errors import GaveUp, LinkLost, TrainerError, Unusable
 from lowcomm_node.exchange import offers
 from lowcomm_node.exchange.history import Outcome
 from lowcomm_node.exchange.link import Link
@@ -29,6 +29,7 @@ from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.matching import Offer, steps_ahead
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.trust import Deed
 
 if TYPE_CHECKING:
     from lowcomm_node.exchange.exchanger import Exchanger
@@ -158,6 +159,10 @@ class Round(ABC):
             # What is due is told now: the timer that was to tell it may be among those that were cancelled.
             self._timers.append(loop.call_later(max(0.0, after - elapsed), self._on_time, event))
 
+    def time_left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - (monotonic() - self.began)
+
     def _on_time(self, event: Any) -> None:
         self._told[type(event)] += 1
         self.handle(event)
@@ -193,12 +198,20 @@ class Round(ABC):
         """Go on without a peer, if anything was still to come from it; what no honest peer does is held against it."""
         reason = str(why)
         if isinstance(why, ProtocolViolation | Unusable):
-            self.node.strike(peer, reason)
+            self.node.hold(peer, Deed.HEAVY, reason)
         if self.exchange.is_open(peer):
+            if self._has_begun(peer) and (
+                isinstance(why, str) or (isinstance(why, LinkLost) and not isinstance(why, GaveUp))
+            ):
+                self.node.hold(peer, Deed.LIGHT, reason)
             self.node.history.lost(peer, reason)
             if peer in self.links:
                 self.links[peer].stream.cancel()  # or the other end would wait for what can't come any more
         self._carry_out(self.exchange.handle(ex.Lost(peer=peer, reason=reason)))
+
+    def _has_begun(self, peer: str) -> bool:
+        """Whether we have a place, slots and a stream for a peer, which it has cost us if it goes now."""
+        return bool(self.members) and peer in self.exchange.partners
 
     def _carry_out(self, effects: list[ex.Effect]) -> None:
         # Tasks begin in this order, and a link sends in the order of asking: what is told arrives as it was decided.

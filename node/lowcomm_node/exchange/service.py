@@ -8,33 +8,43 @@ import asyncio
 import os
 import secrets
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from time import monotonic
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost, PortInUse, RetryLater
 from lowcomm_node.exchange.call import Call
 from lowcomm_node.exchange.company import Company
-from lowcomm_node.exchange.connections import INTERNET
+from lowcomm_node.exchange.connections import INTERNET, plain
 from lowcomm_node.exchange.pinging import Echo
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
+from lowcomm_node.exchange.strangers import Strangers
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.throttle import FREE_FLOW
 from lowcomm_node.exchange.traffic import Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
+from lowcomm_node.exchange.turnstile import Turnstile
 from lowcomm_node.exchange.way import KEEP
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
+from lowcomm_protocol.refusals import Reason, Refusals, What
 
-MAX_CALLS_PER_PEER = 16
-MAX_CALLS = 256
+SERVICE = "lowcomm.v1.Exchange"
+MAX_CALLS = 128
+"""Of all peers at once. Each may have a window unread (throttle.py): so much memory can be filled from outside."""
+REQUEST_DEADLINE = 10.0
+"""Seconds for the request of a call that has only one."""
+HANDSHAKE_SECONDS = 15.0
+"""For TLS and the beginning of HTTP/2; gRPC's own two minutes let strangers hold many connections."""
+IDLE_SECONDS = 900.0
+"""After which a connection without calls is closed."""
 MAX_MESSAGE = 2 * 1024 * 1024
 """Bytes of one incoming message: a chunk has at most 1 MiB."""
 SHUTDOWN_GRACE = 3.0
@@ -43,6 +53,7 @@ PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
 RETIRE_GRACE = 300.0
 """Seconds for the calls on connections that were made with other options."""
 Options = tuple[tuple[str, Any], ...]
+M = TypeVar("M", bound=Message)
 
 
 class Handlers(Protocol):
@@ -61,8 +72,12 @@ class Handlers(Protocol):
         ...
 
 
-class ExchangeService(ExchangeServicer):
-    """The Exchange service of one node."""
+class ExchangeService:
+    """The Exchange service of one node.
+
+    To gRPC each method takes a stream, also where the caller sends one request: on the wire that is the same, and gRPC hands
+    the call over when it begins. Otherwise it would hold requests of strangers, as they trickle in, and nobody could end that.
+    """
 
     def __init__(
         self,
@@ -72,11 +87,39 @@ class ExchangeService(ExchangeServicer):
         traffic: Traffic | None = None,
         echo: Echo | None = None,
         company: Company | None = None,
+        refusals: Refusals | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
         """``tunnels``: through which others may call; None: none may."""
         self._gatekeeper, self._handlers, self._tunnels = gatekeeper, handlers, tunnels
         self._traffic, self._echo, self._company = traffic or Traffic(), echo or Echo(), company or Company()
-        self._calls: Counter[str] = Counter()
+        self._refusals, self._turnstile = refusals or Refusals(), turnstile or Turnstile()
+        self.strangers = Strangers()
+        """Who of those that are connected over TCP has not shown who it is."""
+
+    @property
+    def open_calls(self) -> int:
+        """How many calls of peers are served now."""
+        return self._turnstile.open_calls
+
+    @property
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """For a server."""
+        methods = {
+            "Swap": grpc.stream_stream_rpc_method_handler(
+                self.Swap, pb.Frame.FromString, pb.Frame.SerializeToString
+            ),
+            "Fetch": grpc.stream_stream_rpc_method_handler(
+                self.Fetch, pb.FetchRequest.FromString, pb.FetchChunk.SerializeToString
+            ),
+            "Describe": grpc.stream_unary_rpc_method_handler(
+                self.Describe, pb.Introduction.FromString, pb.Introduction.SerializeToString
+            ),
+            "Ping": grpc.stream_stream_rpc_method_handler(
+                self.Ping, pb.Ping.FromString, pb.Pong.SerializeToString
+            ),
+        }  # fmt: skip
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name in the .proto
         """One exchange of one fragment with the caller."""
@@ -85,12 +128,13 @@ class ExchangeService(ExchangeServicer):
             stream = CalleeStream(context, self._traffic.of(peer))
             await self._guard(call, peer, lambda: self._handlers.swap(peer, stream))
 
-    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
+    async def Fetch(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
         """A part of our newest snapshot."""
         with Call(context, self._tunnels) as call:
             peer = await self._welcome(call)
             meter = self._traffic.of(peer)
             with self._count(peer):
+                request = await self._request(call, pb.FetchRequest)
                 try:
                     async for chunk in self._handlers.fetch(peer, request):
                         with call.taking():
@@ -101,11 +145,12 @@ class ExchangeService(ExchangeServicer):
                 except LowcommError as error:
                     await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
-    async def Describe(self, request: pb.Introduction, context: Any) -> pb.Introduction:  # noqa: N802
+    async def Describe(self, request_iterator: Any, context: Any) -> pb.Introduction:  # noqa: N802
         """Hello and goodbye: both sides hand over their newest signed record."""
         with Call(context, self._tunnels) as call:
             peer = await self._authenticate(call)
-            return self._handlers.describe(peer, request)
+            with self._turnstile.open(peer):
+                return self._handlers.describe(peer, await self._request(call, pb.Introduction))
 
     async def Ping(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """How long and how fast is the line?"""
@@ -114,15 +159,41 @@ class ExchangeService(ExchangeServicer):
             await self._guard(call, peer, lambda: self._echo.answer(peer, CalleeStream(context)))
 
     async def _authenticate(self, call: Call) -> str:
+        place = self._place(call.context)
+        if (words := self._turnstile.refuses_place(place, monotonic())) is not None:
+            await self._turn_away(call, place, words)
         try:
             peer = self._caller(call.context)
         except LowcommError as error:
+            self._turnstile.bad(place, monotonic())
             await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise
-        if self._calls[peer] >= MAX_CALLS_PER_PEER:
-            words = f"at most {MAX_CALLS_PER_PEER} calls at once: call again when one has ended"
-            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+        if (words := self._turnstile.refuses(peer, monotonic())) is not None:
+            await self._turn_away(call, place, words)
+        kind, _, name = call.context.peer().partition(":")
+        if kind in INTERNET:
+            self.strangers.vouch((place, int(name.rpartition(":")[2])))
         return peer
+
+    async def _turn_away(self, call: Call, place: str, words: str) -> None:
+        self._refusals.count(What.CALL, Reason.TOO_MANY)
+        if self._turnstile.is_flood(place, monotonic()):
+            call.break_off("goes on calling beyond its limits")
+        await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+
+    async def _request(self, call: Call, kind: type[M]) -> M:
+        """The one request of a call."""
+        try:
+            async with asyncio.timeout(REQUEST_DEADLINE):
+                request = await call.context.read()
+        except TimeoutError:
+            await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come in time")
+        except DecodeError:
+            request = None
+        if not isinstance(request, kind):
+            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected one {kind.DESCRIPTOR.name}")
+            raise ProtocolViolation("sent another request than the call has")
+        return request
 
     async def _welcome(self, call: Call) -> str:
         """Who calls, where the call takes its time: there must be room for one more peer."""
@@ -131,6 +202,13 @@ class ExchangeService(ExchangeServicer):
             words = "talks with as many peers as its owner allows: call another one, or later"
             await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return peer
+
+    def _place(self, context: Any) -> str:
+        """Where a call comes from: an address, or whom libp2p vouches for."""
+        kind, _, name = context.peer().partition(":")
+        if kind in INTERNET:
+            return plain(unquote(name).rpartition(":")[0].strip("[]"))
+        return (self._tunnels.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
 
     def _caller(self, context: Any) -> str:
         metadata = dict(context.invocation_metadata() or ())
@@ -147,14 +225,8 @@ class ExchangeService(ExchangeServicer):
 
     @contextmanager
     def _count(self, peer: str):  # noqa: ANN202
-        self._calls[peer] += 1
-        try:
-            with self._company.with_(peer):
-                yield
-        finally:
-            self._calls[peer] -= 1
-            if not self._calls[peer]:
-                del self._calls[peer]
+        with self._turnstile.open(peer), self._company.with_(peer):
+            yield
 
     async def _guard(self, call: Call, peer: str, work: Callable[[], Awaitable[None]]) -> None:
         with self._count(peer):
@@ -254,13 +326,15 @@ class ExchangeServer:
                 ("grpc.so_reuseport", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+                ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
                 ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
                 *flow,
             ),
         )
-        add_ExchangeServicer_to_server(self._service, server)
+        server.add_generic_rpc_handlers((self._service.handlers,))
         return server
 
 

@@ -24,6 +24,11 @@ class Ration:
         self._callers: OrderedDict[str, _Level] = OrderedDict()
         self._all = _Level(allowed.all, allowed.seconds)
 
+    def has(self, caller: str, count: int, now: float) -> bool:
+        """Whether so much is left for a caller."""
+        level = self._callers.get(caller) or _Level(self._allowed.each, self._allowed.seconds)
+        return level.has(count, now) and self._all.has(count, now)
+
     def take(self, caller: str, count: int, now: float) -> bool:
         """Take so much for a caller; whether that is left for it."""
         level = self._callers.get(caller) or _Level(self._allowed.each, self._allowed.seconds)

@@ -14,6 +14,7 @@ from lowcomm_protocol import exchange as ex
 from lowcomm_protocol import group as gr
 from lowcomm_protocol.errors import CodecError, ImplausibleError, ProtocolViolation
 from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, steps_ahead
+from lowcomm_protocol.trust import Deed
 
 if TYPE_CHECKING:
     from lowcomm_node.simulation.peer import Peer
@@ -116,7 +117,7 @@ class Round(ABC):
             event = self._use(other, kind, data)
         except (CodecError, ImplausibleError) as error:
             self.peer.implausible += isinstance(error, ImplausibleError)
-            self.peer.trust.strike(other, self.replica.steps)
+            self.peer.trust.hold(other, Deed.HEAVY, self.replica.steps, str(error))
             event = ex.Lost(peer=other, reason=str(error))
             self._abandon(other, str(error))
         if event is not None:
@@ -185,7 +186,7 @@ class Round(ABC):
 
     def _apply(self, effect: ex.Apply) -> None:
         for other in self.exchange.partners:
-            self.peer.trust.forgive(other)
+            self.peer.trust.thank(other, self.replica.steps)
         self._pool(effect)
         self.replica.outer(self.fragment)
         ripe = self.replica.captures[self.fragment].steps + self.peer.sync.overlap

@@ -4,7 +4,7 @@ Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and ``delta.N``
 ``inner`` (moments of the inner optimizer). The rest is small and goes into the manifest's ``meta``.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 Parts = dict[str, dict[str, Tensor]]
 PARTS = ("weights", "outer", "inner")
+_COUNTERS = tuple(field.name for field in fields(FragmentProgress))
 
 
 def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
@@ -63,6 +64,8 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
 def adopt(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     """Begin where another peer is: its weights, slow weights, momentum and swarm step; our own steps and data go on."""
     _check(replica, meta)
+    if meta["swarm_step"] > replica.spec.run.steps:
+        raise CheckpointError(f"The state claims swarm step {meta['swarm_step']}, beyond the run's end: it is refused.")
     _load(replica, parts, foreign=True)
     replica.captures.clear()
     replica.usual = _usual(replica, meta)
@@ -112,8 +115,17 @@ def _check(replica: Replica, meta: dict[str, Any]) -> None:
         raise CheckpointError(
             f"The state is of run {str(meta.get('run_id'))[:12]}, not of {replica.spec.run_id[:12]}: use another --home."
         )
-    if len(meta["progress"]) != len(replica.plan.fragments):
+    progress = meta.get("progress")
+    if not isinstance(progress, list) or len(progress) != len(replica.plan.fragments):
         raise CheckpointError("The state counts other fragments than the plan: it is refused.")
+    # A stranger may have written this; everything is checked before anything of it is used.
+    counters = [meta.get(name) for name in ("swarm_step", "steps", "tokens")]
+    for one in progress:
+        counters += (
+            [one.get(name) for name in _COUNTERS] if isinstance(one, dict) and len(one) == len(_COUNTERS) else [None]
+        )
+    if not all(type(count) is int and 0 <= count < 1 << 53 for count in counters):
+        raise CheckpointError("The state has counters that are none: it is refused.")
 
 
 def _usual(replica: Replica, meta: dict[str, Any]) -> list[UsualNorm]:

@@ -1,0 +1,201 @@
+"""What a flood costs a node: a real swarm of two on loopback, and a hostile client (flooding.py) at one of them.
+
+    python benchmarks/flood.py [--rounds 3] [--seconds 40] [--calls 10000]
+
+Phases of equal length take turns: calm, with a process that burns as much as it gets at the same low priority as the client;
+and flood. So both share the processor with a stranger alike, and what is left of the difference is what the node spends. Measured
+are the steps of the flooded node in each phase, the exchanges of both nodes that were applied meanwhile (with each other: the
+client's never are), the private memory of its daemon, trainer and p2pd together, and the processor's seconds that daemon and p2pd
+take in a second: on a machine that has nothing to spare, training loses no more than the difference.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from memory import first_address
+
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import NodeError
+from lowcomm_node.specfile import write_template
+
+RESULTS = Path(__file__).parent / "results"
+MIB = 2**20
+MAX_GROWTH, MAX_SLOWER = 64 * MIB, 0.10
+START = 120.0
+SETTLE = 5.0
+"""Seconds between two phases."""
+POLL = 0.5
+NICE = 10
+"""Priority of the client, and of what burns as much as it gets in its place."""
+HOG = "print('ready', flush=True)\nwhile True: pass"
+
+
+def main() -> int:
+    """Measure; 1 if memory grows by more or training is slower than promised, or exchanges do not go on."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
+    parser.add_argument("--calls", type=int, default=10_000, help="in all rounds together")
+    parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind, in each flood")
+    parser.add_argument("--out", type=Path, default=RESULTS / "flood.json")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        swarm = Swarm(Path(folder))
+        try:
+            measured = swarm.measure(arguments.rounds, arguments.seconds, arguments.calls, arguments.connections)
+        finally:
+            swarm.close()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
+    result = {"machine": machine, **measured}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    return tell(result)
+
+
+def tell(result: dict[str, Any]) -> int:
+    """Print what was measured; 1 if it is not what is promised."""
+    print(f"{result['machine']}\nphase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd")
+    for phase in result["phases"]:
+        mib, took = phase["memory"] / MIB, phase["daemon_cpu"]
+        print(f"{phase['kind']:6}  {phase['steps_per_second']:7.2f}  {phase['exchanges']:9}  {mib:11.1f}  {took:12.2f}")
+    growth, slower = result["growth"], result["slower"]
+    fewest = min(phase["exchanges"] for phase in result["phases"] if phase["kind"] == "flood")
+    print(f"memory grew by {growth / MIB:.1f} MiB at most; training was {slower:.1%} slower (median of pairs)")
+    print(f"refused: {result['refusals']}\nhow calls and connections ended: {json.dumps(result['ends'])}")
+    return int(growth > MAX_GROWTH or slower > MAX_SLOWER or fewest == 0)
+
+
+class Swarm:
+    """A bootstrap server and two nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.children = folder, list[subprocess.Popen[bytes]]()
+        spec = folder / "run.toml"
+        spec.write_text(write_template("flood", "noloco", 10_000_000, 0, 2, interval=20))
+        self._start(
+            "lowcomm_bootstrap", "b", "serve", "--json", "--host", "127.0.0.1", "--port", "0", "--run", str(spec)
+        )
+        door = first_address(folder / "b" / "log")
+        self.homes = [folder / "1", folder / "2"]
+        for home in self.homes:
+            often = ("--checkpoint-every", "100000", "--exchange-deadline", "15")
+            self._start("lowcomm_node", home.name, "join", "--json", "--peers", door, "--threads", "1", *often)
+        self.victim = self.children[1]
+
+    def _start(self, module: str, name: str, *arguments: str) -> None:
+        home = self.folder / name
+        home.mkdir()
+        with (home / "log").open("wb") as log:
+            command = [sys.executable, "-m", module, *arguments, "--home", str(home)]
+            self.children.append(
+                subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            )
+
+    def close(self) -> None:
+        """End all."""
+        for child in self.children:
+            child.send_signal(signal.SIGTERM)
+        for child in self.children:
+            child.wait(60)
+
+    def status(self, node: int = 0) -> dict[str, Any]:
+        """What a node says. Raises NodeError."""
+        with ControlClient(self.homes[node]) as client:
+            return client.status()
+
+    def completed(self, at_least: int) -> None:
+        """Wait for exchanges. Raises TimeoutError."""
+        deadline = time.monotonic() + START
+        while time.monotonic() < deadline:
+            try:
+                if self.status()["exchanges"]["completed"] >= at_least:
+                    return
+            except NodeError:
+                pass
+            time.sleep(POLL)
+        raise TimeoutError((self.homes[0] / "log").read_text()[-2000:])
+
+    def spent(self) -> float:
+        """Seconds of a processor that the daemon and p2pd have taken."""
+        daemon = psutil.Process(self.victim.pid)
+        aside = [one for one in daemon.children() if "p2pd" in one.name()]
+        return sum(times.user + times.system for times in (one.cpu_times() for one in (daemon, *aside)))
+
+    def memory(self) -> int:
+        """Private bytes of the daemon and all its children."""
+        daemon = psutil.Process(self.victim.pid)
+        return sum(one.memory_full_info().uss for one in (daemon, *daemon.children(recursive=True)))
+
+    def measure(self, rounds: int, seconds: float, calls: int, connections: int) -> dict[str, Any]:
+        """Calm and flood in turn."""
+        self.completed(3)
+        # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's.
+        warm = self._phase("flood", seconds / 2, calls // 20, connections // 10)
+        phases = [
+            self._phase(kind, seconds, calls // rounds, connections)
+            for _ in range(rounds)
+            for kind in ("calm", "flood")
+        ]
+        pairs = [(phases[i]["steps_per_second"], phases[i + 1]["steps_per_second"]) for i in range(0, len(phases), 2)]
+        ends: dict[str, int] = {}
+        for phase in phases:
+            for end, count in phase.pop("ends").items():
+                ends[end] = ends.get(end, 0) + count
+        return {
+            "rounds": rounds, "seconds": seconds, "calls": calls, "connections": connections, "phases": phases, "ends": ends,
+            "growth": max(phase["peak"] for phase in phases) - warm["memory"],
+            "slower": statistics.median(1 - flooded / calm for calm, flooded in pairs),
+            "refusals": self.status()["refusals"],
+        }  # fmt: skip
+
+    def _phase(self, kind: str, seconds: float, calls: int, connections: int) -> dict[str, Any]:
+        command = (
+            [sys.executable, "-c", HOG] if kind == "calm" else self._client(self.status(), seconds, calls, connections)
+        )
+        command = ["nice", "-n", str(NICE), *command]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdin is not None and other.stdout is not None
+            try:
+                assert other.stdout.readline() == b"ready\n", "the client has gone"
+                before, spent, began, peak = self.status(), self.spent(), time.monotonic(), self.memory()
+                other.stdin.write(b"\n")
+                other.stdin.flush()
+                while time.monotonic() - began < seconds:
+                    time.sleep(min(POLL, seconds / 4))
+                    peak = max(peak, self.memory())
+                after, spent, took = self.status(), self.spent() - spent, time.monotonic() - began
+                told = b"" if kind == "calm" else other.stdout.readline()
+            finally:
+                other.kill()
+        time.sleep(SETTLE)
+        return {
+            "kind": kind,
+            "daemon_cpu": spent / took,
+            "steps_per_second": (after["trainer"]["steps"] - before["trainer"]["steps"]) / took,
+            "exchanges": after["exchanges"]["completed"] - before["exchanges"]["completed"],
+            "memory": self.memory(), "peak": peak, "ends": json.loads(told)["ends"] if kind == "flood" else {},
+        }  # fmt: skip
+
+    def _client(self, status: dict[str, Any], seconds: float, calls: int, connections: int) -> list[str]:
+        (run,) = (self.homes[0] / "runs").glob("*/run.json")
+        dht = next(one.split("/")[4] for one in status["entry_points"] if "/tcp/" in one)
+        return [
+            sys.executable, str(Path(__file__).with_name("flooding.py")), status["addresses"][0],
+            status["peer_id"], str(run), "--seconds", str(seconds), "--calls", str(calls), "--connections", str(connections),
+            "--parameters", str(status["trainer"]["parameters"]), "--dht-port", dht,
+        ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+"""A hostile client: floods one node in every way that is known to us, at a bounded rate, and tells what became of it.
+
+    python benchmarks/flooding.py HOST:PORT PEER_ID run.json --seconds 20 --calls 3000 [--dht-port N]
+
+At once: calls without a credential, with garbage, replayed, good ones, and those that say no hello; TCP and TLS connections that
+go no further; streams that begin and say nothing; exchanges that drip or announce what can't be; messages that are too large;
+snapshots from absurd offsets; pings without an end; connections to the port of the DHT. It is a peer of an open run, as anybody
+may be. It says that it is ready, and begins when a line comes in.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import ssl
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from lowcomm_node.exchange import offers
+from lowcomm_node.exchange.security import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper
+from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.matching import Offer
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
+from lowcomm_protocol.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.run import RunSpec, read_signed_run
+
+PATH = "/lowcomm.v1.Exchange/"
+DRIP = 0.2
+"""Seconds between two bytes of a content."""
+ENOUGH = 1 << 20
+
+
+class Flood:
+    """One hostile peer, with one identity and as many connections as it likes."""
+
+    def __init__(self, address: str, callee: str, spec: RunSpec, seconds: float, calls: int, parameters: int) -> None:
+        self.address, self.callee, self.spec = address, callee, spec
+        self.host, _, port = address.rpartition(":")
+        self.port, self.seconds, self.calls, self.parameters = int(port), seconds, calls, parameters
+        self.identity = Identity(secrets.token_bytes(32))
+        self.keeper = Gatekeeper(self.identity, spec.run_id, time.time)
+        self.quiet = Identity(secrets.token_bytes(32))
+        """Another peer, that does nothing wrong until its exchange has begun."""
+        self.ends: Counter[str] = Counter()
+        self.until = time.monotonic() + seconds
+        pem = ssl.get_server_certificate((self.host, self.port), timeout=30)
+        self._credentials = grpc.ssl_channel_credentials(pem.encode())
+        self._channels: list[aio.Channel] = []
+
+    def channel(self) -> aio.Channel:
+        """A connection of its own."""
+        options = (
+            ("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_send_message_length", -1), ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 500),
+        )  # fmt: skip
+        channel = aio.secure_channel(self.address, self._credentials, options)
+        self._channels.append(channel)
+        return channel
+
+    def metadata(self) -> Any:
+        """A good credential."""
+        return self.keeper.credential_for(self.callee)
+
+    def offer(self, plan: str = "00" * 32, swarm_step: int = 1) -> Offer:
+        """What it claims to bring."""
+        return Offer(
+            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=plan, codec=self.spec.sync.codec, fragment=0,
+            stage=0, round=1, swarm_step=swarm_step, steps=20, tokens=1000, version=1, slow_digest=b"",
+        )  # fmt: skip
+
+    @property
+    def over(self) -> bool:
+        """Whether it has lasted long enough."""
+        return time.monotonic() >= self.until
+
+    async def run(self, dht_port: int, connections: int) -> None:
+        """Everything at once, until time is over."""
+        works: list[Coroutine[Any, Any, None]] = [
+            self._calls(), self._connect("tcp", self.port, connections, None),
+            self._connect("tls", self.port, connections, _trusting()),
+            self._half_open(), self._swaps(), self._oversize(), self._fetch(), self._ping(),
+        ]  # fmt: skip
+        if dht_port:
+            works.append(self._connect("dht", dht_port, connections, None))
+        tasks = [asyncio.create_task(work) for work in works]
+        await asyncio.wait(tasks, timeout=self.seconds)
+        for task in tasks:
+            if task.done() and (error := task.exception()) is not None:
+                self.ends[f"gave up: {error!r:.80}"] += 1
+
+    async def _count(self, name: str, call: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await call()
+            self.ends[f"{name}: taken"] += 1
+        except aio.AioRpcError as error:
+            self.ends[f"{name}: {error.code().name}"] += 1
+        except (OSError, asyncio.InvalidStateError, aio.UsageError) as error:
+            self.ends[f"{name}: {type(error).__name__}"] += 1
+
+    async def _calls(self) -> None:
+        """So many calls, evenly, of five kinds."""
+        stub, began = ExchangeStub(self.channel()), time.monotonic()
+        replayed = self.metadata()
+        await self._count(
+            "introduces itself", lambda: self._introduce(stub, self.identity, swarm_step=1 << 50, steps=1 << 50)
+        )
+        kinds: list[tuple[str, Callable[[], Any]]] = [
+            ("no credential", lambda: ()),
+            ("garbage", lambda: ((CREDENTIAL_KEY, secrets.token_bytes(200)),)),
+            ("replayed", lambda: replayed),
+            ("good", self.metadata),
+        ]
+        running: set[asyncio.Task[None]] = set()
+        for number in range(self.calls):
+            name, make = kinds[number % len(kinds)]
+            if number % 5 == 4:
+                work = self._count("no hello", lambda: self._no_hello(stub))
+            else:
+                work = self._count(
+                    name, lambda make=make: stub.Describe(pb.Introduction(), metadata=make(), timeout=10)
+                )
+            task = asyncio.create_task(work)
+            running.add(task)
+            task.add_done_callback(running.discard)
+            await asyncio.sleep(max(0.0, began + number * self.seconds / self.calls * 0.9 - time.monotonic()))
+            if len(running) > 200:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        if running:
+            await asyncio.wait(running, timeout=5)
+
+    async def _no_hello(self, stub: Any) -> None:
+        call = stub.Swap(metadata=self.metadata(), timeout=10)
+        await call.write(pb.Frame(confirm=pb.Confirm(members=bytes(32))))
+        while await call.read() is not aio.EOF:
+            pass
+        if await call.code() is not grpc.StatusCode.OK:
+            raise aio.AioRpcError(await call.code(), aio.Metadata(), aio.Metadata())
+
+    async def _introduce(self, stub: Any, who: Identity, **claims: Any) -> None:
+        now = time.time()
+        info = PeerInfo(
+            peer_id=who.peer_id, run_id=self.spec.run_id, phase=Phase.TRAINING, issued=now, expires=now + 300, **claims
+        )
+        record = pb.SignedRecord.FromString(write_record(info, who))
+        metadata = Gatekeeper(who, self.spec.run_id, time.time).credential_for(self.callee)
+        await stub.Describe(pb.Introduction(record=record), metadata=metadata, timeout=10)
+
+    async def _connect(self, name: str, port: int, count: int, context: ssl.SSLContext | None) -> None:
+        """Connections that go no further."""
+        held: list[asyncio.StreamWriter] = []
+        try:
+            for _ in range(count):
+                try:
+                    async with asyncio.timeout(5):
+                        _, writer = await asyncio.open_connection(
+                            self.host, port, ssl=context, server_hostname=SERVER_NAME if context else None
+                        )
+                    held.append(writer)
+                    self.ends[f"{name}: connected"] += 1
+                except (OSError, TimeoutError) as error:
+                    self.ends[f"{name}: {type(error).__name__}"] += 1
+                await asyncio.sleep(0.5 * self.seconds / count)
+            await asyncio.sleep(self.seconds)
+        finally:
+            for writer in held:
+                writer.transport.abort()
+
+    async def _half_open(self) -> None:
+        """Calls that begin and say nothing, with and without a credential, on connections of their own."""
+        channel = self.channel()
+        while not self.over:
+            methods = [channel.stream_stream(PATH + method) for method in ("Describe", "Fetch", "Swap", "Ping")]
+            calls = [call(metadata=metadata) for call in methods for metadata in (None, self.metadata())]
+            for call in calls:
+                self.ends[f"half-open: {(await call.code()).name}"] += 1
+            await asyncio.sleep(0.2)
+
+    async def _swaps(self) -> None:
+        """Exchanges that are accepted, and then drip, or announce what can't be."""
+        stub, keeper, number = ExchangeStub(self.channel()), Gatekeeper(self.quiet, self.spec.run_id, time.time), 0
+        await self._introduce(stub, self.quiet)
+        request, told = pb.FetchRequest(part="manifest"), b""
+        async for chunk in stub.Fetch(request, metadata=keeper.credential_for(self.callee), timeout=30):
+            told += chunk.data
+        meta = json.loads(told)["content"]["meta"]
+        while not self.over:
+            number += 1
+            call = stub.Swap(metadata=keeper.credential_for(self.callee), timeout=60)
+            offer = self.offer(meta["plan"], meta["swarm_step"])
+            await self._count("drip", lambda call=call, number=number, offer=offer: self._drip(call, offer, number))
+            call.cancel()
+            await asyncio.sleep(0.1)
+
+    async def _drip(self, call: Any, offer: Offer, number: int) -> None:
+        await call.write(pb.Frame(hello=offers.to_message(offer)))
+        answer = await call.read()
+        kind = answer.WhichOneof("kind") if isinstance(answer, pb.Frame) else "end"
+        self.ends[f"hello: {answer.refuse.reason if kind == 'refuse' else kind}"] += 1
+        if kind != "accept":
+            return
+        size = 4 * self.parameters if number % 10 else 1 << 60
+        await call.write(pb.Frame(content=pb.Content(size=size, digest=bytes(32))))
+        for offset in range(ENOUGH):
+            await call.write(pb.Frame(chunk=pb.Chunk(offset=offset, data=b"x")))
+            await asyncio.sleep(DRIP)
+
+    async def _oversize(self) -> None:
+        """Messages above what is taken, and offers with absurd numbers."""
+        channel = self.channel()
+        raw, stub = channel.stream_stream(PATH + "Swap"), ExchangeStub(channel)
+        while not self.over:
+            call = raw(metadata=self.metadata())
+            await self._count("3 MiB message", lambda call=call: call.write(bytes(3 << 20)))
+            self.ends[f"3 MiB message: {(await call.code()).name}"] += 1
+            call = stub.Swap(metadata=self.metadata(), timeout=10)
+            absurd = offers.to_message(self.offer())
+            absurd.swarm_step, absurd.tokens = (1 << 64) - 1, (1 << 64) - 1
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(pb.Frame(hello=absurd))
+            self.ends[f"absurd offer: {(await call.code()).name}"] += 1
+            await asyncio.sleep(0.5)
+
+    async def _fetch(self) -> None:
+        """Snapshots from absurd offsets, and those that nobody reads."""
+        stub = ExchangeStub(self.channel())
+        unread = []
+        while not self.over:
+            request = pb.FetchRequest(part="weights", snapshot=1 << 60, offset=(1 << 64) - 1)
+            call = stub.Fetch(request, metadata=self.metadata(), timeout=30)
+            self.ends[f"absurd fetch: {(await call.code()).name}"] += 1
+            if len(unread) < 30:
+                unread.append(stub.Fetch(pb.FetchRequest(part="manifest"), metadata=self.metadata(), timeout=60))
+            await asyncio.sleep(0.5)
+
+    async def _ping(self) -> None:
+        """Pings as fast as they are answered, until they are refused."""
+        stub = ExchangeStub(self.channel())
+        while not self.over:
+            call = stub.Ping(metadata=self.metadata(), timeout=60)
+            answered = 0
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                while not self.over:
+                    await call.write(pb.Ping(content=bytes(64 * 1024), wanted=64 * 1024))
+                    pong = await call.read()
+                    if not isinstance(pong, pb.Pong) or pong.refused:
+                        break
+                    answered += 1
+                    await asyncio.sleep(0.02)
+            self.ends["pings answered"] += answered
+            call.cancel()
+            await asyncio.sleep(0.5)
+
+
+def _trusting() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def main() -> None:
+    """Flood, tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address")
+    parser.add_argument("peer_id")
+    parser.add_argument("run", type=Path, help="the run as its record in the DHT has it")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--calls", type=int, default=3000)
+    parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind")
+    parser.add_argument("--parameters", type=int, default=1, help="of the model")
+    parser.add_argument("--dht-port", type=int, default=0)
+    arguments = parser.parse_args()
+    spec = read_signed_run(arguments.run.read_bytes()).spec
+    flood = Flood(arguments.address, arguments.peer_id, spec, arguments.seconds, arguments.calls, arguments.parameters)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    flood.until = time.monotonic() + arguments.seconds
+    asyncio.run(flood.run(arguments.dht_port, arguments.connections))
+    print(json.dumps({"peer_id": flood.identity.peer_id, "ends": dict(sorted(flood.ends.items()))}), flush=True)
+    os._exit(0)  # as whoever floods would: nothing is said to the other end
+
+
+if __name__ == "__main__":
+    main()

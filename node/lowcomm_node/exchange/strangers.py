@@ -1,0 +1,101 @@
+"""Connections on which nobody has shown who it is: gRPC takes as many as come, so those that are too many are ended here.
+
+    peers' connections    a call with a good credential has come over them; they are left alone
+    strangers'            so many of one address, and of all together; beyond that the oldest are ended
+
+A caller authenticates with its first call, a moment after it has connected, so the oldest are those that mean no good.
+"""
+
+import asyncio
+import socket
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from time import monotonic
+
+from lowcomm_node.exchange.connections import connections, plain
+from lowcomm_node.logs import log
+from lowcomm_node.probing.ration import network_of
+
+EVERY = 1.0
+"""Seconds between two looks."""
+MOST_OF_ONE, MOST = 32, 256
+"""Connections of strangers from one address of IPv4 or /64 of IPv6, and of all."""
+MAX_KNOWN = 4096
+
+Place = tuple[str, int]
+"""Address and port of the other end."""
+
+
+class Strangers:
+    """Tells which connections are too many."""
+
+    def __init__(self, most_of_one: int = MOST_OF_ONE, most: int = MOST) -> None:
+        self._most_of_one, self._most = most_of_one, most
+        self._known: OrderedDict[Place, None] = OrderedDict()
+        self._since: dict[Place, float] = {}
+        self.ended = 0
+
+    def vouch(self, place: Place) -> None:
+        """A call from there had a good credential."""
+        self._known[place] = None
+        self._known.move_to_end(place)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def surplus(self, there: Iterable[Place], now: float) -> list[Place]:
+        """Those of the connections that there are now which should end."""
+        present = set(there)
+        self._since = {place: self._since.get(place, now) for place in present if place not in self._known}
+        left, each = len(self._since), Counter(network_of(host) for host, _ in self._since)
+        over: list[Place] = []
+        for place in sorted(self._since, key=lambda place: self._since[place]):
+            network = network_of(place[0])
+            if each[network] > self._most_of_one or left > self._most:
+                over.append(place)
+                each[network] -= 1
+                left -= 1
+        return over
+
+    def look(self, port: int) -> None:
+        """End those of a server's connections that are too many."""
+        there: dict[Place, socket.socket] = {}
+        try:
+            for connection in connections():
+                place = _other_end(connection, port)
+                if place is None:
+                    connection.close()
+                else:
+                    there[place] = connection
+            for place in self.surplus(there, monotonic()):
+                self.ended += 1
+                try:
+                    there[place].shutdown(socket.SHUT_RDWR)
+                except OSError:  # it has ended meanwhile
+                    continue
+        finally:
+            for connection in there.values():
+                connection.close()
+
+    async def run(self, port: int) -> None:
+        """Look every second."""
+        told = 0
+        while True:
+            try:
+                self.look(port)
+            except OSError as error:  # such as too many open files: it passes
+                log.warning("strangers.not_looked", reason=str(error))
+            if self.ended > told:
+                log.info("strangers.ended", connections=self.ended - told)
+                told = self.ended
+            await asyncio.sleep(EVERY)
+
+
+def _other_end(connection: socket.socket, port: int) -> Place | None:
+    """Who is at the other end of a connection that has come to our port; None if it is another one."""
+    try:
+        if connection.getsockname()[1] != port:
+            return None
+        host, number = connection.getpeername()[:2]
+        return plain(host), number
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,105 @@
+"""Contributions as they travel: each codec, what is asked for again, shards."""
+
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from target import TARGETS, Made, Target, cut, fit, join
+
+from lowcomm_protocol.codecs import CODECS, MODULO_BITS, coder, shard_coder
+from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.errors import CodecError, PlanError
+
+NUMEL = 700
+"""Two whole blocks of 256 values, and a part of one."""
+
+
+def vector(seed: int = 0, numel: int = NUMEL) -> np.ndarray:
+    """Values such as a fragment has."""
+    return np.random.default_rng(seed).normal(0.0, 0.02, numel).astype(np.float32)
+
+
+def _codec(name: str) -> Made:
+    def run(data: bytes) -> None:
+        out = np.empty(NUMEL, dtype=np.float32)
+        one = coder(name, NUMEL)
+        body = fit(data[1:], one.max_size) if data[:1] > b"\x10" else data[1:]
+        try:
+            again = one.decode(memoryview(body), out)
+        except CodecError:
+            return
+        assert again == b"" and np.isfinite(out).all(), "a decoded value that is not finite"
+
+    out = bytearray(coder(name, NUMEL).max_size)
+    seeds = []
+    for values in (vector(), np.zeros(NUMEL, np.float32), np.full(NUMEL, 3e38, np.float32)):
+        coder(name, NUMEL).encode(values.copy(), memoryview(out))
+        seeds += [b"\xff" + bytes(out), b"\0" + bytes(out)]
+    return run, seeds
+
+
+def _modulo(name: str) -> Made:
+    own = vector()
+
+    def run(data: bytes) -> None:
+        body, patch, blocks = [*cut(data), b"", b"", b""][:3]
+        one, out = coder(name, NUMEL), np.empty(NUMEL, dtype=np.float32)
+        coded = bytearray(one.max_size)
+        one.encode(own.copy(), memoryview(coded))
+        try:
+            again = one.decode(memoryview(body), out)
+            if again:
+                one.patch(memoryview(fit(patch, one.resent_size(again)) if len(patch) % 2 else patch), out)
+        except CodecError:
+            pass
+        else:
+            assert np.isfinite(out).all(), "a decoded value that is not finite"
+        try:
+            size = one.resent_size(blocks)
+            assert size <= one.max_size, "what is sent again takes more than the whole"
+            assert one.resend(blocks, own.copy(), memoryview(bytearray(size))) == size
+        except CodecError:
+            pass
+
+    seeds = []
+    for other in (own, own + np.float32(0.001), own + np.float32(0.5), vector(1)):
+        theirs, ours, out = coder(name, NUMEL), coder(name, NUMEL), bytearray(coder(name, NUMEL).max_size)
+        size, mine = theirs.encode(other.copy(), memoryview(out)), other.copy()
+        ours.encode(own.copy(), memoryview(bytearray(ours.max_size)))
+        again = ours.decode(memoryview(out)[:size], np.empty(NUMEL, np.float32))
+        patch = bytearray(theirs.resent_size(again)) if again else bytearray()
+        if again:
+            theirs.resend(again, mine, memoryview(patch))
+        seeds.append(join(bytes(out[:size]), bytes(patch), again or b"\xe0"))
+    return run, seeds
+
+
+def _shards(name: str) -> Made:
+    def run(data: bytes) -> None:
+        if len(data) < 3:
+            return
+        try:
+            bounds = shard_bounds(int.from_bytes(data[:2]) % 1000, data[2] % 12)
+        except PlanError:
+            return
+        assert bounds[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(bounds))
+        one = shard_coder(name, bounds[-1][1])
+        for start, stop in bounds:
+            out = np.empty(stop - start, dtype=np.float32)
+            try:
+                one.decode(memoryview(fit(data[3:], CODECS[name].coded_size(stop - start))), out)
+            except CodecError:
+                continue
+            assert np.isfinite(out).all(), "a decoded value that is not finite"
+
+    out = bytearray(CODECS[name].coded_size(256))
+    CODECS[name].encode(vector(numel=256), memoryview(out))
+    return run, [(numel).to_bytes(2) + bytes([count]) + bytes(out) for numel, count in ((700, 2), (3, 3), (999, 8))]
+
+
+for _name in CODECS:
+    TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_codec, _name))
+for _name in MODULO_BITS:
+    TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_modulo, _name))
+for _name in ("q1", "q2", "e3m0"):
+    TARGETS[f"shards-{_name}"] = Target(f"shards-{_name}", partial(_shards, _name))

@@ -1,0 +1,238 @@
+"""Files and requests: what a donor hands over, what the home keeps, what the loopback API is asked, what owners write."""
+
+import json
+import struct
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from machines import drive
+from target import Made, cut, join, target
+
+from lowcomm_node.control import server
+from lowcomm_node.discovery import known
+from lowcomm_node.durable import _seal
+from lowcomm_node.errors import CheckpointError, ConfigError
+from lowcomm_node.exchange.fetch import Fetcher
+from lowcomm_node.manifest import MANIFEST, read_manifest, write_checkpoint
+from lowcomm_node.settings import NodeSettings, change_settings, load_settings
+from lowcomm_node.state_file import expected_of, read_foreign_state, write_state
+from lowcomm_node.trainer import state
+from lowcomm_node.units import read_rate, read_size, write_rate, write_size
+from lowcomm_protocol.clock import SwarmClock
+from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
+
+TENSORS = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4), "b.c": torch.ones(2)}
+META = {
+    "run_id": "ab" * 32, "plan": "cd" * 32, "swarm_step": 40, "steps": 20, "tokens": 100,
+    "progress": [{"version": 1, "merged_steps": 20, "merged_tokens": 90, "synced": 2}],
+}  # fmt: skip
+
+
+def folder() -> Path:
+    """A folder in memory, where there is one; its process ends by a signal, so the last one is left to the system."""
+    shared = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="lowcomm-fuzz-", dir=shared if shared.is_dir() else None))
+
+
+@target
+def state_file() -> Made:
+    path = folder() / "weights.safetensors"
+    expected = expected_of(TENSORS)
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            found = read_foreign_state(path, expected, "a peer")
+        except CheckpointError as error:
+            assert len(str(error)) < 2000
+            return
+        assert expected_of(found) == expected and all(bool(one.isfinite().all()) for one in found.values())
+
+    write_state(path, TENSORS)
+    whole = path.read_bytes()
+    (size,) = struct.unpack("<Q", whole[:8])
+    header = json.loads(whole[8 : 8 + size])
+    header["a"]["shape"] = [4, 3]
+    other = json.dumps(header).encode().ljust(size)
+    return run, [whole, whole[: 8 + size], struct.pack("<Q", len(other)) + other + whole[8 + size :]]
+
+
+@target
+def manifest() -> Made:
+    """A donor's manifest, whose digest it can make itself; and bytes as they are."""
+    home = folder()
+    fetcher = Fetcher(None, home, 1000, lambda part, have, size: None)  # type: ignore[arg-type]
+
+    def run(data: bytes) -> None:
+        path = home / MANIFEST
+        path.write_bytes(data[1:])
+        if data[:1] > b"\x40":
+            try:
+                path.write_bytes(_seal(json.loads(data[1:])))
+            except (ValueError, TypeError, RecursionError):
+                return
+        try:
+            step = int(json.loads(path.read_bytes())["content"]["step"])
+            info = read_manifest(home, step)
+            fetcher._check_sizes(info)
+        except CheckpointError as error:
+            assert len(str(error)) < 2000
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            return  # as the fetcher has it
+        else:
+            assert all("/" not in file.name for file in info.parts)
+
+    write_checkpoint(home, 40, dict.fromkeys(("weights", "outer", "inner"), TENSORS), META, 1_800_000_000.0)
+    sealed = (home / MANIFEST).read_bytes()
+    return run, [b"\0" + sealed, b"\xff" + json.dumps(json.loads(sealed)["content"]).encode()]
+
+
+@target
+def control_body() -> Made:
+    """What the loopback API is asked, with the right token: its answer is an answer or an error in words."""
+    settings = NodeSettings(home=folder())
+
+    class Node:
+        async def change_limits(self, changes: dict[str, Any]) -> dict[str, Any]:
+            changed = change_settings(
+                settings, {name: changes[name] for name in changes if name in ("max_up", "max_peers")}
+            )
+            return {"max_up": changed.max_up, "max_peers": changed.max_peers}
+
+        async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+            assert (type(prompt), type(tokens), type(temperature), type(seed)) == (str, int, float, int)
+            return prompt
+
+        async def doctor(self, peers: list[str]) -> list[dict[str, Any]]:
+            assert all(type(peer) is str for peer in peers)
+            return []
+
+        async def ping(self, peer: str) -> dict[str, Any]:
+            assert type(peer) is str
+            return {}
+
+        def request_stop(self) -> None: ...
+
+        def request_finish(self) -> None: ...
+
+        def rounds(self, limit: int) -> list[dict[str, Any]]:
+            return []
+
+    api = server.ControlServer(Node(), settings.home / "control.json")  # type: ignore[arg-type]
+    handlers = [api._limits, api._stop, api._generate, api._doctor, api._ping, api._rounds]
+    headers = {"authorization": f"Bearer {api._token}"}
+
+    def run(data: bytes) -> None:
+        which, *parts = [*cut(data), b"", b""]
+
+        async def stream() -> Any:
+            for part in parts:
+                yield part
+
+        query = {"limit": parts[0].decode("utf-8", "replace")}
+        request = SimpleNamespace(headers=headers, method="POST", stream=stream, query_params=query)
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            answers.append(await api._guarded(handlers[len(which) % len(handlers)])(request))
+
+        drive(ask())
+        assert answers[0].status_code in (200, 400)
+        json.loads(answers[0].body)
+
+    bodies = [
+        {"max_up": "20Mbit", "max_peers": 8}, {"now": True}, {"prompt": "a", "tokens": 5, "temperature": 0.5, "seed": 1},
+        {"peers": ["a", "b"]}, {"peer": "a"}, {},
+    ]  # fmt: skip
+    return run, [join(b"x" * number, json.dumps(body).encode()) for number, body in enumerate(bodies)]
+
+
+@target
+def units() -> Made:
+    def run(data: bytes) -> None:
+        text = data.decode("utf-8", "replace")
+        try:
+            rate = read_rate(text)
+            assert rate is None or (rate >= 8000 and read_rate(write_rate(rate)) is not None)
+        except ValueError as error:
+            assert str(error)
+        try:
+            size = read_size(text)
+            assert size >= 0 and (size == 0 or read_size(write_size(size)) == size)
+        except ValueError as error:
+            assert str(error)
+
+    return run, [b"20Mbit", b"2.5MB/s", b"none", b"4GiB", b"1048576", b"1.5 Gbit"]
+
+
+@target
+def settings() -> Made:
+    """A home's config.toml and the environment."""
+    home = folder()
+
+    def run(data: bytes) -> None:
+        text, *pairs = [*cut(data), b""]
+        (home / "config.toml").write_bytes(text)
+        names = ["PEERS", "MAX_UP", "PORT", "INVITE", "DEVICE", "RUN", "ANNOUNCE", "EXCHANGE_DEADLINE"]
+        values = (pair.decode("utf-8", "replace").replace("\0", "") for pair in pairs)
+        env = {f"LOWCOMM_{name}": value for name, value in zip(names, values, strict=False)}
+        try:
+            load_settings({"home": home}, env)
+        except ConfigError as error:
+            assert str(error) and len(str(error)) < 4000
+
+    return run, [
+        join(b'max_up = "20Mbit"\nport = 31330\n', b"", b"5Mbit", b"0"),
+        join(b'peers = ["/ip4/192.0.2.1/tcp/1/p2p/12D3KooW"]\nrun = "a"\n'),
+        join(b"", b"", b"none", b"80", b"", b"cuda:0", b"name@0123456789ab", b"192.0.2.1:5000", b"60"),
+    ]
+
+
+@target
+def known_doors() -> Made:
+    path = folder() / "doors.json"
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        found = known._read(path, 1_800_000_000.0)
+        assert len(found) <= known.MAX_KNOWN
+
+    peer = "12D3KooWAaYVakMyznsMrUbM1TPKUnduj2tCfQiM6zujqQmepeqr"
+    door = {
+        "peer_id": peer,
+        "addresses": [f"/ip4/192.0.2.1/tcp/1/p2p/{peer}"],
+        "answered": 1_799_999_990.0,
+        "named": True,
+    }
+    return run, [json.dumps({"version": known._VERSION, "doors": [door] * number}).encode() for number in range(3)]
+
+
+@target
+def adopted_meta() -> Made:
+    """What a donor says about its state beside the tensors: a late peer takes it over, or refuses it."""
+    state._load = lambda replica, parts, foreign=False: None  # of tensors, which state-file has
+    run_settings = SimpleNamespace(steps=1000)
+    spec = SimpleNamespace(run_id=META["run_id"], run=run_settings, sync=SimpleNamespace(interval=20))
+
+    def run(data: bytes) -> None:
+        try:
+            meta = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(meta, dict):
+            return  # as read_manifest has it
+        one: Any = SimpleNamespace(
+            spec=spec, plan=SimpleNamespace(digest=META["plan"], fragments=[None]), usual=[None], clock=SwarmClock(7),
+            steps=3, tokens=5, captures={}, schedule=SyncSchedule(20, [FragmentProgress()]),
+        )  # fmt: skip
+        try:
+            state.adopt(one, {}, meta)
+        except CheckpointError:
+            assert one.clock.step == 7, "a state that is refused has left something behind"
+            return
+        assert 7 <= one.clock.step <= 1000
+
+    return run, [json.dumps(meta).encode() for meta in (META, META | {"usual": [0.5]}, META | {"progress": []})]
