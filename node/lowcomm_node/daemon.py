@@ -11,16 +11,15 @@ left        goodbye is said
 
 import asyncio
 import datetime
-import shutil
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.admitting import Standing
 from lowcomm_node.allocator import keep_freed_memory
-from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.catching_up import CatchingUp, state_form
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.discovery.doors import nobody_answers
 from lowcomm_node.discovery.interface import Discovery
@@ -29,11 +28,11 @@ from lowcomm_node.discovery.known import KnownDoors
 from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.discovery.p2pd import runtime_folder
 from lowcomm_node.doctor.examining import examine_node
-from lowcomm_node.errors import CheckpointError, LinkLost, NodeError, NoPeers, NotAdmitted, RetryLater, TrainerError
+from lowcomm_node.errors import NodeError, NoPeers, NotAdmitted, RetryLater, TrainerError
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.congestion import CongestionWatch
+from lowcomm_node.exchange.donor import Donor
 from lowcomm_node.exchange.exchanger import Exchanger
-from lowcomm_node.exchange.fetch import Fetcher, SnapshotServer
 from lowcomm_node.exchange.pinging import Echo, match_peer
 from lowcomm_node.exchange.security import Gatekeeper, make_certificate
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
@@ -50,16 +49,17 @@ from lowcomm_node.owner import Allowance
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
+from lowcomm_node.snapshots import Snapshots
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase
+from lowcomm_protocol.records import Phase
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
+from lowcomm_protocol.snapshot import tolerated_lag
 
-FETCH_ROUNDS = 5
 START_DEADLINE = 300.0
 """Seconds that a node waits for the peers that a run begins with; then it begins with those that are there."""
 LEAVE_DEADLINE = 45.0
@@ -293,9 +293,18 @@ class Daemon:
             tell=self._tell,
             bandwidth=allowance.bandwidth,
         )
-        store = CheckpointStore(checkpoints, self.settings.keep)
-        self._snapshots = SnapshotServer(store, self._refresh, max_age=2.0, up=allowance.bandwidth.up)
-        self.exchanger.joiners = lambda: self._snapshots.joiners
+        folder = paths.snapshots(self.run_.fingerprint)
+        self._snapshots = Snapshots(
+            folder,
+            lambda: self.trainer.snapshot(str(folder)),
+            lambda: self._own_progress()[0],
+            stale=tolerated_lag(spec.sync) // 2,
+        )
+        form = state_form(self.run_, self.ready)
+        self.donor = Donor(
+            form, self._snapshots, allowance.bandwidth.up, lambda peer: not admission.barred(peer, time())
+        )
+        self.exchanger.joiners = lambda: self.donor.joiners
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
         echo = Echo(allowance.bandwidth)
         service = ExchangeService(gatekeeper, self, tunnels, traffic, echo, allowance.company)
@@ -364,41 +373,27 @@ class Daemon:
             await asyncio.Event().wait()
 
     async def _catch_up(self) -> None:
-        """Copy the state of the most advanced peer, if it is ahead by more than a merge can heal."""
+        """Copy the state of peers that are ahead by more than a merge can heal."""
         assert self.exchanger and self.membership and self.ready and self.run_
-        sync = self.run_.spec.sync
-        tolerated = 2 * sync.interval if sync.consensus > 0 else sync.interval // sync.fragments
-        for attempt in range(FETCH_ROUNDS):
-            await self.membership.look()
-            ahead = [p for p in self.membership.donors() if p.swarm_step > self.ready.swarm_step + tolerated]
-            if not ahead or sync.group == 1:
-                return
-            donor = ahead[attempt % len(ahead)]
-            self.waiting = f"fetching the state of {donor.peer_id[-6:]} at swarm step {donor.swarm_step}"
-            try:
-                await self._fetch_from(donor)
-                return
-            except (LinkLost, CheckpointError, TrainerError) as error:
-                self._warn(f"state of {donor.peer_id[-6:]}: {error}")
-        self._warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
+        catching_up = CatchingUp(
+            run=self.run_,
+            trainer=self.trainer,
+            channels=self.channels,
+            membership=self.membership,
+            down=self.allowance.bandwidth.down,
+            folder=self.settings.paths.incoming(self.run_.fingerprint),
+            show=self._show,
+            warn=self._warn,
+            tell=self._tell,
+        )
+        ready = await catching_up.run_from(self.ready)
+        if ready is not self.ready:
+            self.ready = ready
+            self.exchanger.take_over(ready)
+            self.progress |= {"steps": ready.steps, "swarm_step": ready.swarm_step, "tokens": ready.tokens}
 
-    async def _fetch_from(self, donor: PeerInfo) -> None:
-        assert self.exchanger and self.ready and self.run_
-        folder = self.settings.paths.run(self.run_.fingerprint) / "incoming"
-        parameters, told = self.ready.parameters, f"fetching the state of {donor.peer_id[-6:]}"
-
-        def tell(part: str, have: int, size: int) -> None:
-            self.waiting = f"{told}: {part}, {have / 1e6:.1f} of {size / 1e6:.1f} MB" if part != "manifest" else told
-
-        fetcher = Fetcher(self.channels, folder, parameters, tell, self.allowance.bandwidth.down)
-        info = await fetcher.fetch(donor)
-        self.waiting = "checking the state and loading it"
-        self.ready = await self.trainer.adopt(str(folder), info.step, donor.peer_id)
-        self.exchanger.take_over(self.ready)
-        self.progress |= {"steps": self.ready.steps, "swarm_step": self.ready.swarm_step, "tokens": self.ready.tokens}
-        shutil.rmtree(folder, ignore_errors=True)
-        event = {"event": "state.adopted", "donor": donor.peer_id, "swarm_step": self.ready.swarm_step}
-        self._tell({**event, "bytes": fetcher.bytes_received})
+    def _show(self, waiting: str) -> None:
+        self.waiting = waiting
 
     async def _wait_for_start(self) -> None:
         """At the very beginning of a run, wait for the peers that it begins with."""
@@ -444,6 +439,7 @@ class Daemon:
                     await self.membership.say_goodbye()
         self._server = None
         await server.close()
+        self._snapshots.close()
         await self.channels.close()
 
     def _stopped_now(self) -> bool:
@@ -511,22 +507,14 @@ class Daemon:
         assert self.exchanger
         await self.exchanger.serve(peer, stream)
 
-    async def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+    async def fetch(self, peer: str, stream: CalleeStream) -> None:
         """Serve a joiner, as long as it may take part."""
-        async with aclosing(self._snapshots.chunks(peer, request)) as chunks:
-            async for chunk in chunks:
-                if self.standing.admission.barred(peer, time()):
-                    raise CheckpointError("This run does not take you any more.")
-                yield chunk
+        await self.donor.serve(peer, stream)
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Take in a peer's record, and tell our own."""
         assert self.membership
         return self.membership.meet(peer, introduction)
-
-    async def _refresh(self) -> int:
-        saved = await self.trainer.save()
-        return int(saved["swarm_step"])
 
     # small things
 
