@@ -138,11 +138,10 @@ class Snapshots:
         return monotonic() - one.made > life and self._swarm_step() - one.swarm_step > self._stale
 
     def _has_room(self) -> bool:
-        """Make room for one more, if the oldest is not being copied."""
-        if len(self._held) >= MAX_SNAPSHOTS:
-            idle = [one for one in self._held[: 1 - MAX_SNAPSHOTS] if not one.users]
-            for one in idle:
-                self._remove(one)
+        """Make room for one more, if there is one that is not being copied."""
+        idle = [one for one in self._held if not one.users]
+        if len(self._held) >= MAX_SNAPSHOTS and idle:
+            self._remove(idle[0])
         return len(self._held) < MAX_SNAPSHOTS
 
     def _prune(self) -> None:

@@ -10,13 +10,14 @@ from random import Random
 
 import numpy as np
 import pytest
-from donating import INTERVAL, LARGE, SMALL, STEP, Giver, Joiner, drawn, giving, identity, manifest
+from donating import INTERVAL, LARGE, SMALL, STEP, Giver, Joiner, drawn, giving, identity, manifest, sync_of
 from wire import Cable, cabled, calling, misbehaving, soon
 
 from lowcomm_node.errors import DiskFull, LinkLost
 from lowcomm_node.exchange import donor as donor_module
 from lowcomm_node.exchange import fetch as fetch_module
 from lowcomm_node.exchange.donor import MAX_JOINERS
+from lowcomm_node.exchange.gathering import Gathering
 from lowcomm_node.exchange.throttle import Throttle
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -396,6 +397,30 @@ async def test_weights_that_have_nothing_in_common_with_those_of_two_others_are_
         assert joiner.bytes_received < 1.8 * LARGE.size
 
 
+@pytest.mark.parametrize("base", [0, 1, 2])
+async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
+    """The liar, number 0, comes first, second or last; each other one finds out once, and by another way."""
+    gathering = Gathering(tmp_path / "incoming", SMALL, sync_of(), Random(1))
+    gathering.load()
+    states = [drawn(SMALL, number, common=int(number == 0)) for number in range(3)]
+    manifests = [
+        manifest(SMALL, [sha256(data).digest() for data in pieces], STEP + n) for n, pieces in enumerate(states)
+    ]
+    order = [(base + number) % 3 for number in range(3)]
+    sources = {number: gathering.open(f"peer-{number}", manifests[number]) for number in order}
+    for number in order:
+        for _ in range(2):
+            piece = gathering.take(sources[number])
+            await gathering.put(sources[number], piece, bytearray(states[number][piece.index]))
+    for number, other in ((1, 0), (2, 0)):
+        piece = next(SMALL.pieces[index] for index, one in gathering._held.items() if one is sources[other])
+        assert not await gathering.compare(sources[number], piece, bytearray(states[number][piece.index]))
+    assert [sources[number].out for number in range(3)] == [True, False, False]
+    assert gathering.peers == ["peer-1", "peer-2"]
+    assert gathering.base in manifests[1:]
+    gathering.close()
+
+
 async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path):
     async with giving(tmp_path, 11) as one, giving(tmp_path, 12, common=1) as other, calling() as channels:
         one.up.allow(1e6)
@@ -482,8 +507,11 @@ async def test_who_is_served_enough_leaves_the_queues_of_others(tmp_path, monkey
         joiner = Joiner(channels, tmp_path / "second", lambda: [busy.info(), good.info()], LARGE)
         task = asyncio.create_task(joiner.fetch())
         await reached(lambda: busy.donor.waiting == 1, "it waits there, too")
+        good.up.allow(500_000.0)
         good.may_make.set()
         await reached(lambda: busy.donor.waiting == 0, "it has left")
+        assert not task.done()
+        good.up.allow(None)
         await soon(task)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
