@@ -199,7 +199,7 @@ async def test_if_nobody_gives_it_the_reason_is_told_and_what_has_come_is_kept(t
 async def test_the_last_pieces_of_a_slow_donor_are_taken_over(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch_module, "SLOW", 0.5)
     async with giving(tmp_path, 11) as slow, giving(tmp_path, 12) as good, calling() as channels:
-        slow.up.allow(20_000.0)  # 50 s for what it is asked for
+        slow.up.allow(4_000.0)  # 16 s a piece
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [slow.info(), good.info()])
         await soon(joiner.fetch())
         assert joiner.given_by([slow, good])[1] >= len(SMALL.pieces) - 2
@@ -231,7 +231,7 @@ async def test_pieces_of_one_version_only_go_together(tmp_path, method, step, sl
     async with (
         giving(tmp_path, 11) as one, giving(tmp_path, 12, step=step, slow=slow) as other, calling() as channels
     ):  # fmt: skip
-        one.up.allow(1e6)  # it is asked first, and not alone for long
+        one.up.allow(4e5)  # it is asked first, and not alone for long
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info(), other.info()], method=method)
         await soon(joiner.fetch())
         given = joiner.given_by([one, other])
@@ -240,7 +240,7 @@ async def test_pieces_of_one_version_only_go_together(tmp_path, method, step, sl
 
 async def test_where_slow_weights_are_equal_a_fragment_comes_from_those_who_hold_the_same(tmp_path):
     async with giving(tmp_path, 11) as one, giving(tmp_path, 12, slow=(1, 2)) as other, calling() as channels:
-        one.up.allow(1e6)
+        one.up.allow(4e5)
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info(), other.info()], method="streaming-diloco")
         await soon(joiner.fetch())
         base, second = (one, other) if joiner.gathering.base.slow_digests[1][0] == 1 else (other, one)
@@ -305,7 +305,8 @@ def with_other_digest() -> list[bytes]:
 OPENINGS = {
     "nothing of ours": ([b"\xff\xff"], "no frame"),
     "a piece at once": ([reply(chunk=pb.Chunk(data=b"x"))], "before it was our turn"),
-    "position 0": ([reply(position=0)], "before it was our turn"),
+    "a position that grows": ([reply(position=2), reply(position=3)], "a position that grew"),
+    "an absurd position": ([reply(position=2**31)], "a position that grew"),
     "an empty reply": ([b""], "before it was our turn"),
     "a manifest of nothing": (with_size(0), "a manifest of 0 bytes"),
     "a huge manifest": (with_size(2**60), "a manifest of"),
@@ -313,7 +314,7 @@ OPENINGS = {
     "another digest": (with_other_digest(), "a manifest that does not match its digest"),
     "another run": (opened(run_id=bytes(32)), "another run"),
     "another plan": (opened(plan=bytes(32)), "another run or plan"),
-    "after the run": (opened(swarm_step=10_001), "swarm step 10001"),
+    "after the run": (opened(swarm_step=10_001), "swarm step 10001 in a run of 10000"),
     "absurd moments": (opened(moments=2**24), "no training reaches"),
     "absurd versions": (opened(versions=[2**60, 1]), "no training reaches"),
     "too few versions": (opened(versions=[1]), "other fragments or pieces"),
@@ -423,7 +424,7 @@ async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
 
 async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path):
     async with giving(tmp_path, 11) as one, giving(tmp_path, 12, common=1) as other, calling() as channels:
-        one.up.allow(1e6)
+        one.up.allow(4e5)
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info(), other.info()])
         await soon(joiner.fetch())
         assert sorted(joiner.given_by([one, other])) == [0, len(SMALL.pieces)], "never a mixture"
@@ -432,16 +433,22 @@ async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path)
 # Queues
 
 
-async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_their_position(tmp_path):
+async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_their_position(tmp_path, monkeypatch):
     async with AsyncExitStack() as stack:
         giver = await stack.enter_async_context(giving(tmp_path, 11))
         giver.may_make.clear()
         joiners: list[Joiner] = []
         tasks, served, told = [], [], [[] for _ in range(12)]
+        serve = giver.donor._serve_pieces
+
+        async def serve_pieces(peer, *more) -> None:
+            served.append([identity(50 + number).peer_id for number in range(12)].index(peer))
+            await serve(peer, *more)
+
+        monkeypatch.setattr(giver.donor, "_serve_pieces", serve_pieces)
         for number in range(12):
             channels = await stack.enter_async_context(calling(identity(50 + number)))
             joiner = Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()])
-            joiner.heard = lambda size, number=number: served.append(number) if number not in served else None
             joiners.append(joiner)
             tasks.append(asyncio.create_task(joiner.fetch()))
             await reached(lambda number=number: len(giver.donor._turns) == number + 1, "it stands in line")
@@ -469,6 +476,31 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
             assert joiner.given_by([giver]) == [len(SMALL.pieces)]
             assert positions == sorted(positions, reverse=True)
         await reached(lambda: len(giver.donor._turns) == 0, "all have left")
+
+
+async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, monkeypatch):
+    monkeypatch.setattr(donor_module, "STILL_HERE", 0.1)
+    monkeypatch.setattr(fetch_module, "SILENCE", 0.5)
+    async with giving(tmp_path, 11) as giver, calling() as channels:
+        giver.may_make.clear()
+        joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
+        task = asyncio.create_task(joiner.fetch())
+        await asyncio.sleep(1.0)
+        assert giver.made == 1 and giver.donor.joiners == 1
+        giver.may_make.set()
+        await soon(task)
+        assert joiner.given_by([giver]) == [len(SMALL.pieces)] and giver.made == 1
+        monkeypatch.setattr(fetch_module, "OPEN_DEADLINE", 0.3)
+        giver.step += 1000
+        giver.may_make.clear()
+        giver.snapshots.close()
+        again = Joiner(channels, tmp_path / "again", lambda: [giver.info()])
+        task = asyncio.create_task(again.fetch())
+        await reached(lambda: "takes too long" in again.why_not(), "it does not wait for ever")
+        task.cancel()
+        giver.may_make.set()
+        await asyncio.gather(task, return_exceptions=True)
+        await reached(lambda: not giver.donor._turns, "its place is free")
 
 
 async def test_a_full_queue_sends_joiners_elsewhere(tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ served in part queues again, and goes on with what it has.
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -17,7 +17,7 @@ from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.throttle import Throttle
 from lowcomm_node.exchange.turns import Turn, Turns
-from lowcomm_node.snapshots import Snapshots
+from lowcomm_node.snapshots import Snapshot, Snapshots
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.snapshot import StateForm
@@ -30,6 +30,8 @@ MAX_WAITING = 16
 TURN_SECONDS = 600.0
 """How long a turn lasts at most while others wait."""
 ENTER_DEADLINE = 10.0
+STILL_HERE = 10.0
+"""Seconds between two signs of life while a snapshot is being made."""
 PATIENCE = 30.0
 """Seconds for a joiner to ask for the next piece, or to take a chunk, and more where that takes longer at"""
 SLOWEST = 2_000.0
@@ -70,7 +72,7 @@ class Donor:
         try:
             async for position in turn.wait_served():
                 await self._send(stream, pb.FetchReply(position=position))
-            async with self._snapshots.use(enter.enter.snapshot) as snapshot:
+            async with self._snapshot(stream, enter.enter.snapshot) as snapshot:
                 opened = pb.Opened(snapshot=snapshot.name, size=(snapshot.path / "manifest").stat().st_size)
                 await self._send(stream, pb.FetchReply(opened=opened))
                 if enter.enter.snapshot != snapshot.name:
@@ -78,6 +80,19 @@ class Donor:
                 await self._serve_pieces(peer, stream, turn, snapshot.path / "state")
         finally:
             turn.leave()
+
+    @asynccontextmanager
+    async def _snapshot(self, stream: CalleeStream, wanted: bytes) -> AsyncIterator[Snapshot]:
+        """Hold on to a snapshot. One of a large model takes a while to be made: meanwhile the joiner hears that we are there."""
+        async with AsyncExitStack() as stack:
+            using = asyncio.ensure_future(stack.enter_async_context(self._snapshots.use(wanted)))
+            try:
+                while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
+                    await self._send(stream, pb.FetchReply(position=0))
+                yield await using
+            finally:
+                using.cancel()
+                await asyncio.gather(using, return_exceptions=True)
 
     async def _serve_pieces(self, peer: str, stream: CalleeStream, turn: Turn, path: Path) -> None:
         ends = monotonic() + TURN_SECONDS

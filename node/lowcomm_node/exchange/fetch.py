@@ -40,6 +40,9 @@ SLOWEST = 2_000.0
 """Bytes a second, at least, over a piece."""
 SLOW = 10.0
 """Seconds that the last pieces may take while others have nothing to do, or several times what theirs took."""
+OPEN_DEADLINE = 900.0
+"""Seconds for a donor to make a snapshot, while it tells us that it does."""
+MOST_POSITION = 1000
 QUEUE_DEADLINE = 3600.0
 """Seconds in a queue that does not move."""
 STALL_DEADLINE = 120.0
@@ -95,6 +98,8 @@ class DonorLine:
                 await self._session()
                 return
             except TurnOver:
+                if self._fetcher.bytes_received == before:
+                    raise
                 self.position = None
                 await asyncio.sleep(RETRY_PAUSE)
             except LinkLost:
@@ -132,15 +137,19 @@ class DonorLine:
 
     async def _opened(self, stream: CallerStream) -> tuple[bytes, Manifest]:
         """Wait for our turn; the snapshot that it begins with."""
-        seconds = SILENCE
+        most, ours = MOST_POSITION, monotonic()
         while True:
-            reply = await self._reply(stream, seconds)
+            reply = await self._reply(stream, QUEUE_DEADLINE if self.position else SILENCE)
             kind = reply.WhichOneof("kind")
             if kind == "opened":
                 break
-            if kind != "position" or not reply.position:
-                raise ProtocolViolation(f"sent {kind or 'nothing'} before it was our turn")
-            self.position, self.since, seconds = reply.position, monotonic(), QUEUE_DEADLINE
+            if kind != "position" or reply.position > most:
+                raise ProtocolViolation(f"sent {kind or 'nothing'} before it was our turn, or a position that grew")
+            ours = ours if self.position == 0 else monotonic()
+            if not reply.position and monotonic() - ours > OPEN_DEADLINE:
+                raise RetryLater("takes too long to make a snapshot")
+            most = self.position = reply.position
+            self.since = monotonic()
         self.position = 0
         name, form = reply.opened.snapshot, self._gathering.form
         if self._known is not None and self._known[0] == name:
@@ -194,8 +203,8 @@ class DonorLine:
     async def _ask_ahead(
         self, stream: CallerStream, source: Source, asked: deque[Asked], partial: tuple[bytes, Asked, bytearray] | None
     ) -> None:
-        # Where our owner limits what comes in, that is what keeps the line busy.
-        ahead = AHEAD_BYTES if self._fetcher.down.rate is None else 0
+        # Where our owner limits what comes in, that is what keeps the line busy. Nobody takes all of a small state.
+        ahead = min(AHEAD_BYTES, self._gathering.form.size // 16) if self._fetcher.down.rate is None else 0
         while not asked or sum(one.piece.size for one in asked) < ahead:
             offset = 0
             if (
@@ -280,15 +289,15 @@ class Fetcher:
         last = monotonic()
         try:
             while not (self.gathering.is_complete() and self.gathering.conclude()):
-                before = self.bytes_received, self._positions()
+                before = self._progress()
                 self._begin_lines()
                 self._look_after_version()
                 self._leave_slow()
                 await self.wait_changed(TICK)
                 await self._end_lines()
-                if (self.bytes_received, self._positions()) != before:
+                if self._progress() != before:
                     last = monotonic()
-                queued = any(self._positions())
+                queued = any(line.position for line, _ in self._lines.values())
                 if monotonic() - last > (QUEUE_DEADLINE if queued else STALL_DEADLINE) or not (
                     self._lines or self._hope()
                 ):
@@ -402,9 +411,9 @@ class Fetcher:
 
     def _leave_slow(self) -> None:
         """Where others have nothing left to do, they take over what a slow donor has been asked for."""
-        if not self._seconds or not any(line.idle for line, _ in self._lines.values()):
+        if not any(line.idle for line, _ in self._lines.values()):
             return
-        most, now = max(SLOW, 8 * median(self._seconds)), monotonic()
+        most, now = max(SLOW, 8 * median(self._seconds or [0.0])), monotonic()
         for line, task in self._lines.values():
             if line.began is not None and not line.idle and now - line.began > most:
                 task.cancel()
@@ -418,8 +427,8 @@ class Fetcher:
         rate = self.down.rate
         return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
 
-    def _positions(self) -> list[int]:
-        return [line.position or 0 for line, _ in self._lines.values()]
+    def _progress(self) -> tuple[float, ...]:
+        return (self.bytes_received, *(line.since for line, _ in self._lines.values()))
 
     def _hope(self) -> bool:
         """Whether anybody may be asked again."""
