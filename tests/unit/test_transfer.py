@@ -1,5 +1,7 @@
 """What must hold for a replica's state in pieces: nothing is lost, nothing is mixed up, whatever optimizer, codec and model."""
 
+import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -7,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from donating import Joiner, identity
+from wire import calling, listening, soon
 
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
-from lowcomm_node.snapshots import write_snapshot
+from lowcomm_node.exchange.donor import Donor
+from lowcomm_node.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.interface import TrainerSettings
 from lowcomm_node.trainer.process import TrainerThread
@@ -18,7 +23,8 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.pieces import LEAST_VALUES, MOST_VALUES, PIECES, apart, empty_fragment, plan_pieces, read_piece
 from lowcomm_protocol.run import RunSpec
-from lowcomm_protocol.snapshot import Version, name_of, read_manifest
+from lowcomm_protocol.snapshot import StateForm, Version, name_of, read_manifest
+from waiting import until_async
 
 KINDS = {
     "lowcomm": {},
@@ -214,35 +220,52 @@ def test_versions_fit_where_merges_heal_the_difference(method, step, digest, fit
 # A trainer
 
 
-async def test_a_trainer_goes_on_stepping_while_snapshots_are_written_and_another_one_adopts_them(tmp_path: Path):
-    spec = RunSpec.model_validate({"run": {"name": "t", "steps": 100_000}, "train": {"batch": 2}})
+async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: Path):
+    spec = spec_of("lowcomm").model_copy(update={"data": RunSpec.model_validate({"run": {"name": "t"}}).data})
+    spec = spec.model_copy(update={"run": spec.run.model_copy(update={"steps": 100_000})})
     trainers = [TrainerThread() for _ in range(2)]
-    try:
-        readies = [
-            await one.start(
-                TrainerSettings(
-                    spec=spec.canonical().decode(), peer_id=f"p{number}", checkpoints=str(tmp_path / f"c{number}"),
-                    data_cache=str(tmp_path / "data"), threads=1,
-                )
-            )
-            for number, one in enumerate(trainers)
-        ]  # fmt: skip
+    async with AsyncExitStack() as stack:
+        readies = []
+        for number, one in enumerate(trainers):
+            stack.push_async_callback(one.stop)
+            settings = TrainerSettings(
+                spec=spec.canonical().decode(), peer_id=f"p{number}", checkpoints=str(tmp_path / f"c{number}"),
+                data_cache=str(tmp_path / "data"), threads=1,
+            )  # fmt: skip
+            readies.append(await one.start(settings))
+        steps: list[int] = []
+
+        async def follow() -> None:
+            while True:
+                event = await trainers[0].news.get()
+                if event["event"] == "step":
+                    steps.append(event["swarm_step"])
+
+        following = asyncio.create_task(follow())
+        stack.callback(following.cancel)
         await trainers[0].train(True)
-        seen, names = [], []
-        for _ in range(4):
-            name, step = await trainers[0].snapshot(str(tmp_path / "snapshots"))
-            names.append(name)
-            seen.append(step)
-            while (event := await trainers[0].news.get())["event"] != "step" or event["swarm_step"] <= step:
-                pass
-        assert seen == sorted(set(seen)), "it has stepped between any two"
-        ready = await trainers[1].adopt(str(tmp_path / "snapshots" / names[-1]))
-        assert ready.swarm_step == seen[-1] and ready.steps == 0
+        await until_async(lambda: asyncio.sleep(0, len(steps) > 5), 60, "it trains")
+        form = StateForm.of(spec.run_id, readies[0].plan, spec.run.steps, readies[0].runs, readies[0].ranges)
+        callee, folder = await stack.enter_async_context(listening(identity(11))), tmp_path / "snapshots"
+        snapshots = Snapshots(folder, lambda: trainers[0].snapshot(str(folder)), lambda: steps[-1], stale=1)
+        callee.fetching = Donor(form, snapshots).serve
+        joiners = []
+        for number in range(12):
+            channels = await stack.enter_async_context(calling(identity(50 + number)))
+            joiners.append(Joiner(channels, tmp_path / f"incoming-{number}", lambda: [callee.info()], form))
+        before, last = len(steps), []
+        for joiner in joiners:
+            joiner.heard = lambda size: last.append(steps[-1])
+        await soon(asyncio.gather(*(joiner.fetch() for joiner in joiners)))
+        assert len(steps) > before + 3, "its steps go on"
+        assert len(set(last)) >= 3, "also while it gives"
+        assert steps == list(range(1, len(steps) + 1)), "and none is left out"
+        assert len(list(folder.iterdir())) <= MAX_SNAPSHOTS
+        ready = await trainers[1].adopt(str(joiners[-1].gathering.folder))
+        assert ready.swarm_step == joiners[-1].gathering.base.swarm_step and ready.steps == 0
         assert (ready.plan, ready.runs) == (readies[1].plan, readies[1].runs)
+        await trainers[0].train(False)
         assert abs(await trainers[0].evaluate() - await trainers[1].evaluate()) < 1.0
-    finally:
-        for one in trainers:
-            await one.stop()
 
 
 # On disk
