@@ -91,8 +91,8 @@ class CatchingUp:
     async def _copy(self, ready: Ready) -> Ready:
         gathering = Gathering(self.folder, state_form(self.run, ready), self.run.spec.sync, Random())
         self.show("looking at what is here of the swarm's state")
-        await asyncio.to_thread(gathering.load)
         try:
+            await asyncio.to_thread(gathering.load)
             fetcher = Fetcher(
                 self.channels,
                 gathering,
@@ -112,8 +112,10 @@ class CatchingUp:
         self.show("checking the state and loading it")
         try:
             ready = await self.trainer.adopt(str(self.folder))
-        finally:  # if it can't be loaded, it is of no use
+        except TrainerError:  # it is of no use
             shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        shutil.rmtree(self.folder, ignore_errors=True)
         donors = gathering.peers
         event = {"event": "state.adopted", "donors": donors, "swarm_step": ready.swarm_step}
         self.tell({**event, "bytes": fetcher.bytes_received})

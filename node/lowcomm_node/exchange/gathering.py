@@ -222,19 +222,14 @@ class Gathering:
     async def put(self, source: Source, piece: Piece, data: bytearray) -> None:
         """Keep a piece, if it is the one that was promised. Raises CheckpointError or ProtocolViolation, DiskFull."""
         digest = self._promised(source, piece)
-
-        def keep() -> None:
-            _verify(piece, data, digest)
+        await asyncio.to_thread(_verify, piece, data, digest)
+        if source.out or not self._fits(source, piece):  # by now
+            self.give_back(source, piece)
+        elif source.taken.pop(piece.index, None) is not None:  # or it was given up meanwhile
+            # Not on a thread, which would go on if we are cancelled, beside whoever writes the piece then.
             with disk_full_error(self.folder):
                 os.pwrite(self._state, data, self._offsets[piece.index])
-
-        await asyncio.to_thread(keep)
-        self._note({"piece": piece.index, "source": source.number, "sha256": digest.hex()})
-        if source.taken.pop(piece.index, None) is None:
-            return  # it was given up meanwhile
-        if source.out or not self._fits(source, piece):  # by now
-            self._missing[piece.index] = None
-        else:
+            self._note({"piece": piece.index, "source": source.number, "sha256": digest.hex()})
             self._hold(piece, source)
 
     def is_stuck(self) -> bool:
