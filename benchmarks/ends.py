@@ -7,7 +7,7 @@ import asyncio
 import datetime
 import json
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Timer
 from time import time
@@ -137,7 +137,7 @@ class End:
 
         raise ProtocolViolation("called an end that only calls")
 
-    def fetch(self, peer: str, request: Any) -> AsyncIterator[Any]:
+    async def fetch(self, peer: str, stream: Any) -> None:
         """There is no state to copy here."""
         from lowcomm_protocol.errors import ProtocolViolation
 

@@ -94,9 +94,9 @@ class End:
         self.callers.append(peer)
         await self.swapping(peer, stream)
 
-    async def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+    async def fetch(self, peer: str, stream: CalleeStream) -> None:
         """A hundred bytes."""
-        yield pb.FetchChunk(offset=request.offset, data=bytes(100))
+        await stream.send(piece(100))
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Tell the caller as whom we know it."""
@@ -114,6 +114,11 @@ async def ends(*made: End, folder: Path) -> AsyncIterator[tuple[End, ...]]:
     finally:
         for end in made:
             await end.close()
+
+
+def piece(size: int) -> pb.FetchReply:
+    """What a joiner is sent."""
+    return pb.FetchReply(chunk=pb.Chunk(data=bytes(size)))
 
 
 def chunk(number: int, size: int) -> pb.Frame:

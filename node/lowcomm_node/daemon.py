@@ -13,9 +13,8 @@ left        goodbye is said
 
 import asyncio
 import datetime
-import shutil
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack, suppress
 from time import monotonic, time
 from typing import Any
 
@@ -23,7 +22,7 @@ from lowcomm_node.admitting import Standing
 from lowcomm_node.allocator import keep_freed_memory
 from lowcomm_node.allotment import Allotment
 from lowcomm_node.availability.availability import Availability
-from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.catching_up import CatchingUp, state_form
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.discovery.doors import nobody_answers
 from lowcomm_node.discovery.interface import Discovery
@@ -33,22 +32,18 @@ from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.discovery.p2pd import runtime_folder
 from lowcomm_node.doctor.examining import examine_node
 from lowcomm_node.errors import (
-    CheckpointError,
     ConfigError,
-    DiskFull,
-    LinkLost,
     NodeError,
     NoPeers,
     NotAdmitted,
     RetryLater,
     TrainerError,
     TrainerLost,
-    Unusable,
 )
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.congestion import CongestionWatch
+from lowcomm_node.exchange.donor import Donor
 from lowcomm_node.exchange.exchanger import Exchanger
-from lowcomm_node.exchange.fetch import Fetcher, SnapshotServer
 from lowcomm_node.exchange.pinging import Echo, match_peer
 from lowcomm_node.exchange.security import Gatekeeper, make_certificate
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
@@ -65,22 +60,19 @@ from lowcomm_node.owner import Allowance
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
+from lowcomm_node.snapshots import Snapshots
 from lowcomm_node.supervision.failures import Failures
 from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
 from lowcomm_protocol import exchange as ex
-from lowcomm_protocol.clock import largest_jump
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase
+from lowcomm_protocol.records import Phase
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
-from lowcomm_protocol.trust import Deed
+from lowcomm_protocol.snapshot import tolerated_lag
 
-FETCH_ROUNDS = 5
-VECTORS_FETCHED = 5
-"""float32 vectors of the model's size in the state of a peer: fast and slow weights, outer momentum, two moments."""
 START_DEADLINE = 300.0
 """Seconds that a node waits for the peers that a run begins with; then it begins with those that are there."""
 LEAVE_DEADLINE = 45.0
@@ -117,6 +109,8 @@ class Daemon:
         self.serving: tuple[int, bytes] | None = None
         """Port and certificate (DER) of the Exchange service, once it listens."""
         self._prober: Prober | None = None
+        self._donor: Donor | None = None
+        self._snapshots: Snapshots | None = None
         self._examining = asyncio.Lock()
         self.refusals = Refusals()
         """Records, calls and connections that this node refused."""
@@ -325,9 +319,6 @@ class Daemon:
             tell=self._tell,
             bandwidth=allowance.bandwidth,
         )
-        store = CheckpointStore(self.settings.paths.checkpoints(self.run_.fingerprint), self.settings.keep)
-        self._snapshots = SnapshotServer(store, self._refresh, max_age=2.0, up=allowance.bandwidth.up)
-        self.exchanger.joiners = lambda: self._snapshots.joiners
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
         echo = Echo(allowance.bandwidth)
         service = ExchangeService(gatekeeper, self, tunnels, traffic, echo, allowance.company, self.refusals)
@@ -454,6 +445,22 @@ class Daemon:
         for skipped in self.ready.skipped:
             self._warn(f"checkpoint skipped: {skipped}")
         self._take_over(self.ready)
+        self._donor = self._donor or self._make_donor(self.ready)
+
+    def _make_donor(self, ready: Ready) -> Donor:
+        """Serve our state to joiners from now on, whenever the trainer runs."""
+        assert self.run_ and self.exchanger
+        folder, barred = self.settings.paths.snapshots(self.run_.fingerprint), self.standing.admission.barred
+        self._snapshots = Snapshots(
+            folder,
+            lambda: self.supervisor.trainer.snapshot(str(folder)),
+            lambda: self._own_progress()[0],
+            stale=tolerated_lag(self.run_.spec.sync) // 2,
+        )
+        form, up = state_form(self.run_, ready), self.allowance.bandwidth.up
+        donor = Donor(form, self._snapshots, up, lambda peer: not barred(peer, time()))
+        self.exchanger.joiners = lambda: donor.joiners
+        return donor
 
     def _take_over(self, ready: Ready) -> None:
         """Go on with the state that the trainer has built, resumed or adopted."""
@@ -505,55 +512,28 @@ class Daemon:
                 await self.availability.wait_held()
 
     async def _catch_up(self, drifted: bool) -> None:
-        """Copy the state of the most advanced peer, if it is ahead by more than a merge can heal, or we have drifted away."""
+        """Copy the state of peers that are ahead by more than a merge can heal, or if we have drifted away."""
         assert self.exchanger and self.membership and self.ready and self.run_
-        sync = self.run_.spec.sync
-        tolerated = 2 * sync.interval if sync.consensus > 0 else sync.interval // sync.fragments
-        for attempt in range(FETCH_ROUNDS):
-            await self.membership.look()
-            behind = self.exchanger.swarm_step + tolerated
-            ahead = [peer for peer in self._donors() if drifted or peer.swarm_step > behind]
-            if not ahead or sync.group == 1:
-                return
-            donor = ahead[attempt % len(ahead)]
-            self.waiting = f"fetching the state of {donor.peer_id[-6:]} at swarm step {donor.swarm_step}"
-            try:
-                await self._fetch_from(donor)
-                return
-            except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
-                self._warn(f"state of {donor.peer_id[-6:]}: {error}")
-                if isinstance(error, CheckpointError | Unusable):
-                    self.exchanger.hold(donor.peer_id, Deed.HEAVY, str(error))
-        self._warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
-
-    def _donors(self) -> list[PeerInfo]:
-        """Whose state we may copy, the most advanced first: nobody that claims what no other peer comes near to."""
-        assert self.exchanger and self.membership
-        trusted = [info for info in self.membership.donors() if self.exchanger.trusts(info.peer_id)]
-        # Of a single peer nobody can say whether it is ahead: every late peer of a swarm of two is in that place.
-        return [info for info in trusted if len(trusted) == 1 or self.exchanger.supports(info.peer_id, info.swarm_step)]
-
-    async def _fetch_from(self, donor: PeerInfo) -> None:
-        assert self.exchanger and self.ready and self.run_
-        folder = self.settings.paths.run(self.run_.fingerprint) / "incoming"
-        parameters, told = self.ready.parameters, f"fetching the state of {donor.peer_id[-6:]}"
-
-        def tell(part: str, have: int, size: int) -> None:
-            self.waiting = f"{told}: {part}, {have / 1e6:.1f} of {size / 1e6:.1f} MB" if part != "manifest" else told
-
-        Allotment(self.settings.home, self.settings.max_disk).require(
-            VECTORS_FETCHED * 4 * parameters, "The state of a peer"
+        catching_up = CatchingUp(
+            run=self.run_,
+            trainer=self.supervisor.trainer,
+            channels=self.channels,
+            membership=self.membership,
+            trusts=self.exchanger.trusts,
+            down=self.allowance.bandwidth.down,
+            allotment=Allotment(self.settings.home, self.settings.max_disk),
+            folder=self.settings.paths.incoming(self.run_.fingerprint),
+            show=self._show,
+            warn=self._warn,
+            tell=self._tell,
         )
-        fetcher = Fetcher(self.channels, folder, parameters, tell, self.allowance.bandwidth.down)
-        info = await fetcher.fetch(donor)
-        if info.step > 2 * donor.swarm_step + largest_jump(self.run_.spec.sync.interval):
-            raise CheckpointError(f"Its state is of step {info.step}, and its record tells of step {donor.swarm_step}.")
-        self.waiting = "checking the state and loading it"
-        self.ready = await self.supervisor.trainer.adopt(str(folder), info.step, donor.peer_id)
-        self._take_over(self.ready)
-        shutil.rmtree(folder, ignore_errors=True)
-        event = {"event": "state.adopted", "donor": donor.peer_id, "swarm_step": self.ready.swarm_step}
-        self._tell({**event, "bytes": fetcher.bytes_received})
+        copied = await catching_up.run_from(self.exchanger.swarm_step, state_form(self.run_, self.ready), drifted)
+        if copied is not None:
+            self.ready = copied
+            self._take_over(copied)
+
+    def _show(self, waiting: str) -> None:
+        self.waiting = waiting
 
     async def _wait_for_start(self) -> None:
         """At the very beginning of a run, wait for the peers that it begins with."""
@@ -601,6 +581,8 @@ class Daemon:
                     await self.membership.say_goodbye()
         self._server = None
         await server.close()
+        if self._snapshots is not None:
+            self._snapshots.close()
         await self.channels.close()
 
     async def _hurry_out(self) -> None:
@@ -674,22 +656,16 @@ class Daemon:
         assert self.exchanger
         await self.exchanger.serve(peer, stream)
 
-    async def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+    async def fetch(self, peer: str, stream: CalleeStream) -> None:
         """Serve a joiner, as long as it may take part."""
-        async with aclosing(self._snapshots.chunks(peer, request)) as chunks:
-            async for chunk in chunks:
-                if self.standing.admission.barred(peer, time()):
-                    raise CheckpointError("This run does not take you any more.")
-                yield chunk
+        if self._donor is None:
+            raise RetryLater("has no state to hand over yet: ask another peer, or later.")
+        await self._donor.serve(peer, stream)
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Take in a peer's record, and tell our own."""
         assert self.membership
         return self.membership.meet(peer, introduction)
-
-    async def _refresh(self) -> int:
-        saved = await self.supervisor.trainer.save()
-        return int(saved["swarm_step"])
 
     # small things
 

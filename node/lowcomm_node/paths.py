@@ -69,6 +69,14 @@ class Paths:
         """The newest list of whom the creator of a run has removed."""
         return self.run(fingerprint) / "removals"
 
+    def incoming(self, fingerprint: str) -> Path:
+        """State of one run that is being copied from others."""
+        return self.run(fingerprint) / "incoming"
+
+    def snapshots(self, fingerprint: str) -> Path:
+        """State of one run for others to copy, while the node runs."""
+        return self.run(fingerprint) / "snapshots"
+
     def checkpoints(self, fingerprint: str) -> Path:
         """Checkpoints of one run."""
         return self.run(fingerprint) / "checkpoints"

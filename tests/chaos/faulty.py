@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,6 @@ class Injection:
 
     def wrap_daemon(self) -> None:
         """The daemon's boundaries."""
-        from lowcomm_node.daemon import Daemon
         from lowcomm_node.discovery.hivemind import HivemindDiscovery
         from lowcomm_node.errors import LinkLost
         from lowcomm_node.exchange.channels import Channels
@@ -76,7 +74,6 @@ class Injection:
         Channels.stub = self._wrap_stub(Channels.stub, LinkLost)
         for stream in (CallerStream, CalleeStream):
             stream.send = self._wrap_send(stream.send)
-        Daemon.fetch = self._wrap_fetch(Daemon.fetch)
         self._wrap_disk()
 
     def wrap_trainer(self) -> None:
@@ -120,7 +117,8 @@ class Injection:
         held: dict[Any, Any] = {}
 
         async def faulty(stream: Any, frame: Any) -> None:
-            fault = self.due(Boundary.FRAME, frame.WhichOneof("kind") or "")
+            boundary = Boundary.FRAME if frame.DESCRIPTOR.name == "Frame" else Boundary.FETCH
+            fault = self.due(boundary, frame.WhichOneof("kind") or "")
             kind = fault.kind if fault is not None else None
             if kind is Kind.DROP:
                 return
@@ -132,26 +130,6 @@ class Injection:
                 await send(stream, frame)
             if stream in held:
                 await send(stream, held.pop(stream))
-
-        return faulty
-
-    def _wrap_fetch(self, fetch: Any) -> Any:
-        async def faulty(daemon: Any, peer: str, request: Any) -> AsyncIterator[Any]:
-            held = None
-            async for chunk in fetch(daemon, peer, request):
-                fault = self.due(Boundary.FETCH, "")
-                kind = fault.kind if fault is not None else None
-                if kind is Kind.DROP:
-                    continue
-                if kind is Kind.REORDER and held is None:
-                    held = chunk
-                    continue
-                yield await self._message(fault, chunk)
-                if kind is Kind.DUPLICATE:
-                    yield chunk
-                if held is not None:
-                    yield held
-                    held = None
 
         return faulty
 

@@ -34,6 +34,8 @@ RETRY = 0.5
 LATER = ("busy", "crossed", "too-soon", "full", "not-training")
 """Refusals of the moment."""
 PATIENCE = 90.0
+LEAST_VALUES, MOST_VALUES = 3_072, 196_608
+"""Of a piece of state."""
 
 
 def base58(data: bytes) -> str:
@@ -108,25 +110,40 @@ class Client:
         assert theirs.certificate == shown, "somebody else answers at this address"
         return theirs
 
-    def fetch(self, part: str, snapshot: int = 0) -> bytes:
-        """A part of the callee's state."""
-        data = bytearray()
-        request = self.pb.FetchRequest(part=part, snapshot=snapshot)
-        for chunk in self.stub.Fetch(request, metadata=self.metadata(), timeout=60):
-            assert chunk.offset == len(data)
-            data += chunk.data
-        return bytes(data)
+    def state(self, numel: int) -> tuple[Any, np.ndarray, np.ndarray]:
+        """The manifest, fast weights, slow weights, of a model that is one fragment and is trained by AdamW."""
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        requests.put(self.pb.FetchRequest(enter=self.pb.Enter()))
+        replies = self.stub.Fetch(iter(requests.get, None), metadata=self.metadata(), timeout=60)
+        try:
+            reply = next(replies)
+            while reply.WhichOneof("kind") == "position":
+                reply = next(replies)
+            data = self._chunks(replies, reply.opened.size)
+            assert hashlib.sha256(data).digest() == reply.opened.snapshot
+            manifest = self.pb.Manifest.FromString(data)
+            step = min(MOST_VALUES, max(LEAST_VALUES, -(-numel // 256 // 256) * 256))
+            fast, slow = np.empty(numel, "<f4"), np.empty(numel, "<f4")
+            for piece, start in enumerate(range(0, numel, step)):
+                count = min(step, numel - start)
+                requests.put(self.pb.FetchRequest(wanted=self.pb.Wanted(piece=piece)))
+                data = self._chunks(replies, 4 * 5 * count)
+                assert hashlib.sha256(data).digest() == manifest.digests[piece]
+                fast[start : start + count], slow[start : start + count] = np.frombuffer(data, "<f4").reshape(5, -1)[:2]
+            assert piece + 1 == len(manifest.digests)
+            assert hashlib.sha256(slow.tobytes()).digest() == manifest.slow_digests[0]
+            return manifest, fast, slow
+        finally:
+            requests.put(None)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What the manifest says, fast weights by name, slow weights."""
-        content = json.loads(self.fetch("manifest"))["content"]
-        parts = {}
-        for file in content["files"]:
-            if file["part"] in ("weights", "outer"):
-                data = self.fetch(file["part"], content["step"])
-                assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size"], file["sha256"])
-                parts[file["part"]] = tensors(data)
-        return content["meta"], parts["weights"], parts["outer"]
+    def _chunks(self, replies: Iterator[Any], size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            chunk = next(replies).chunk
+            assert chunk.offset == len(data) and chunk.data
+            data += chunk.data
+        assert len(data) == size
+        return bytes(data)
 
     def swap(self, offer: Any, contribution: bytes) -> tuple[str, bytes]:
         """One exchange: empty and what the callee contributed, or the reason of its refusal."""
@@ -165,28 +182,18 @@ class Client:
         return bytes(data)
 
 
-def tensors(data: bytes) -> dict[str, np.ndarray]:
-    """A file of safetensors: length of the header (8 bytes, little-endian), header (JSON), values."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    found = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        assert entry["dtype"] == "F32"
-        found[name] = np.frombuffer(data[start + begin : start + end], "<f4").reshape(entry["shape"])
-    return found
-
-
-def names_of(model: dict[str, Any]) -> list[str]:
-    """The tensors of the model in their order."""
-    block = (
-        "attention_norm", "attention.query", "attention.key", "attention.value", "attention.output",
-        "attention.query_norm", "attention.key_norm", "feed_forward_norm", "feed_forward.gate", "feed_forward.up",
-        "feed_forward.down",
-    )  # fmt: skip
-    blocks = [f"blocks.{layer}.{name}.weight" for layer in range(model["layers"]) for name in block]
-    return ["embedding.weight", *blocks, "norm.weight", "head.weight"]
+def tensors_of(model: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """The tensors of the model in their order: name, rows, values a row."""
+    width, hidden, head = model["width"], model["feed_forward"], model["width"] // model["heads"]
+    block = {
+        "attention_norm": (width, 1), "attention.query": (width, width), "attention.key": (width, width),
+        "attention.value": (width, width), "attention.output": (width, width), "attention.query_norm": (head, 1),
+        "attention.key_norm": (head, 1), "feed_forward_norm": (width, 1), "feed_forward.gate": (hidden, width),
+        "feed_forward.up": (hidden, width), "feed_forward.down": (width, hidden),
+    }  # fmt: skip
+    blocks = [(f"blocks.{n}.{name}.weight", *shape) for n in range(model["layers"]) for name, shape in block.items()]
+    ends = [("norm.weight", width, 1), ("head.weight", model["vocab"], width)]
+    return [("embedding.weight", model["vocab"], width), *blocks, *ends]
 
 
 def take_part(client: Client) -> dict[str, Any]:
@@ -194,17 +201,15 @@ def take_part(client: Client) -> dict[str, Any]:
     theirs = client.introduce()
     spec, sync = client.spec, client.spec["sync"]
     assert (sync["fragments"], sync["group"], sync["codec"], spec["model"]["tied"]) == (1, 2, "fp32", False)
-    meta, weights, outer = client.state()
-    names = names_of(spec["model"])
-    assert sorted(names) == sorted(weights)
-    slices = [[name, 0, len(weights[name]), weights[name].size] for name in names]
+    assert spec["train"]["optimizer"] == "adamw"
+    slices = [[name, 0, rows, rows * width] for name, rows, width in tensors_of(spec["model"])]
     plan = json.dumps(["lowcomm fragment plan 1", sync["pattern"], [slices]], separators=(",", ":"))
-    fast, slow = np.concatenate([weights[name].ravel() for name in names]), outer["phi.0"]
+    state, fast, slow = client.state(sum(numel for *_, numel in slices))
     gain = sync["outer_lr"] if sync["outer"] == "noloco" else 1.0
     contribution = (gain * (fast - slow) + sync["consensus"] * slow).astype("<f4").tobytes()
     offer = client.pb.Offer(
         protocol=PROTOCOL, run_id=client.run_id, plan=hashlib.sha256(plan.encode()).digest(), codec="fp32", fragment=0,
-        round=meta["swarm_step"] // sync["interval"], swarm_step=meta["swarm_step"], steps=sync["interval"],
+        round=state.swarm_step // sync["interval"], swarm_step=state.swarm_step, steps=sync["interval"],
         tokens=sync["interval"] * spec["train"]["batch"] * spec["model"]["context"],
     )  # fmt: skip
     deadline = time.monotonic() + PATIENCE

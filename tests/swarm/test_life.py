@@ -48,7 +48,7 @@ def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     first = status["trainer"]["val_loss_first"]
     assert first == late.events("evaluated")[0]["loss"], "the loss it reports first is the first that it measured"
     donors = {node.until(bool, "answering")["peer_id"]: node for node in (a, b, c)}
-    donor = donors[late.events("state.adopted")[0]["donor"]]
+    donor = donors[late.events("state.adopted")[0]["donors"][0]]
     measured = [event["loss"] for event in donor.events("evaluated")]
     assert first == pytest.approx(measured[-1], rel=0.05)
     assert measured[0] > 1.2 * measured[-1], "fresh weights would be told from the donor's"

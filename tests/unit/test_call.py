@@ -16,7 +16,7 @@ from lowcomm_node.exchange.connections import break_off
 from lowcomm_node.exchange.round import answer_in_time
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
-from tunnelling import End, chunk, soon
+from tunnelling import End, chunk, piece, soon
 from waiting import until_async
 
 CALLS = 3
@@ -32,9 +32,9 @@ async def flood(peer, stream) -> None:
         raise LinkLost("takes nothing") from None
 
 
-async def endless(peer, request):
+async def endless(peer, stream):
     while True:
-        yield pb.FetchChunk(data=bytes(2**16))
+        await stream.send(piece(2**16))
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ async def dialed(caller: End, callee: End, route: str):
 async def begin(stub: ExchangeStub, kind: str, metadata):
     """A call that asks for much; nobody reads what comes."""
     if kind == "fetch":
-        return stub.Fetch(pb.FetchRequest(), metadata=metadata)
+        return stub.Fetch(metadata=metadata)
     begun = (stub.Swap if kind == "swap" else stub.Ping)(metadata=metadata)
     try:
         async with asyncio.timeout(0.3):
@@ -97,16 +97,16 @@ async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(tm
 async def test_a_caller_that_reads_slowly_keeps_its_connection(tmp_path, monkeypatch):
     monkeypatch.setattr(call, "TAKE_DEADLINE", 1.0)
 
-    async def much(peer, request):
+    async def much(peer, stream):
         for _ in range(200):
-            yield pb.FetchChunk(data=bytes(2**16))
+            await stream.send(piece(2**16))
 
     async with pair(tmp_path) as (ada, bob):
         bob.fetch = much
         async with dialed(ada, bob, "direct") as channel:
-            fetched = ExchangeStub(channel).Fetch(pb.FetchRequest(), metadata=ada.channels.metadata(bob.peer_id))
+            fetched = ExchangeStub(channel).Fetch(metadata=ada.channels.metadata(bob.peer_id))
             for number in range(200):
-                assert len((await soon(fetched.read())).data) == 2**16
+                assert len((await soon(fetched.read())).chunk.data) == 2**16
                 if number % 40 == 0:
                     await asyncio.sleep(0.3)  # more than the deadline in all: slow is not the same as not at all
             assert await soon(fetched.read()) is aio.EOF

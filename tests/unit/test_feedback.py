@@ -408,7 +408,7 @@ def test_a_late_peer_inherits_ranges_and_no_debts():
         donor.decode(data, np.zeros(600, dtype=np.float32))
         donor.commit()
     late = coder("mod4", 600, feedback=True)
-    late.inherit(donor.state())
+    late.inherit(donor.lessons())
     assert donor.state()["residual"].any()
     assert not late.state()["residual"].any()
     assert np.array_equal(late.state()["range"], donor.state()["range"])

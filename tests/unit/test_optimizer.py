@@ -105,7 +105,6 @@ def test_a_restored_one_goes_on_as_if_it_had_never_stopped(optimizer):
     other = InnerOptimizer(again, settings(optimizer=optimizer), CPU)
     assert other.moments() == {}
     kept = inner.moments()
-    assert {name: (tuple(one.shape), one.dtype) for name, one in kept.items()} == inner.expected()
     other.restore(kept)
     for step in range(3, 6):
         for one, optimizer_ in ((model, inner), (again, other)):

@@ -1,7 +1,7 @@
 """What must hold for who may call whom, and how much: real gRPC over TLS on loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 import grpc
@@ -30,6 +30,7 @@ from lowcomm_node.exchange import security, service, turnstile
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.security import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
+from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_protocol.admission import Admission, Rules
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
 from lowcomm_protocol.identity import Identity
@@ -147,11 +148,11 @@ async def test_clocks_may_differ_by_the_life_of_a_credential(issued):
 async def test_no_other_call_is_served_without_a_credential_either(method):
     async with listening() as callee, calling() as channels:
         stub = await channels.stub(callee.info())
-        stream = stub.Swap(timeout=10) if method == "Swap" else stub.Fetch(pb.FetchRequest(part="weights"), timeout=10)
+        stream = getattr(stub, method)(timeout=10)
         with pytest.raises(aio.AioRpcError) as caught:
             await stream.read()
         assert caught.value.code() is Status.UNAUTHENTICATED
-        assert callee.streams.empty() and not callee.requests
+        assert callee.streams.empty() and callee.ended.empty()
 
 
 async def test_metadata_that_no_credential_needs_is_refused_before_it_is_looked_at():
@@ -366,10 +367,12 @@ async def test_calls_end_when_their_channels_are_closed():
 
 # Limits
 
+X = pb.FetchReply(chunk=pb.Chunk(data=b"x"))
 
-async def hold(peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+
+async def hold(peer: str, stream: CalleeStream) -> None:
     """Serve one chunk, and no end."""
-    yield pb.FetchChunk(data=b"x")
+    await stream.send(X)
     await asyncio.Event().wait()
 
 
@@ -381,8 +384,8 @@ async def begin(method: str, channels: Channels, callee: Callee):
         return stream
     callee.fetching = hold
     stub = await channels.stub(callee.info())
-    fetch = stub.Fetch(pb.FetchRequest(part="weights"), metadata=channels.metadata(CALLEE.peer_id), timeout=60)
-    assert (await soon(fetch.read())).data == b"x"
+    fetch = stub.Fetch(metadata=channels.metadata(CALLEE.peer_id), timeout=60)
+    assert await soon(fetch.read()) == X
     return fetch
 
 
@@ -395,9 +398,7 @@ async def test_one_peer_has_so_many_calls_at_once_and_others_are_still_served(me
             for refused in (await call(channels, callee.info()), await call(channels, callee.info())):
                 with pytest.raises(LinkLost, match="is busy"):
                     await soon(refused.receive())
-            fetch = (await channels.stub(callee.info())).Fetch(
-                pb.FetchRequest(), metadata=channels.metadata(CALLEE.peer_id), timeout=10
-            )
+            fetch = (await channels.stub(callee.info())).Fetch(metadata=channels.metadata(CALLEE.peer_id), timeout=10)
             with pytest.raises(aio.AioRpcError, match="at most 2 calls at once"):
                 await soon(fetch.read())
             assert callee.streams.empty()
@@ -504,19 +505,19 @@ async def test_what_a_caller_did_wrong_ends_its_stream_with_the_reason(name):
     [
         (RetryLater("too many joiners"), Status.RESOURCE_EXHAUSTED),
         (CheckpointError("no such part"), Status.FAILED_PRECONDITION),
-        (ProtocolViolation("no such thing"), Status.FAILED_PRECONDITION),
+        (ProtocolViolation("no such thing"), Status.INVALID_ARGUMENT),
     ],
 )
 async def test_a_fetch_that_can_not_be_served_ends_with_the_reason(error, code):
-    async def fail(peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
-        yield pb.FetchChunk(data=b"x")
+    async def fail(peer: str, stream: CalleeStream) -> None:
+        await stream.send(X)
         raise error
 
     async with listening() as callee, calling() as channels:
         callee.fetching = fail
         stub = await channels.stub(callee.info())
-        fetch = stub.Fetch(pb.FetchRequest(), metadata=channels.metadata(CALLEE.peer_id), timeout=10)
-        assert (await soon(fetch.read())).data == b"x"
+        fetch = stub.Fetch(metadata=channels.metadata(CALLEE.peer_id), timeout=10)
+        assert await soon(fetch.read()) == X
         with pytest.raises(aio.AioRpcError, match=str(error)) as caught:
             await soon(fetch.read())
         assert caught.value.code() is code

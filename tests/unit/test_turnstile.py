@@ -106,20 +106,18 @@ async def test_a_stranger_that_begins_calls_and_sends_no_request_holds_no_place(
         assert (await status(callee, channels))[0] is grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("method", ["Describe", "Fetch"])
-async def test_who_sends_no_request_is_waited_for_no_longer_than_a_moment(method: str, monkeypatch):
+async def test_who_sends_no_request_is_waited_for_no_longer_than_a_moment(monkeypatch):
     monkeypatch.setattr(service, "REQUEST_DEADLINE", 0.2)
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
-        one = half_open(channel, method, channels.metadata(CALLEE.peer_id))
+        one = half_open(channel, "Describe", channels.metadata(CALLEE.peer_id))
         assert await soon(one.code()) is grpc.StatusCode.DEADLINE_EXCEEDED
         await until_async(lambda: asyncio.sleep(0, not callee.service.open_calls), 10, "its place is free")
 
 
-@pytest.mark.parametrize("method", ["Describe", "Fetch"])
 @pytest.mark.parametrize("request_", [None, b"\xff\xff"])
-async def test_a_request_that_is_none_is_refused(method: str, request_: bytes | None):
+async def test_a_request_that_is_none_is_refused(request_: bytes | None):
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
-        one = half_open(channel, method, channels.metadata(CALLEE.peer_id))
+        one = half_open(channel, "Describe", channels.metadata(CALLEE.peer_id))
         if request_ is not None:
             await one.write(request_)
         await one.done_writing()

@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import time
@@ -56,10 +55,8 @@ class Callee:
         self.ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
         """How the handlers of Swap and Fetch ended."""
         self.introduced: list[str] = []
-        self.requests: list[tuple[str, int]] = []
-        """Part and offset of every Fetch."""
         self.swapping: Callable[[str, CalleeStream], Awaitable[None]] = lambda peer, stream: stream.wait_dropped()
-        self.fetching: Callable[[str, pb.FetchRequest], AsyncIterator[pb.FetchChunk]] = _nothing
+        self.fetching: Callable[[str, CalleeStream], Awaitable[None]] = lambda peer, stream: stream.wait_dropped()
         self.certificate = new_certificate()
         self.gatekeeper = Gatekeeper(identity, RUN, clock)
         self.service = ExchangeService(self.gatekeeper, self)
@@ -76,12 +73,10 @@ class Callee:
             raise
         self.ended.put_nowait(None)
 
-    async def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
+    async def fetch(self, peer: str, stream: CalleeStream) -> None:
         """What the test has set."""
-        self.requests.append((request.part, request.offset))
         try:
-            async for chunk in self.fetching(peer, request):
-                yield chunk
+            await self.fetching(peer, stream)
         except BaseException as error:
             self.ended.put_nowait(error)
             raise
@@ -97,21 +92,17 @@ class Callee:
         return record(self.identity, self.port, self.certificate.der, **changes)
 
 
-async def _nothing(peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
-    for offset in ():
-        yield pb.FetchChunk(offset=offset)
-
-
 class Rogue:
     """A callee with a good certificate that answers with whatever bytes the test gives it."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         """What every Swap is answered with."""
-        self.parts: dict[str, list[bytes]] = defaultdict(list)
-        """What a Fetch of each part is answered with; ``endless`` repeats the last."""
-        self.endless = False
-        self.requests: list[tuple[str, int]] = []
+        self.opening: list[bytes] = []
+        """What a Fetch begins with."""
+        self.answers: list[bytes] = []
+        """What each piece is answered with that it is asked for."""
+        self.requests: list[pb.Wanted] = []
         self.certificate = new_certificate()
         self.port = 0
 
@@ -120,7 +111,7 @@ class Rogue:
         server = aio.server()
         handlers = {
             "Swap": grpc.stream_stream_rpc_method_handler(self._swap),
-            "Fetch": grpc.unary_stream_rpc_method_handler(self._fetch),
+            "Fetch": grpc.stream_stream_rpc_method_handler(self._fetch),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PATH.strip("/"), handlers),))
         self.port = server.add_secure_port("127.0.0.1:0", self.certificate.server_credentials())
@@ -136,13 +127,14 @@ class Rogue:
             await context.write(frame)
         await context.read()
 
-    async def _fetch(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
-        request = pb.FetchRequest.FromString(data)
-        self.requests.append((request.part, request.offset))
-        for answer in self.parts[request.part]:
-            yield answer
-        while self.endless:
-            yield answer
+    async def _fetch(self, requests: Any, context: Any) -> None:
+        assert await context.read() is not aio.EOF
+        for reply in self.opening:
+            await context.write(reply)
+        while (data := await context.read()) is not aio.EOF:
+            self.requests.append(pb.FetchRequest.FromString(data).wanted)
+            for reply in self.answers:
+                await context.write(reply)
 
 
 class Cable:

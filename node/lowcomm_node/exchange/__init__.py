@@ -15,7 +15,9 @@ pipe.py         carries the bytes of a tunnel                   tunnel_session.p
 tunnel_frames.py   what the ends of a tunnel tell each other    crowd.py        who gives way where too many come
 throttle.py     how much of the link the owner allows           traffic.py      bytes and rates of each peer
 connections.py  our TCP connections                             congestion.py   ... those that lose go on with BBR
-security.py     certificate, call credentials                   fetch.py        state for joiners, both sides
+donor.py        state for joiners: the donor's side             fetch.py        ... the joiner's, from several at once
+turns.py        whom a donor serves, and who waits              gathering.py    ... which pieces are here, and go together
+security.py     certificate, call credentials
 pinging.py      latency and rate of each route, both sides
 """
 

@@ -1,226 +1,440 @@
-"""State for joiners: a donor serves the files of an immutable checkpoint, a joiner downloads and checks them.
+"""The joiner's side of Fetch: a state in pieces, from several donors at once.
 
-    joiner ── Fetch(manifest) ──► donor     the donor makes a fresh checkpoint if its newest one is old
-    joiner ── Fetch(part, from offset) ──► donor       weights, outer, inner; resumed where a stream broke off
-
-A part is one of a few known names, so no path ever comes from the network. Sizes are checked against the model before a
-byte is kept, digests against the manifest afterwards; names, shapes and values by the trainer.
+Each donor has a line of its own (``DonorLine``): it waits for its turn there, then takes piece after piece from what is
+missing, so the fast ones give more. A stream that breaks is opened again, and goes on at the byte that it had reached while
+the donor has its snapshot still. Whoever is slow, silent or lies is left, and its pieces go to others.
 """
 
 import asyncio
-import json
-import os
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
 from time import monotonic
 
 import grpc
 
-from lowcomm_node.checkpoint import CheckpointStore
-from lowcomm_node.durable import disk_full_error, require_space, sha256_file
-from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, RetryLater
 from lowcomm_node.exchange.channels import Channels
-from lowcomm_node.exchange.stream import explain
-from lowcomm_node.exchange.throttle import Arrival, Throttle
-from lowcomm_node.manifest import MANIFEST, CheckpointInfo, read_manifest
+from lowcomm_node.exchange.gathering import Gathering, Source
+from lowcomm_node.exchange.stream import CallerStream
+from lowcomm_node.exchange.throttle import Arrival, Throttle, Use
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.pieces import Piece
 from lowcomm_protocol.records import PeerInfo
+from lowcomm_protocol.snapshot import Manifest, name_of, read_manifest
 
-PARTS = ("weights", "outer", "inner")
-MAX_MANIFEST = 256 * 1024
-CHUNK_BYTES = 512 * 1024
-MAX_JOINERS = 2
-"""Peers that are served at once; the others try another donor, or later."""
-CHUNK_DEADLINE = 30.0
-FETCH_ATTEMPTS = 4
+MOST_SERVING = 3
+"""Donors that serve us at once; then we leave the queues of others."""
+SHARED_RATE = 500_000.0
+"""Bytes a second of ``--max-down`` for each of them."""
+MOST_LINES = 6
+"""Donors that we are served by, or queue at."""
+CHUNK_BYTES = 256 * 1024
+AHEAD_BYTES = 1024 * 1024
+"""Pieces are asked for so far ahead of what has come, so that the line does not stand still."""
+SILENCE = 30.0
+"""Seconds for a donor to send something, once it is our turn."""
+SLOWEST = 2_000.0
+"""Bytes a second, at least, over a piece."""
+SLOW = 10.0
+"""Seconds that the last pieces may take while others have nothing to do, or several times what theirs took."""
+OPEN_DEADLINE = 900.0
+"""Seconds for a donor to make a snapshot, while it tells us that it does."""
+MOST_POSITION = 1000
+QUEUE_DEADLINE = 3600.0
+"""Seconds in a queue that does not move."""
+STALL_DEADLINE = 120.0
+"""Seconds in which nothing comes, while nobody has us in a queue."""
+ATTEMPTS = 4
 RETRY_PAUSE = 2.0
-"""Seconds before an attempt is repeated: gRPC does not dial again at once, so attempts would be used up in a moment."""
-_VECTORS = {"weights": 1, "outer": 2, "inner": 2}
-_HEADERS = 16 * 1024 * 1024
+"""Seconds before a stream is opened again: gRPC does not dial again at once, so attempts would be used up in a moment."""
+LATER = 20.0
+"""Seconds before a donor is asked again that was busy, slow, or of another version."""
+VERSION_PATIENCE = 5.0
+"""Seconds that we wait for a donor of our version, before we take that of the others and fetch anew what does not fit."""
+TICK = 0.25
 
 
-class SnapshotServer:
-    """Serves checkpoints to joiners."""
+@dataclass(frozen=True)
+class Asked:
+    """A piece on its way. ``audit``: it is here already, and will be compared."""
 
-    def __init__(
-        self,
-        store: CheckpointStore,
-        refresh: Callable[[], Awaitable[int]],
-        max_age: float,
-        up: Throttle | None = None,
-    ) -> None:
-        self._store, self._refresh, self._max_age = store, refresh, max_age
-        self._up = up or Throttle()
-        self._joiners: Counter[str] = Counter()
-        self._refreshed: tuple[float, int] | None = None
-        self._refreshing = asyncio.Lock()
+    piece: Piece
+    audit: bool = False
 
-    @property
-    def joiners(self) -> int:
-        """How many peers are served now."""
-        return len(self._joiners)
 
-    async def chunks(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
-        """The bytes of one part. Raises RetryLater if too many are served now, CheckpointError if there is no such part."""
-        if peer not in self._joiners and len(self._joiners) >= MAX_JOINERS:
-            raise RetryLater(f"{MAX_JOINERS} joiners are being served: ask another peer, or later.")
-        self._joiners[peer] += 1
-        try:
-            step = await self._fresh_step() if request.part == "manifest" else request.snapshot
-            with self._pin(step) as folder:
-                async for chunk in _read(_file(folder, request.part), request.offset, self._up):
-                    yield chunk
-        finally:
-            self._joiners[peer] -= 1
-            if not self._joiners[peer]:
-                del self._joiners[peer]
+class TurnOver(RetryLater):
+    """Others wait at a donor that has served us for long: we stand in line again."""
 
-    @contextmanager
-    def _pin(self, step: int) -> Iterator[Path]:
-        with ExitStack() as stack:
+
+class DonorLine:
+    """What goes on between us and one donor."""
+
+    def __init__(self, fetcher: "Fetcher", donor: PeerInfo) -> None:
+        self.donor = donor
+        self.position: int | None = None
+        """In its queue; 0: it serves us; None: it has not said."""
+        self.since = monotonic()
+        """When that was last told, or the last bytes came."""
+        self.began: float | None = None
+        """When the piece that comes now was awaited."""
+        self.idle = False
+        """It could give, but there is nothing to ask it for."""
+        self._fetcher, self._gathering = fetcher, fetcher.gathering
+        self._known: tuple[bytes, Manifest] | None = None
+        self._partial: tuple[bytes, Asked, bytearray] | None = None
+        """What has come of a piece when the stream broke, and of which snapshot."""
+
+    async def run(self) -> None:
+        """Until nothing is left to take. Raises LinkLost, RetryLater, CheckpointError, ProtocolViolation, DiskFull."""
+        if self._gathering.base is not None:
+            self._known = (name_of(self._gathering.base.to_bytes(self._gathering.form)), self._gathering.base)
+        failures = 0
+        while True:
+            before = self._fetcher.bytes_received
             try:
-                folder = stack.enter_context(self._store.pin(step))
-            except CheckpointError:
-                # Its own words name a path of this machine, which is no stranger's business.
-                raise CheckpointError(f"There is no snapshot {step} any more: ask for the manifest again.") from None
-            yield folder
+                await self._session()
+                return
+            except TurnOver:
+                if self._fetcher.bytes_received == before:
+                    raise
+                self.position = None
+                await asyncio.sleep(RETRY_PAUSE)
+            except LinkLost:
+                failures = 1 if self._fetcher.bytes_received > before else failures + 1
+                if failures == ATTEMPTS:
+                    raise
+                self.position = None
+                await asyncio.sleep(RETRY_PAUSE)
 
-    async def _fresh_step(self) -> int:
-        """The newest checkpoint, made anew if the last was made more than ``max_age`` seconds ago."""
-        async with self._refreshing:  # those who ask meanwhile get the same one
-            if self._refreshed is None or monotonic() - self._refreshed[0] > self._max_age:
-                self._refreshed = (monotonic(), await self._refresh())
-            return self._refreshed[1]
+    async def _session(self) -> None:
+        stub = await self._fetcher.channels.stub(self.donor)
+        call = stub.Fetch(metadata=self._fetcher.channels.metadata(self.donor.peer_id))
+        stream = CallerStream(call)
+        source: Source | None = None
+        try:
+            await stream.send(pb.FetchRequest(enter=pb.Enter(snapshot=self._known[0] if self._known else b"")))
+            name, manifest = await self._opened(stream)
+            self._known = (name, manifest)
+            source = self._gathering.open(self.donor.peer_id, manifest)
+            self._fetcher.changed()
+            await self._take_pieces(stream, source, name)
+            await stream.close()
+        except LinkLost:
+            if call.done() and await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise (TurnOver if self.position == 0 else RetryLater)(await call.details() or "is busy") from None
+            if call.done() and await call.code() in _REFUSED:
+                raise CheckpointError(await call.details() or "refuses us") from None
+            raise
+        finally:
+            stream.cancel()
+            self.began, self.idle = None, False
+            if source is not None:
+                self._gathering.close_source(source)
+            self._fetcher.changed()
+
+    async def _opened(self, stream: CallerStream) -> tuple[bytes, Manifest]:
+        """Wait for our turn; the snapshot that it begins with."""
+        most, ours = MOST_POSITION, monotonic()
+        while True:
+            reply = await self._reply(stream, QUEUE_DEADLINE if self.position else SILENCE)
+            kind = reply.WhichOneof("kind")
+            if kind == "opened":
+                break
+            if kind != "position" or reply.position > most:
+                raise ProtocolViolation(f"sent {kind or 'nothing'} before it was our turn, or a position that grew")
+            ours = ours if self.position == 0 else monotonic()
+            if not reply.position and monotonic() - ours > OPEN_DEADLINE:
+                raise RetryLater("takes too long to make a snapshot")
+            most = self.position = reply.position
+            self.since = monotonic()
+        self.position = 0
+        name, form = reply.opened.snapshot, self._gathering.form
+        if self._known is not None and self._known[0] == name:
+            return self._known
+        if not 0 < reply.opened.size <= form.largest_manifest:
+            raise ProtocolViolation(
+                f"a manifest of {reply.opened.size} bytes: at most {form.largest_manifest} are needed"
+            )
+        data = bytearray()
+        await self._read(stream, data, reply.opened.size)
+        if name_of(bytes(data)) != name:
+            raise ProtocolViolation("a manifest that does not match its digest")
+        manifest = read_manifest(bytes(data), form)
+        if not self._fetcher.plausible(self.donor, manifest.swarm_step):
+            raise ProtocolViolation(f"a snapshot of swarm step {manifest.swarm_step}, which nobody else is near")
+        return name, manifest
+
+    async def _take_pieces(self, stream: CallerStream, source: Source, name: bytes) -> None:
+        asked: deque[Asked] = deque()
+        partial, self._partial = self._partial, None
+        if partial is not None and partial[0] != name:
+            partial = None
+        while True:
+            await self._ask_ahead(stream, source, asked, partial)
+            self.idle = not asked
+            if not asked:
+                if self._gathering.is_complete() or source.out:
+                    return
+                await self._fetcher.wait_changed(TICK)
+                if monotonic() - self.since > LATER:
+                    raise RetryLater(
+                        "has nothing that we miss: its state is of another version, or others give the rest"
+                    )
+                continue
+            self.began = monotonic()
+            data = bytearray(partial[2]) if partial and partial[1] == asked[0] else bytearray()
+            partial = None
+            try:
+                await self._read(stream, data, asked[0].piece.size)
+            except LinkLost:
+                self._partial = (name, asked[0], data)
+                raise
+            one = asked.popleft()
+            self._fetcher.took(self.donor.peer_id, monotonic() - self.began)
+            if not one.audit:
+                await self._gathering.put(source, one.piece, data)
+            elif not await self._gathering.compare(source, one.piece, data):
+                self._fetcher.disputed(self.donor.peer_id)
+            self._fetcher.changed()
+
+    async def _ask_ahead(
+        self, stream: CallerStream, source: Source, asked: deque[Asked], partial: tuple[bytes, Asked, bytearray] | None
+    ) -> None:
+        # Where our owner limits what comes in, that is what keeps the line busy. Nobody takes all of a small state.
+        ahead = min(AHEAD_BYTES, self._gathering.form.size // 16) if self._fetcher.down.rate is None else 0
+        while not asked or sum(one.piece.size for one in asked) < ahead:
+            offset = 0
+            if (
+                not asked
+                and partial is not None
+                and not partial[1].audit
+                and self._gathering.claim(source, partial[1].piece)
+            ):
+                one, offset = partial[1], len(partial[2])
+            elif (piece := self._gathering.audit(source)) is not None:
+                one = Asked(piece, audit=True)
+            elif (piece := self._gathering.take(source)) is not None:
+                one = Asked(piece)
+            else:
+                return
+            asked.append(one)
+            await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=one.piece.index, offset=offset)))
+
+    async def _read(self, stream: CallerStream, data: bytearray, size: int) -> None:
+        """Chunks, until ``data`` has so many bytes."""
+        arrival = Arrival(self._fetcher.down, size - len(data), CHUNK_BYTES)
+        patience = SILENCE + (size - len(data)) / SLOWEST
+        while len(data) < size:
+            await arrival.make_way()
+            began = monotonic()
+            reply = await self._reply(stream, min(SILENCE, patience))
+            patience -= monotonic() - began
+            if patience < 0:
+                raise RetryLater("sends too slowly")
+            chunk = reply.chunk
+            if reply.WhichOneof("kind") != "chunk" or chunk.offset != len(data) or not chunk.data:
+                raise ProtocolViolation("sent bytes out of place")
+            if len(data) + len(chunk.data) > size:
+                raise ProtocolViolation("sent more than was asked for")
+            arrival.took(len(chunk.data))
+            data += chunk.data
+            self.since = monotonic()
+            self._fetcher.received(len(chunk.data))
+
+    async def _reply(self, stream: CallerStream, seconds: float) -> pb.FetchReply:
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await stream.receive()
+        except TimeoutError:
+            raise LinkLost("stopped sending") from None
+        if reply is None:
+            raise LinkLost("ended the stream")
+        return reply
 
 
-def _file(folder: Path, part: str) -> Path:
-    if part == "manifest":
-        return folder / MANIFEST
-    if part not in PARTS:
-        raise CheckpointError(f"There is no part {part[:20]!r} of a snapshot: ask for {', '.join(PARTS)}.")
-    return folder / f"{part}.safetensors"
-
-
-async def _read(path: Path, offset: int, up: Throttle) -> AsyncIterator[pb.FetchChunk]:
-    with path.open("rb") as file:
-        file.seek(min(offset, path.stat().st_size))
-        while data := await asyncio.to_thread(file.read, up.piece(CHUNK_BYTES)):
-            await up.pass_(len(data))
-            yield pb.FetchChunk(offset=offset, data=data)
-            offset += len(data)
+_REFUSED = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
 
 
 class Fetcher:
-    """Downloads a donor's snapshot into a folder of ours."""
+    """Gathers one state."""
 
     def __init__(
         self,
         channels: Channels,
-        folder: Path,
-        parameters: int,
-        tell: Callable[[str, int, int], None],
+        gathering: Gathering,
+        donors: Callable[[], Sequence[PeerInfo]],
+        plausible: Callable[[PeerInfo, int], bool] = lambda donor, swarm_step: True,
         down: Throttle | None = None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._channels, self._folder, self._parameters = channels, folder, parameters
-        self._down = down or Throttle()
-        self._tell = tell
+        """``donors`` tells whom to ask, the best first, and may tell others each time."""
+        self.channels, self.gathering, self.plausible = channels, gathering, plausible
+        self.down = down or Throttle()
         self.bytes_received = 0
+        self._donors, self._warn = donors, warn
+        self._lines: dict[str, tuple[DonorLine, asyncio.Task[None]]] = {}
+        self._later: dict[str, float] = {}
+        """When a donor may be asked again; infinity for one that is left out."""
+        self._reasons: dict[str, str] = {}
+        self._seconds: deque[float] = deque(maxlen=32)
+        self._changed = asyncio.Event()
+        self._use = Use()
+        self._stuck: float | None = None
 
-    async def fetch(self, donor: PeerInfo) -> CheckpointInfo:
-        """Download and check all parts. Raises LinkLost, CheckpointError or DiskFull; what has arrived is kept."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        info = await self._manifest(donor)
-        wanted = sum(file.size for file in info.parts)
-        require_space(self._folder, wanted)
-        with disk_full_error(self._folder, wanted):
-            for file in info.parts:
-                path = self._folder / file.name
-                await self._part(donor, info, file.part, path, file.size)
-                if await asyncio.to_thread(sha256_file, path) != file.sha256:
-                    path.unlink()
-                    raise CheckpointError(
-                        f"The {file.part} of {donor.peer_id} do not match their digest: ask another peer."
-                    )
-        return info
-
-    async def _manifest(self, donor: PeerInfo) -> CheckpointInfo:
-        path = self._folder / MANIFEST
-        path.unlink(missing_ok=True)
-        await self._append(donor, pb.FetchRequest(part="manifest"), path, MAX_MANIFEST)
+    async def fetch(self) -> None:
+        """Gather all pieces. Raises LinkLost that says why nobody gives them, or DiskFull; what has come is kept."""
+        last = monotonic()
         try:
-            step = int(json.loads(path.read_bytes())["content"]["step"])
-            info = read_manifest(self._folder, step)
-            self._check_sizes(info)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-            raise CheckpointError(f"The manifest of {donor.peer_id} is malformed: ask another peer.") from None
-        return info
-
-    def _check_sizes(self, info: CheckpointInfo) -> None:
-        if not 0 <= info.step < 2**63:
-            raise CheckpointError(f"A snapshot of step {info.step} is refused: ask another peer.")
-        parts = [file.part for file in info.parts]
-        if sorted(parts) != sorted(PARTS):
-            raise CheckpointError(f"A snapshot with the parts {parts[:5]} is refused: expected {', '.join(PARTS)}.")
-        for file in info.parts:
-            largest = 4 * self._parameters * _VECTORS[file.part] + _HEADERS
-            if not (isinstance(file.size, int) and 0 < file.size <= largest and isinstance(file.sha256, str)):
-                raise CheckpointError(
-                    f"A snapshot with {file.size} bytes of {file.part} is refused: at most {largest}."
-                )
-
-    async def _part(self, donor: PeerInfo, info: CheckpointInfo, part: str, path: Path, size: int) -> None:
-        if path.exists() and path.stat().st_size > size:
-            path.unlink()
-        for attempt in range(FETCH_ATTEMPTS):
-            have = path.stat().st_size if path.exists() else 0
-            if have == size and (attempt or await self._is_ours(info, part, path)):
-                return
-            request = pb.FetchRequest(part=part, snapshot=info.step, offset=have if attempt else 0)
-            if not attempt:
-                path.unlink(missing_ok=True)  # left over from another snapshot
-            try:
-                await self._append(donor, request, path, size)
-            except LinkLost:
-                if attempt == FETCH_ATTEMPTS - 1:
-                    raise
-                await asyncio.sleep(RETRY_PAUSE)
-        if path.stat().st_size != size:
-            raise LinkLost(f"sent {path.stat().st_size} of {size} bytes of {part}")
-
-    async def _is_ours(self, info: CheckpointInfo, part: str, path: Path) -> bool:
-        wanted = next(file.sha256 for file in info.parts if file.part == part)
-        return await asyncio.to_thread(sha256_file, path) == wanted
-
-    async def _append(self, donor: PeerInfo, request: pb.FetchRequest, path: Path, limit: int) -> None:
-        stub = await self._channels.stub(donor)
-        call = stub.Fetch(request, metadata=self._channels.metadata(donor.peer_id))
-        try:
-            # How large a manifest is it does not tell before; it is small.
-            arrival = Arrival(self._down, limit - request.offset if request.part != "manifest" else 0, CHUNK_BYTES)
-            with path.open("ab") as file:
-                have = request.offset
-                while True:
-                    await arrival.make_way()
-                    async with asyncio.timeout(CHUNK_DEADLINE):
-                        chunk = await call.read()
-                    if chunk is grpc.aio.EOF:
-                        break
-                    if chunk is None:  # what gRPC makes of bytes that it can't parse
-                        raise CheckpointError(f"{donor.peer_id} sent bytes that are no chunk: ask another peer.")
-                    if chunk.offset != have or not chunk.data or have + len(chunk.data) > limit:
-                        raise CheckpointError(f"{donor.peer_id} sent bytes out of place: ask another peer.")
-                    arrival.took(len(chunk.data))
-                    await asyncio.to_thread(file.write, chunk.data)
-                    have += len(chunk.data)
-                    self.bytes_received += len(chunk.data)
-                    self._tell(request.part, have, limit)
-                file.flush()
-                os.fsync(file.fileno())
-        except grpc.RpcError as error:
-            raise LinkLost(explain(error.code(), error.details())) from None
-        except TimeoutError:
-            raise LinkLost("stopped sending") from None
+            while not (self.gathering.is_complete() and self.gathering.conclude()):
+                before = self._progress()
+                self._begin_lines()
+                self._look_after_version()
+                self._leave_slow()
+                await self.wait_changed(TICK)
+                await self._end_lines()
+                if self._progress() != before:
+                    last = monotonic()
+                queued = any(line.position for line, _ in self._lines.values())
+                if monotonic() - last > (QUEUE_DEADLINE if queued else STALL_DEADLINE) or not (
+                    self._lines or self._hope()
+                ):
+                    raise LinkLost(self.why_not())
         finally:
-            call.cancel()
+            await self._cancel(list(self._lines))
+
+    def describe(self) -> str:
+        """How far it is, for people."""
+        form, serving = self.gathering.form, self._serving()
+        queued = sorted((line.position, name[-6:]) for name, (line, _) in self._lines.items() if line.position)
+        if not serving and queued:
+            return ", ".join(f"{_ordinal(position)} in the queue of {name}" for position, name in queued)
+        told = f"{self.gathering.size / 1e6:.1f} of {form.size / 1e6:.1f} MB"
+        if not serving:
+            return f"{told}, calling {len(self._lines)} peers" if self._lines else told
+        peers = "peer" if len(serving) == 1 else "peers"
+        return f"{told} from {len(serving)} {peers}, {self._use.rate(monotonic()) / 1e6:.2f} MB/s"
+
+    def why_not(self) -> str:
+        """Why nobody gives what is missing."""
+        reasons = [f"{peer[-6:]}: {reason}" for peer, reason in self._reasons.items()]
+        return "; ".join(reasons[:4]) or "nobody has what is missing"
+
+    # what lines tell
+
+    def received(self, size: int) -> None:
+        """So many bytes have come."""
+        self.bytes_received += size
+        self._use.add(size, monotonic())
+
+    def took(self, peer: str, seconds: float) -> None:
+        """A piece has come."""
+        self._seconds.append(seconds)
+        self._reasons.pop(peer, None)
+
+    def disputed(self, peer: str) -> None:
+        """A donor's piece has nothing in common with another's."""
+        self._warn(f"state of {peer[-6:]} has nothing in common with that of another peer: one of them is left out")
+
+    def changed(self) -> None:
+        """Something may be to be done."""
+        self._changed.set()
+
+    async def wait_changed(self, seconds: float) -> None:
+        """Until something has changed, or for so many seconds."""
+        changed = self._changed
+        try:
+            async with asyncio.timeout(seconds):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        if changed is self._changed and changed.is_set():
+            self._changed = asyncio.Event()
+
+    # lines
+
+    def _begin_lines(self) -> None:
+        enough = self._enough()
+        wanted = enough if len(self._serving()) >= enough else MOST_LINES
+        now = monotonic()
+        for donor in self._donors():
+            if len(self._lines) >= wanted:
+                return
+            if donor.peer_id not in self._lines and self._later.get(donor.peer_id, 0.0) <= now:
+                line = DonorLine(self, donor)
+                task = asyncio.create_task(line.run())
+                task.add_done_callback(lambda _: self.changed())
+                self._lines[donor.peer_id] = (line, task)
+
+    async def _end_lines(self) -> None:
+        """Take in how lines ended, and leave the queues that are not needed."""
+        for name, (_, task) in list(self._lines.items()):
+            if task.done():
+                del self._lines[name]
+                self._take_in(name, task)
+        if len(self._serving()) >= self._enough():
+            await self._cancel([name for name, (line, _) in self._lines.items() if line.position != 0])
+
+    def _take_in(self, name: str, task: asyncio.Task[None]) -> None:
+        self._later[name] = monotonic() + LATER
+        if task.cancelled():  # it was slow
+            return
+        try:
+            task.result()
+        except DiskFull:
+            raise
+        except (RetryLater, LinkLost) as error:
+            self._reasons[name] = str(error)
+        except LowcommError as error:
+            self._reasons[name] = str(error)
+            self._later[name] = float("inf")
+            self.gathering.strike(name)
+            self._warn(f"state of {name[-6:]}: {error}")
+
+    async def _cancel(self, names: list[str]) -> None:
+        tasks = [self._lines.pop(name)[1] for name in names]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _look_after_version(self) -> None:
+        if not self.gathering.is_stuck():
+            self._stuck = None
+        elif self._stuck is None:
+            self._stuck = monotonic()
+        elif monotonic() - self._stuck > VERSION_PATIENCE:
+            self.gathering.rebase()
+            self._stuck = None
+            self.changed()
+
+    def _leave_slow(self) -> None:
+        """Where others have nothing left to do, they take over what a slow donor has been asked for."""
+        if not any(line.idle for line, _ in self._lines.values()):
+            return
+        most, now = max(SLOW, 8 * median(self._seconds or [0.0])), monotonic()
+        for line, task in self._lines.values():
+            if line.began is not None and not line.idle and now - line.began > most:
+                task.cancel()
+                self._reasons[line.donor.peer_id] = "sends too slowly"
+
+    def _serving(self) -> list[str]:
+        return [name for name, (line, _) in self._lines.items() if line.position == 0]
+
+    def _enough(self) -> int:
+        """How many donors should serve us: where our owner allows little, each would take it from the others."""
+        rate = self.down.rate
+        return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
+
+    def _progress(self) -> tuple[float, ...]:
+        return (self.bytes_received, *(line.since for line, _ in self._lines.values()))
+
+    def _hope(self) -> bool:
+        """Whether anybody may be asked again."""
+        return any(self._later.get(donor.peer_id, 0.0) < float("inf") for donor in self._donors())
+
+
+def _ordinal(number: int) -> str:
+    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{last}"

@@ -8,7 +8,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -19,7 +19,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
-from lowcomm_node.errors import LinkLost, PortInUse, RetryLater
+from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
 from lowcomm_node.exchange.call import Call
 from lowcomm_node.exchange.company import Company
 from lowcomm_node.exchange.connections import INTERNET, plain
@@ -63,8 +63,8 @@ class Handlers(Protocol):
         """Answer one Swap; returns when the stream is done."""
         ...
 
-    def fetch(self, peer: str, request: pb.FetchRequest) -> AsyncIterator[pb.FetchChunk]:
-        """The chunks of one part of a snapshot."""
+    async def fetch(self, peer: str, stream: CalleeStream) -> None:
+        """Serve a joiner; returns when it has what it wanted."""
         ...
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
@@ -110,7 +110,7 @@ class ExchangeService:
                 self.Swap, pb.Frame.FromString, pb.Frame.SerializeToString
             ),
             "Fetch": grpc.stream_stream_rpc_method_handler(
-                self.Fetch, pb.FetchRequest.FromString, pb.FetchChunk.SerializeToString
+                self.Fetch, pb.FetchRequest.FromString, pb.FetchReply.SerializeToString
             ),
             "Describe": grpc.stream_unary_rpc_method_handler(
                 self.Describe, pb.Introduction.FromString, pb.Introduction.SerializeToString
@@ -128,22 +128,12 @@ class ExchangeService:
             stream = CalleeStream(context, self._traffic.of(peer))
             await self._guard(call, peer, lambda: self._handlers.swap(peer, stream))
 
-    async def Fetch(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
-        """A part of our newest snapshot."""
+    async def Fetch(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        """Pieces of a snapshot of ours, for a joiner."""
         with Call(context, self._tunnels) as call:
             peer = await self._welcome(call)
-            meter = self._traffic.of(peer)
-            with self._count(peer):
-                request = await self._request(call, pb.FetchRequest)
-                try:
-                    async for chunk in self._handlers.fetch(peer, request):
-                        with call.taking():
-                            yield chunk
-                        meter.sent(chunk.ByteSize())
-                except RetryLater as error:
-                    await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-                except LowcommError as error:
-                    await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            stream = CalleeStream(context, self._traffic.of(peer), call.taking)
+            await self._guard(call, peer, lambda: self._handlers.fetch(peer, stream))
 
     async def Describe(self, request_iterator: Any, context: Any) -> pb.Introduction:  # noqa: N802
         """Hello and goodbye: both sides hand over their newest signed record."""
@@ -236,6 +226,10 @@ class ExchangeService:
                 await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             except LinkLost:
                 await call.abort(grpc.StatusCode.CANCELLED, "the stream broke off")
+            except RetryLater as error:
+                await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            except CheckpointError as error:
+                await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
 
 class ExchangeServer:

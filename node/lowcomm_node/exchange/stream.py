@@ -1,10 +1,12 @@
-"""The two ends of a ``Swap`` stream behind one face."""
+"""The two ends of a ``Swap`` or ``Fetch`` stream behind one face."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
@@ -43,7 +45,7 @@ class CallerStream:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    async def send(self, frame: pb.Frame) -> None:
+    async def send(self, frame: Message) -> None:
         """See Stream."""
         try:
             await self._call.write(frame)
@@ -54,7 +56,7 @@ class CallerStream:
                 raise
             raise LinkLost("the stream was dropped") from None
 
-    async def receive(self) -> pb.Frame | None:
+    async def receive(self) -> Any:
         """See Stream."""
         try:
             frame = await self._call.read()
@@ -105,19 +107,26 @@ class CallerStream:
 class CalleeStream:
     """The end that was called."""
 
-    def __init__(self, context: Any, meter: Meter | None = None) -> None:
-        self._context, self._meter = context, meter or Meter()
+    def __init__(
+        self,
+        context: Any,
+        meter: Meter | None = None,
+        taking: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """``taking`` is entered while the caller must take what it is sent."""
+        self._context, self._meter, self._taking = context, meter or Meter(), taking
         self._dropped = asyncio.Event()
 
-    async def send(self, frame: pb.Frame) -> None:
+    async def send(self, frame: Message) -> None:
         """See Stream."""
         try:
-            await self._context.write(frame)
+            with self._taking():
+                await self._context.write(frame)
             self._meter.sent(frame.ByteSize())
         except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
             raise LinkLost("the caller has gone") from None
 
-    async def receive(self) -> pb.Frame | None:
+    async def receive(self) -> Any:
         """See Stream."""
         try:
             frame = await self._context.read()

@@ -10,10 +10,11 @@ import torch
 from lowcomm_node.data import Dataset
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_node.simulation.peer import Peer
-from lowcomm_node.trainer import state
+from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.outer import worst_block_spread
+from lowcomm_protocol.pieces import Piece
 from lowcomm_protocol.run import RunSpec
 
 Attack = Literal["nan", "huge", "flipped", "flipped-huge"]
@@ -29,7 +30,7 @@ class Member:
     speed: float = 1.0
     """Inner steps a second."""
     joins: float = 0.0
-    """Seconds; a late peer copies the state of the one that is furthest."""
+    """Seconds; a late peer copies the state of those that are furthest, in pieces."""
     leaves: float | None = None
     dies: float | None = None
     attack: Attack | None = None
@@ -146,10 +147,22 @@ class Swarm:
 
     def _join(self, peer: Peer, late: bool) -> None:
         if late and (there := list(self.others(peer))):
-            donor = max(there, key=lambda one: one.replica.clock.step)
-            state.adopt(peer.replica, *state.snapshot(donor.replica))
+            self._copy_state(peer, there)
         self.network.peers[peer.name] = peer
         peer.start()
+
+    def _copy_state(self, peer: Peer, there: Sequence[Peer]) -> None:
+        """Piece by piece from all peers that are where the furthest one is, as a joiner does."""
+        copies = [transfer.Snapshot(one.replica) for one in there]
+        base = max(copies, key=lambda one: one.swarm_step)
+        manifests = {one: one.manifest([]) for one in copies}
+
+        def read(piece: Piece) -> bytes:
+            version = manifests[base].version
+            good = [one for one in copies if manifests[one].version.fits(version, piece.fragment, self.spec.sync)]
+            return good[piece.index % len(good)].piece(piece)
+
+        transfer.adopt(peer.replica, manifests[base], read)
 
     def _leave(self, peer: Peer) -> None:
         peer.leave()

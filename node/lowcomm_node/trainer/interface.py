@@ -12,6 +12,8 @@ Coded fragments pass through slots of a shared memory file (``arena.py``); only 
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from lowcomm_protocol.pieces import Runs
+
 MAX_LINE = 4 * 1024 * 1024
 PAIR_SLOTS = 2
 """Slots of an exchange in a pair: our contribution, and theirs."""
@@ -87,6 +89,10 @@ class Ready:
     """Step of the checkpoint that was loaded."""
     skipped: tuple[str, ...] = ()
     """Checkpoints that could not be used, and why."""
+    runs: tuple[Runs, ...] = ()
+    """The slices of each fragment, as ``pieces.plan_pieces`` takes them."""
+    ranges: bool = False
+    """Whether coders have ranges to pass on."""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:

@@ -27,7 +27,7 @@ from lowcomm_node.data import open_data
 from lowcomm_node.errors import Diverged, TrainerError
 from lowcomm_node.limits import check_memory, limit_vram
 from lowcomm_node.sampling import generate
-from lowcomm_node.trainer import state
+from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import Arena
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.interface import Ready, TrainerSettings, slots_each
@@ -196,6 +196,7 @@ class TrainerLoop:
     def _ready(self, resumed: int | None, skipped: list[str]) -> dict[str, Any]:
         replica = self.replica
         numels = [fragment.numel for fragment in replica.plan.fragments]
+        form = transfer.form_of(replica)
         ready = Ready(
             device=str(replica.device),
             parameters=sum(numels),
@@ -212,6 +213,8 @@ class TrainerLoop:
             slow_digests=tuple(replica.slow_digest(p) for p in range(len(numels))),
             resumed=resumed,
             skipped=tuple(skipped),
+            runs=form.fragments,
+            ranges=form.ranges,
         )
         return asdict(ready)
 
@@ -388,9 +391,21 @@ class TrainerLoop:
 
         self._writer.submit(work)
 
+    def _do_snapshot(self, number: int, request: dict[str, Any]) -> None:
+        taken = transfer.Snapshot(self.replica)
+
+        def work() -> None:
+            try:
+                name = taken.write(Path(request["folder"]))
+            except (LowcommError, OSError) as error:
+                self._pipe.send({"re": number, **describe(error)})
+                return
+            self._pipe.send({"re": number, "name": name, "swarm_step": taken.swarm_step})
+
+        self._writer.submit(work)
+
     def _do_adopt(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
-        parts, meta = state.read_fetched(self.replica, Path(request["folder"]), int(request["step"]), request["source"])
-        state.adopt(self.replica, parts, meta)
+        transfer.adopt_folder(self.replica, Path(request["folder"]))
         return self._ready(None, [])
 
 

@@ -53,13 +53,29 @@ class InnerOptimizer:
             if key in self._moments_of[name]
         }
 
-    def expected(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of everything that ``moments`` gives after a step."""
-        return {
-            f"{name}.{key}": (tuple(weight.shape) if key != "step" else (), torch.float32)
-            for name, weight in self._weights.items()
-            for key in self._moments_of[name]
-        }
+    def has_second(self, name: str) -> bool:
+        """Whether AdamW moves a weight, which keeps a second moment."""
+        return self._moments_of[name] is ADAMW_MOMENTS
+
+    @property
+    def steps(self) -> int:
+        """Steps that the moments are made of, as AdamW counts: 0 before the first."""
+        counts = [int(kept["step"]) for kept in self._parts[0].state.values() if "step" in kept]
+        return max(counts, default=0)
+
+    def moment_vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """First and second moments by the names of their weights, not copied; empty before the first step."""
+        kept = {name: self._state_of(name).get(weight, {}) for name, weight in self._weights.items()}
+        if not all(kept.values()):
+            return {}, {}
+        first = {name: moments[self._moments_of[name][0]] for name, moments in kept.items()}
+        return first, {name: kept[name][ADAMW_MOMENTS[1]] for name in kept if self.has_second(name)}
+
+    def adopt(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor], steps: int) -> None:
+        """Go on with moments of others, which are made of so many steps."""
+        firsts = {f"{name}.{self._moments_of[name][0]}": value for name, value in first.items()}
+        counts = {f"{name}.step": torch.tensor(float(steps)) for name in second}
+        self.restore(firsts | {f"{name}.{ADAMW_MOMENTS[1]}": value for name, value in second.items()} | counts)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with what ``moments`` gave. Raises CheckpointError for values that no training reaches."""

@@ -154,9 +154,14 @@ class Trainer(ABC):
         """Write a checkpoint now; its swarm step and path."""
         return await self._ask("save")
 
-    async def adopt(self, folder: str, step: int, source: str) -> Ready:
-        """Take over the snapshot of ``step`` that was fetched from ``source`` into a folder."""
-        return Ready.from_dict(await self._ask("adopt", folder=folder, step=step, source=source))
+    async def snapshot(self, folder: str) -> tuple[str, int]:
+        """Write a snapshot for joiners into a folder, beside training; its name and swarm step."""
+        answer = await self._ask("snapshot", folder=folder)
+        return answer["name"], answer["swarm_step"]
+
+    async def adopt(self, folder: str) -> Ready:
+        """Take over the state that was downloaded into a folder."""
+        return Ready.from_dict(await self._ask("adopt", folder=folder))
 
     async def stop(self) -> None:
         """End it. What was being written is finished first; past the deadline it is killed."""

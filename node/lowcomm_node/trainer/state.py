@@ -1,30 +1,27 @@
 """A replica as checkpoint parts, and back.
 
 Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and ``delta.N``, flat, float32, and what coders remember),
-``inner`` (moments of the inner optimizer). The rest is small and goes into the manifest's ``meta``.
+``inner`` (moments of the inner optimizer). The rest is small and goes into the manifest's ``meta``. Joiners get pieces instead
+(``transfer.py``).
 """
 
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.manifest import read_manifest
-from lowcomm_node.state_file import expected_of, read_foreign_state
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.robust import UsualNorm
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 Parts = dict[str, dict[str, Tensor]]
-PARTS = ("weights", "outer", "inner")
 _COUNTERS = tuple(field.name for field in fields(FragmentProgress))
 
 
 def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
-    """A copy of everything that a resume or a joiner needs, in host memory."""
+    """A copy of everything that a resume needs, in host memory."""
     parts: Parts = {
         "weights": {name: tensor.detach().to("cpu", copy=True) for name, tensor in replica.weights.items()},
         "outer": {
@@ -61,55 +58,6 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     replica.schedule = SyncSchedule(replica.spec.sync.interval, progress)
 
 
-def adopt(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
-    """Begin where another peer is: its weights, slow weights, momentum and swarm step; our own steps and data go on."""
-    _check(replica, meta)
-    if meta["swarm_step"] > replica.spec.run.steps:
-        raise CheckpointError(f"The state claims swarm step {meta['swarm_step']}, beyond the run's end: it is refused.")
-    _load(replica, parts, foreign=True)
-    replica.captures.clear()
-    replica.usual = _usual(replica, meta)
-    replica.clock.observe(int(meta["swarm_step"]))
-    synced = replica.schedule
-    progress = [
-        FragmentProgress(
-            version=int(theirs["version"]),
-            merged_steps=replica.steps,
-            merged_tokens=replica.tokens,
-            synced=synced.round_of(p, replica.clock.step),
-        )
-        for p, theirs in enumerate(meta["progress"])
-    ]
-    replica.schedule = SyncSchedule(replica.spec.sync.interval, progress)
-
-
-def read_fetched(replica: Replica, folder: Path, step: int, source: str) -> tuple[Parts, dict[str, Any]]:
-    """Read state that came over the network; names, shapes, dtypes and values are checked before it is used.
-
-    Raises CheckpointError if anything is not what this run's model needs.
-    """
-    info = read_manifest(folder, step)
-    expected = {
-        "weights": expected_of({name: weight.detach() for name, weight in replica.weights.items()}),
-        "outer": {
-            f"{kind}.{p}": ((phi.numel(),), torch.float32)
-            for kind in ("phi", "delta")
-            for p, phi in enumerate(replica.phi)
-        }
-        | expected_of(_coder_states(replica)),
-        "inner": replica.optimizer.expected(),
-    }
-    offered = [part for part in PARTS if any(file.part == part for file in info.parts)]
-    parts: Parts = {}
-    for part in offered:
-        path = folder / f"{part}.safetensors"
-        # A donor that has not taken a step has no moments yet: its joiner warms up anew.
-        if part == "inner" and info.meta.get("steps") == 0:
-            continue
-        parts[part] = read_foreign_state(path, expected[part], source)
-    return parts, info.meta
-
-
 def _check(replica: Replica, meta: dict[str, Any]) -> None:
     if meta.get("run_id") != replica.spec.run_id or meta.get("plan") != replica.plan.digest:
         raise CheckpointError(
@@ -139,7 +87,7 @@ def _usual(replica: Replica, meta: dict[str, Any]) -> list[UsualNorm]:
     return [UsualNorm(one) for one in (claimed if fine else [0.0] * count)]
 
 
-def _load(replica: Replica, parts: Parts, foreign: bool = False) -> None:
+def _load(replica: Replica, parts: Parts) -> None:
     with torch.no_grad():
         for name, tensor in parts["weights"].items():
             replica.weights[name].copy_(tensor)
@@ -147,8 +95,7 @@ def _load(replica: Replica, parts: Parts, foreign: bool = False) -> None:
     replica.phi = [parts["outer"][f"phi.{p}"] for p in range(len(replica.phi))]
     replica.delta = [parts["outer"][f"delta.{p}"] for p in range(len(replica.delta))]
     for p, one in enumerate(replica.coders):
-        kept = {key: parts["outer"][f"{key}.{p}"].numpy() for key in one.state()}
-        (one.inherit if foreign else one.restore)(kept)
+        one.restore({key: parts["outer"][f"{key}.{p}"].numpy() for key in one.state()})
     if parts.get("inner"):
         replica.optimizer.restore(parts["inner"])
 

@@ -72,9 +72,13 @@ class Coder:
         """What a checkpoint keeps."""
         return {}
 
-    def inherit(self, state: State) -> None:
-        """Begin with what another peer's coder has learned; what it owes is not ours. Raises as ``restore`` does."""
-        self.restore(state)
+    def lessons(self) -> State:
+        """What another peer's coder may begin with: what this one has learned, not what it owes."""
+        return {}
+
+    def inherit(self, lessons: State) -> None:
+        """Begin with what ``lessons`` of another peer's coder gave. Raises `CodecError` if it does not fit."""
+        self.restore(lessons)
 
     def restore(self, state: State) -> None:
         """Go on with what ``state`` gave. Raises `CodecError` if it does not fit."""

@@ -174,9 +174,14 @@ class FeedbackCoder(Coder):
         """See Coder."""
         return {**self.inner.state(), **self._residual.state()}
 
-    def inherit(self, state: State) -> None:
+    def lessons(self) -> State:
         """See Coder."""
-        self.restore(state)
+        return self.inner.lessons()
+
+    def inherit(self, lessons: State) -> None:
+        """See Coder."""
+        self.inner.inherit(lessons)
+        self._drop()
         self._residual = Residual(self.numel)
 
     def restore(self, state: State) -> None:

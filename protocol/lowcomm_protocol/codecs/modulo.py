@@ -129,6 +129,10 @@ class ModuloCoder(Coder):
         """See Coder."""
         return {"range": self._ranges.copy()}
 
+    def lessons(self) -> State:
+        """See Coder."""
+        return self.state()
+
     def restore(self, state: State) -> None:
         """See Coder."""
         ranges = state.get("range")

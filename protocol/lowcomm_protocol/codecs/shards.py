@@ -80,9 +80,14 @@ class ShardCoder:
         """What a checkpoint keeps."""
         return {f"{kind}-residual": lost.state()["residual"] for kind, lost in self._lost.items()}
 
-    def inherit(self, state: State) -> None:
-        """Begin beside the coder of another peer: what it owes is not ours. Raises as ``restore`` does."""
-        self.restore(state)
+    def lessons(self) -> State:
+        """What another peer's coder may begin with: there is nothing to learn here, and what is owed is not theirs."""
+        return {}
+
+    def inherit(self, lessons: State) -> None:
+        """Begin beside the coder of another peer, without debts. Raises `CodecError` if there are lessons."""
+        if lessons:
+            raise CodecError(f"{self._codec.name}: learns nothing, but was given {sorted(lessons)}")
         self._lost = {kind: Residual(self.numel) for kind in self._lost}
 
     def restore(self, state: State) -> None:

@@ -145,22 +145,64 @@ class Abandon(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("part", "snapshot", "offset")
-    PART_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    part: str
-    snapshot: int
-    offset: int
-    def __init__(self, part: _Optional[str] = ..., snapshot: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    __slots__ = ("enter", "wanted")
+    ENTER_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    enter: Enter
+    wanted: Wanted
+    def __init__(self, enter: _Optional[_Union[Enter, _Mapping]] = ..., wanted: _Optional[_Union[Wanted, _Mapping]] = ...) -> None: ...
 
-class FetchChunk(_message.Message):
-    __slots__ = ("offset", "data")
+class Enter(_message.Message):
+    __slots__ = ("snapshot",)
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bytes
+    def __init__(self, snapshot: _Optional[bytes] = ...) -> None: ...
+
+class Wanted(_message.Message):
+    __slots__ = ("piece", "offset")
+    PIECE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
+    piece: int
     offset: int
-    data: bytes
-    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, piece: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class FetchReply(_message.Message):
+    __slots__ = ("position", "opened", "chunk")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    opened: Opened
+    chunk: Chunk
+    def __init__(self, position: _Optional[int] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("snapshot", "size")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bytes
+    size: int
+    def __init__(self, snapshot: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+
+class Manifest(_message.Message):
+    __slots__ = ("run_id", "plan", "swarm_step", "moments", "versions", "slow_digests", "usual", "digests")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SWARM_STEP_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    plan: bytes
+    swarm_step: int
+    moments: int
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    slow_digests: _containers.RepeatedScalarFieldContainer[bytes]
+    usual: _containers.RepeatedScalarFieldContainer[float]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., moments: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., slow_digests: _Optional[_Iterable[bytes]] = ..., usual: _Optional[_Iterable[float]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Introduction(_message.Message):
     __slots__ = ("record", "release", "uses")

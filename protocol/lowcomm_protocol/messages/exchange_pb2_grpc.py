@@ -39,10 +39,10 @@ class ExchangeStub:
                 request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Frame.SerializeToString,
                 response_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Frame.FromString,
                 _registered_method=True)
-        self.Fetch = channel.unary_stream(
+        self.Fetch = channel.stream_stream(
                 '/lowcomm.v1.Exchange/Fetch',
                 request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
-                response_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchChunk.FromString,
+                response_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/lowcomm.v1.Exchange/Describe',
@@ -72,8 +72,10 @@ class ExchangeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Fetch(self, request, context):
-        """A part of the callee's newest snapshot from an offset on; the first chunk carries the manifest.
+    def Fetch(self, request_iterator, context):
+        """State for a joiner, from a snapshot of the callee, piece by piece:
+        caller: enter                              wanted*
+        callee:       position*  opened (chunk*)          chunk*
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,10 +104,10 @@ def add_ExchangeServicer_to_server(servicer, server):
                     request_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Frame.FromString,
                     response_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Frame.SerializeToString,
             ),
-            'Fetch': grpc.unary_stream_rpc_method_handler(
+            'Fetch': grpc.stream_stream_rpc_method_handler(
                     servicer.Fetch,
                     request_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.FromString,
-                    response_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchChunk.SerializeToString,
+                    response_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -156,7 +158,7 @@ class Exchange:
             _registered_method=True)
 
     @staticmethod
-    def Fetch(request,
+    def Fetch(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -166,12 +168,12 @@ class Exchange:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/lowcomm.v1.Exchange/Fetch',
             lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
-            lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchChunk.FromString,
+            lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
             options,
             channel_credentials,
             insecure,

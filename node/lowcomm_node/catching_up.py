@@ -1,0 +1,139 @@
+"""How a late peer comes to where the swarm is: it copies the state of those that are furthest, from several at once."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from lowcomm_node.allotment import Allotment
+from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerError
+from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.fetch import Fetcher
+from lowcomm_node.exchange.gathering import Gathering
+from lowcomm_node.exchange.throttle import Throttle
+from lowcomm_node.membership import Membership
+from lowcomm_node.trainer.interface import Ready
+from lowcomm_node.trainer.process import Trainer
+from lowcomm_protocol.clock import is_supported, largest_jump
+from lowcomm_protocol.records import PeerInfo
+from lowcomm_protocol.run import SignedRun
+from lowcomm_protocol.snapshot import StateForm, tolerated_lag
+
+ROUNDS = 5
+SHOW_EVERY = 0.25
+
+
+def state_form(run: SignedRun, ready: Ready) -> StateForm:
+    """What a state of this run looks like."""
+    return StateForm.of(run.spec.run_id, ready.plan, run.spec.run.steps, ready.runs, ready.ranges)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatchingUp:
+    """What it takes, and whom it is told to: ``show`` what we wait for, ``warn`` what went wrong, ``tell`` events."""
+
+    run: SignedRun
+    trainer: Trainer
+    channels: Channels
+    membership: Membership
+    trusts: Callable[[str], bool]
+    down: Throttle
+    allotment: Allotment
+    folder: Path
+    show: Callable[[str], None]
+    warn: Callable[[str], None]
+    tell: Callable[[dict[str, Any]], None]
+
+    async def run_from(self, own: int, form: StateForm, drifted: bool) -> Ready | None:
+        """Copy the state of peers that are ahead of swarm step ``own`` by more than a merge can heal; what the trainer has then.
+
+        ``drifted``: also of peers that are no further. None if there is nobody to copy from, or nobody can hand it over.
+        """
+        for _ in range(ROUNDS):
+            await self.membership.look()
+            if not self._donors(own, drifted):
+                return None
+            try:
+                return await self._copy(own, form, drifted)
+            except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
+                self.warn(f"the state of others could not be copied: {error}")
+        self.warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
+        return None
+
+    def _donors(self, own: int, drifted: bool) -> list[PeerInfo]:
+        """Whom to ask: the peers that are where the furthest one is, if that is far ahead or we drift. In any order."""
+        sync = self.run.spec.sync
+        if sync.group == 1:
+            return []
+        known = [info for info in self.membership.donors() if self.trusts(info.peer_id)]
+        steps = {info.peer_id: info.swarm_step for info in known}
+        # Nobody alone can lead us far ahead of everybody else; but where there is one only, there is no choice.
+        believed = [
+            info
+            for info in known
+            if len(known) == 1
+            or is_supported(
+                info.swarm_step,
+                own,
+                [step for peer, step in steps.items() if peer != info.peer_id],
+                largest_jump(sync.interval),
+            )
+        ]
+        furthest = max((info.swarm_step for info in believed), default=0)
+        if not drifted and furthest <= own + tolerated_lag(sync):
+            return []
+        near = [info for info in believed if info.swarm_step >= furthest - tolerated_lag(sync)]
+        return Random().sample(near, len(near))  # so that not all joiners ask the same one
+
+    def _plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
+        return swarm_step <= donor.swarm_step + largest_jump(self.run.spec.sync.interval)
+
+    async def _copy(self, own: int, form: StateForm, drifted: bool) -> Ready:
+        self.allotment.require(form.size, "The state of a peer")
+        gathering = Gathering(self.folder, form, self.run.spec.sync, Random())
+        self.show("looking at what is here of the swarm's state")
+        try:
+            await asyncio.to_thread(gathering.load)
+            fetcher = Fetcher(
+                self.channels,
+                gathering,
+                lambda: self._donors(own, drifted),
+                self._plausible,
+                self.down,
+                self.warn,
+            )
+            self._forget_old(gathering, own, drifted)
+            showing = asyncio.create_task(self._keep_showing(fetcher))
+            try:
+                await fetcher.fetch()
+            finally:
+                showing.cancel()
+        finally:
+            gathering.close()
+        self.show("checking the state and loading it")
+        try:
+            ready = await self.trainer.adopt(str(self.folder))
+        except TrainerError:  # it is of no use
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        shutil.rmtree(self.folder, ignore_errors=True)
+        donors = gathering.peers
+        event = {"event": "state.adopted", "donors": donors, "swarm_step": ready.swarm_step}
+        self.tell({**event, "bytes": fetcher.bytes_received})
+        return ready
+
+    def _forget_old(self, gathering: Gathering, own: int, drifted: bool) -> None:
+        """What was complete before we were ended is of use only if the swarm is there still."""
+        oldest = min((info.swarm_step for info in self._donors(own, drifted)), default=0) - tolerated_lag(
+            self.run.spec.sync
+        )
+        if gathering.base is not None and gathering.base.swarm_step < oldest and gathering.is_complete():
+            gathering.forget()
+
+    async def _keep_showing(self, fetcher: Fetcher) -> None:
+        while True:
+            self.show(f"copying the state of the swarm: {fetcher.describe()}")
+            await asyncio.sleep(SHOW_EVERY)

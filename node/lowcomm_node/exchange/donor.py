@@ -1,0 +1,151 @@
+"""The donor's side of Fetch: a joiner waits for its turn, then asks for pieces of one snapshot, and is sent them.
+
+    enter ──► position 3, 2, 1 ──► opened, manifest ──► (wanted ──► chunks)*
+
+A turn is not held for ever: whoever takes or asks too slowly is dropped, and while others wait a turn ends after a while. Who was
+served in part queues again, and goes on with what it has.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from time import monotonic
+
+from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.exchange.stream import CalleeStream
+from lowcomm_node.exchange.throttle import Throttle
+from lowcomm_node.exchange.turns import Turn, Turns
+from lowcomm_node.snapshots import Snapshot, Snapshots
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.snapshot import StateForm
+
+CHUNK_BYTES = 256 * 1024
+MAX_JOINERS = 2
+"""Peers that are served at once."""
+MAX_WAITING = 16
+"""Peers that may wait for that."""
+TURN_SECONDS = 600.0
+"""How long a turn lasts at most while others wait."""
+ENTER_DEADLINE = 10.0
+STILL_HERE = 10.0
+"""Seconds between two signs of life while a snapshot is being made."""
+PATIENCE = 30.0
+"""Seconds for a joiner to ask for the next piece, or to take a chunk, and more where that takes longer at"""
+SLOWEST = 2_000.0
+"""bytes a second: a quarter of the least ``--max-down``."""
+
+
+class Donor:
+    """Serves snapshots to joiners."""
+
+    def __init__(
+        self,
+        form: StateForm,
+        snapshots: Snapshots,
+        up: Throttle | None = None,
+        may: Callable[[str], bool] = lambda peer: True,
+    ) -> None:
+        """``may``: whether a peer may take part in the run still."""
+        self._form, self._offsets = form, form.offsets
+        self._snapshots, self._up, self._may = snapshots, up or Throttle(), may
+        self._turns = Turns(MAX_JOINERS, MAX_WAITING)
+
+    @property
+    def joiners(self) -> int:
+        """How many peers are served now."""
+        return self._turns.busy
+
+    @property
+    def waiting(self) -> int:
+        """How many peers wait for their turn."""
+        return len(self._turns) - self._turns.busy
+
+    async def serve(self, peer: str, stream: CalleeStream) -> None:
+        """One Fetch. Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost that say how it ends."""
+        enter = await self._receive(stream, ENTER_DEADLINE)
+        if enter is None or enter.WhichOneof("kind") != "enter":
+            raise ProtocolViolation("a fetch begins with enter")
+        turn = self._turns.enter(peer)
+        try:
+            async for position in turn.wait_served():
+                await self._send(stream, pb.FetchReply(position=position))
+            async with self._snapshot(stream, enter.enter.snapshot) as snapshot:
+                opened = pb.Opened(snapshot=snapshot.name, size=(snapshot.path / "manifest").stat().st_size)
+                await self._send(stream, pb.FetchReply(opened=opened))
+                if enter.enter.snapshot != snapshot.name:
+                    await self._send_file(peer, stream, snapshot.path / "manifest", 0, 0, opened.size)
+                await self._serve_pieces(peer, stream, turn, snapshot.path / "state")
+        finally:
+            turn.leave()
+
+    @asynccontextmanager
+    async def _snapshot(self, stream: CalleeStream, wanted: bytes) -> AsyncIterator[Snapshot]:
+        """Hold on to a snapshot. One of a large model takes a while to be made: meanwhile the joiner hears that we are there."""
+        async with AsyncExitStack() as stack:
+            using = asyncio.ensure_future(stack.enter_async_context(self._snapshots.use(wanted)))
+            try:
+                while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
+                    await self._send(stream, pb.FetchReply(position=0))
+                yield await using
+            finally:
+                using.cancel()
+                await asyncio.gather(using, return_exceptions=True)
+
+    async def _serve_pieces(self, peer: str, stream: CalleeStream, turn: Turn, path: Path) -> None:
+        ends = monotonic() + TURN_SECONDS
+        largest = max(piece.size for piece in self._form.pieces)
+        while True:
+            request = await self._receive(stream, PATIENCE + largest / SLOWEST)
+            if request is None:
+                return
+            wanted = request.wanted
+            if request.WhichOneof("kind") != "wanted" or wanted.piece >= len(self._form.pieces):
+                raise ProtocolViolation(f"there is no piece {wanted.piece}")
+            piece = self._form.pieces[wanted.piece]
+            if wanted.offset >= piece.size:
+                raise ProtocolViolation(f"byte {wanted.offset} of a piece of {piece.size} bytes")
+            start = self._offsets[piece.index]
+            await self._send_file(peer, stream, path, start, wanted.offset, piece.size)
+            if self.waiting and monotonic() > ends:
+                # What it has asked for since is lost; it knows what it has.
+                raise RetryLater("Your turn is over, and others wait: come again.")
+
+    async def _send_file(self, peer: str, stream: CalleeStream, path: Path, start: int, offset: int, size: int) -> None:
+        """Bytes ``offset`` to ``size`` of what begins at ``start``."""
+        with _opened(path) as descriptor:
+            while offset < size:
+                if not self._may(peer):
+                    raise CheckpointError("This run does not take you any more.")
+                count = min(size - offset, self._up.piece(CHUNK_BYTES))
+                data = await asyncio.to_thread(os.pread, descriptor, count, start + offset)
+                if not data:
+                    raise CheckpointError("The snapshot is damaged: ask another peer.")
+                await self._up.pass_(len(data))
+                await self._send(stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data))
+                offset += len(data)
+
+    async def _send(self, stream: CalleeStream, reply: pb.FetchReply, size: int = 0) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE + size / SLOWEST):
+                await stream.send(reply)
+        except TimeoutError:
+            raise LinkLost("takes what it asked for too slowly") from None
+
+    async def _receive(self, stream: CalleeStream, seconds: float) -> pb.FetchRequest | None:
+        try:
+            async with asyncio.timeout(seconds):
+                return await stream.receive()
+        except TimeoutError:
+            raise LinkLost("asks for nothing") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,150 @@
+"""States that no training has made, donors of them on real servers, and joiners, for tests of what lies between."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from wire import Callee, listening
+
+from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.donor import Donor
+from lowcomm_node.exchange.fetch import Fetcher
+from lowcomm_node.exchange.gathering import Gathering
+from lowcomm_node.exchange.throttle import Throttle
+from lowcomm_node.snapshots import Snapshots, write_snapshot
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.pieces import Piece, Values
+from lowcomm_protocol.records import PeerInfo
+from lowcomm_protocol.run import RunSpec, SyncSettings
+from lowcomm_protocol.snapshot import Manifest, StateForm
+
+STEP = 400
+INTERVAL = 20
+
+
+def form_of(values: int) -> StateForm:
+    """A state of two fragments, one of which AdamW and Muon share, with ranges of a modulo codec."""
+    third = values // 3
+    return StateForm.of("ab" * 32, "cd" * 32, 10_000, (((third, True),), ((third, False), (third, True))), True)
+
+
+SMALL = form_of(30_000)
+LARGE = form_of(792_000)
+
+
+def sync_of(method: str = "lowcomm") -> SyncSettings:
+    """How a run of this method exchanges."""
+    return RunSpec.model_validate(
+        {"run": {"name": "t", "steps": 10_000}, "sync": {"method": method, "interval": INTERVAL}}
+    ).sync
+
+
+@cache
+def drawn(form: StateForm, seed: int, noise: float = 0.02, common: int = 0) -> list[bytes]:
+    """The pieces of one peer: those of all with the same ``common`` are alike, as far as ``noise`` goes."""
+
+    def piece(one: Piece) -> bytes:
+        shared, own = np.random.default_rng([common, one.index]), np.random.default_rng([seed, one.index])
+        vectors = [
+            (shared.standard_normal(count) + noise * own.standard_normal(count)).astype(np.float32)
+            for count in one.counts
+        ]
+        vectors[4] = np.abs(vectors[4])
+        return Values(*vectors).to_bytes()
+
+    return [piece(one) for one in form.pieces]
+
+
+def manifest(form: StateForm, digests: Sequence[bytes], step: int = STEP, slow: Sequence[int] = (1, 1)) -> Manifest:
+    """What goes with such pieces; ``slow``: equal numbers stand for equal slow weights."""
+    return Manifest(
+        swarm_step=step,
+        moments=step,
+        versions=(7, 8),
+        slow_digests=tuple(bytes([number]) * 32 for number in slow),
+        usual=(0.5, 0.25),
+        digests=tuple(digests),
+    )
+
+
+class Giver:
+    """A donor that serves what it was given."""
+
+    def __init__(self, callee: Callee, folder: Path, form: StateForm, pieces: list[bytes], step: int, slow) -> None:
+        self.callee, self.form, self.pieces, self.step, self.slow = callee, form, pieces, step, slow
+        self.made = 0
+        self.may_make = asyncio.Event()
+        self.may_make.set()
+        self.up = Throttle()
+        self.snapshots = Snapshots(folder, self._make, lambda: self.step, stale=INTERVAL)
+        self.folder = folder
+        self.donor = Donor(form, self.snapshots, self.up)
+        callee.fetching = self.donor.serve
+        self.port = callee.port
+
+    @property
+    def peer_id(self) -> str:
+        return self.callee.identity.peer_id
+
+    def info(self) -> PeerInfo:
+        """Where joiners find it."""
+        return self.callee.info(addresses=(f"127.0.0.1:{self.port}",), swarm_step=self.step)
+
+    async def _make(self) -> tuple[str, int]:
+        self.made += 1
+        await self.may_make.wait()
+        step, slow = self.step, self.slow
+
+        def seal(digests: list[bytes]) -> bytes:
+            return manifest(self.form, digests, step, slow).to_bytes(self.form)
+
+        size = self.form.size
+        return await asyncio.to_thread(write_snapshot, self.folder, size, self.pieces, seal), step
+
+
+def identity(number: int) -> Identity:
+    """Of a donor or joiner."""
+    return Identity(bytes([number]) * 32)
+
+
+@asynccontextmanager
+async def giving(
+    folder: Path, number: int, form: StateForm = SMALL, *, step: int = STEP, slow: Sequence[int] = (1, 1),
+    noise: float = 0.02, common: int = 0,
+) -> AsyncIterator[Giver]:  # fmt: skip
+    """A donor that listens."""
+    async with listening(identity(number)) as callee:
+        pieces = await asyncio.to_thread(drawn, form, number, noise, common)
+        yield Giver(callee, folder / f"donor-{number}", form, pieces, step, slow)
+
+
+class Joiner(Fetcher):
+    """A fetcher, and what came of it."""
+
+    def __init__(
+        self, channels: Channels, folder: Path, donors: Callable[[], Sequence[PeerInfo]], form: StateForm = SMALL,
+        method: str = "lowcomm", **more,
+    ) -> None:  # fmt: skip
+        self.warnings: list[str] = []
+        self.heard: Callable[[int], None] = lambda size: None
+        gathering = Gathering(folder, form, sync_of(method), Random(3))
+        gathering.load()
+        super().__init__(channels, gathering, donors, warn=self.warnings.append, **more)
+
+    def received(self, size: int) -> None:
+        super().received(size)
+        self.heard(size)
+
+    def pieces(self) -> list[bytes]:
+        """What lies in the folder."""
+        data, form = (self.gathering.folder / "state").read_bytes(), self.gathering.form
+        return [data[at : at + one.size] for at, one in zip(form.offsets, form.pieces, strict=True)]
+
+    def given_by(self, givers: Sequence[Giver]) -> list[int]:
+        """How many pieces are, to the bit, those of each; all must be somebody's."""
+        found = [[giver.pieces[index] for giver in givers].index(data) for index, data in enumerate(self.pieces())]
+        return [found.count(number) for number in range(len(givers))]

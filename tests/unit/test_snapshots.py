@@ -1,0 +1,117 @@
+"""What must hold for the snapshots of a donor: few, shared, fresh enough, never taken from under a joiner."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from lowcomm_node import snapshots as module
+from lowcomm_node.errors import DiskFull, RetryLater, TrainerError
+from lowcomm_node.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
+from waiting import until_async
+
+STALE = 10
+
+
+class Maker:
+    """A trainer whose state is its step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.step, self.made, self.error = 0, 0, None
+        self.folder = folder
+        (folder / "left-over").mkdir(parents=True)
+        self.snapshots = Snapshots(folder, self.make, lambda: self.step, STALE)
+
+    async def make(self) -> tuple[str, int]:
+        self.made += 1
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        state = b"%d" % self.step
+        return write_snapshot(self.folder, len(state), iter([state]), lambda digests: b"".join(digests)), self.step
+
+    def there(self) -> list[int]:
+        """The steps of what is on disk."""
+        return sorted(int((path / "state").read_bytes()) for path in self.folder.iterdir())
+
+
+@pytest.fixture
+def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
+    monkeypatch.setattr(module, "SHORTEST_LIFE", 0.0)
+    monkeypatch.setattr(module, "COST_SHARE", 0.0)
+    return Maker(tmp_path / "snapshots")
+
+
+async def test_all_who_come_share_one_until_it_is_old(maker: Maker):
+    assert not maker.folder.exists(), "what a crash left is cleared away"
+
+    async def use() -> bytes:
+        async with maker.snapshots.use() as snapshot:
+            return (snapshot.path / "state").read_bytes()
+
+    assert await asyncio.gather(*(use() for _ in range(5))) == [b"0"] * 5
+    maker.step = STALE
+    assert await use() == b"0"
+    assert maker.made == 1
+    maker.step += 1
+    assert await use() == b"11"
+    assert maker.made == 2
+
+
+async def test_a_costly_one_is_not_made_again_at_once(maker: Maker, monkeypatch):
+    monkeypatch.setattr(module, "SHORTEST_LIFE", 1000.0)
+    for step in (0, 500):
+        maker.step = step
+        async with maker.snapshots.use() as snapshot:
+            assert snapshot.swarm_step == 0
+
+
+async def test_there_are_never_more_than_two_and_none_is_taken_from_under_a_joiner(maker: Maker):
+    async with maker.snapshots.use() as first:
+        for step in (100, 200, 300):
+            maker.step = step
+            async with maker.snapshots.use() as another:
+                assert len(maker.there()) <= MAX_SNAPSHOTS
+                assert (another.path / "state").exists()
+        assert (first.path / "state").read_bytes() == b"0"
+        assert maker.there() == [0, 300]
+        maker.step = 400
+        async with maker.snapshots.use() as second:
+            maker.step = 500
+            async with maker.snapshots.use() as same:
+                assert same is second, "where there is no room, the newest serves"
+        # By its name it can be had again, however old, while it is there.
+        async with maker.snapshots.use(first.name) as again:
+            assert again is first
+    maker.step = 600
+    async with maker.snapshots.use():
+        assert 0 not in maker.there() and len(maker.there()) <= MAX_SNAPSHOTS
+    maker.snapshots.close()
+    assert not maker.folder.exists()
+
+
+async def test_what_nobody_uses_goes_after_a_while(maker: Maker, monkeypatch):
+    monkeypatch.setattr(module, "KEEP_SECONDS", 0.05)
+    async with maker.snapshots.use() as snapshot:
+        await asyncio.sleep(0.1)
+        assert maker.there() == [0]
+    await until_async(lambda: asyncio.sleep(0, not snapshot.path.exists()), 10, "it is gone")
+    async with maker.snapshots.use(snapshot.name) as other:
+        assert other is not snapshot
+
+
+@pytest.mark.parametrize("error", [DiskFull("no room in /home/me"), TrainerError("The trainer is not running.")])
+async def test_where_none_can_be_made_joiners_are_told_later_or_get_the_last_one(maker: Maker, monkeypatch, error):
+    maker.error = error
+    for _ in range(3):
+        with pytest.raises(RetryLater, match="no snapshot can be made here now") as caught:
+            async with maker.snapshots.use():
+                pass
+        assert "/" not in str(caught.value)
+    assert maker.made == 1, "it is not tried again and again"
+    monkeypatch.setattr(module, "FAILED_PAUSE", 0.0)
+    maker.error = None
+    async with maker.snapshots.use() as good:
+        maker.error, maker.step = error, 500
+        async with maker.snapshots.use() as same:
+            assert same is good

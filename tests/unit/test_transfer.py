@@ -1,0 +1,284 @@
+"""What must hold for a replica's state in pieces: nothing is lost, nothing is mixed up, whatever optimizer, codec and model."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from donating import Joiner, identity
+from wire import calling, listening, soon
+
+from lowcomm_node.data import open_data
+from lowcomm_node.errors import DiskFull
+from lowcomm_node.exchange.donor import Donor
+from lowcomm_node.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
+from lowcomm_node.trainer import transfer
+from lowcomm_node.trainer.interface import TrainerSettings
+from lowcomm_node.trainer.process import TrainerThread
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.pieces import LEAST_VALUES, MOST_VALUES, PIECES, apart, empty_fragment, plan_pieces, read_piece
+from lowcomm_protocol.run import RunSpec
+from lowcomm_protocol.snapshot import StateForm, Version, name_of, read_manifest
+from waiting import until_async
+
+KINDS = {
+    "lowcomm": {},
+    "muon": {"train": {"optimizer": "muon"}},
+    "tied": {"model": {"tied": True}},
+    "whole": {"sync": {"fragments": 1, "codec": "mod8", "error_feedback": True}},
+    "groups": {"sync": {"method": "streaming-diloco", "codec": "q2", "error_feedback": True}},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Models this small gain nothing from more, and lose much where other tests run beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "a.txt").write_text("A short text, and again a short text. " * 300)
+    (folder / "b.txt").write_text("Another text that is held out. " * 300)
+    return open_data(f"text:{folder}", "bytes", folder / "cache")
+
+
+def spec_of(kind: str) -> RunSpec:
+    change = KINDS[kind]
+    return RunSpec.model_validate(
+        {
+            "run": {"name": "test", "steps": 1000},
+            "model": {"layers": 2, "width": 32, "heads": 2, "feed_forward": 48, "context": 16}
+            | change.get("model", {}),
+            "train": {"batch": 2, "warmup": 2} | change.get("train", {}),
+            "sync": {"method": "lowcomm", "interval": 8, "fragments": 2} | change.get("sync", {}),
+        }
+    )
+
+
+def trained(kind: str, dataset, name: str = "peer", steps: int = 3) -> Replica:
+    """A replica whose vectors all differ."""
+    one = Replica(spec_of(kind), name, dataset, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(len(name))
+    for _ in range(steps):
+        one.inner_step()
+    for p in range(len(one.phi)):
+        one.phi[p] = one.phi[p] + 0.01 * torch.randn(one.phi[p].shape, generator=generator)
+        one.delta[p] = torch.randn(one.phi[p].shape, generator=generator)
+        state = {key: np.full_like(value, 0.125 + p) for key, value in one.coders[p].state().items()}
+        one.coders[p].restore(state)
+        one.schedule.merged(p, one.clock.step, one.steps, one.tokens)
+        one.usual[p] = type(one.usual[p])(0.5 + p)
+    return one
+
+
+def check_same(one: Replica, other: Replica) -> None:
+    """The same, to the bit, in all that travels."""
+    for name, weight in one.weights.items():
+        assert torch.equal(weight, other.weights[name]), name
+    for mine, theirs in ((one.phi, other.phi), (one.delta, other.delta)):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert one.optimizer.moments().keys() == other.optimizer.moments().keys()
+    for name, moment in one.optimizer.moments().items():
+        assert torch.equal(moment, other.optimizer.moments()[name]), name
+    for mine, theirs in zip(one.coders, other.coders, strict=True):
+        assert mine.lessons().keys() == theirs.lessons().keys()
+        assert all(np.array_equal(values, theirs.lessons()[key]) for key, values in mine.lessons().items())
+        assert not any(values.any() for key, values in theirs.state().items() if "residual" in key), (
+            "debts are not taken over"
+        )
+    assert one.clock.step == other.clock.step
+    count = len(one.phi)
+    assert [one.schedule[p].version for p in range(count)] == [other.schedule[p].version for p in range(count)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_joiner_goes_on_exactly_where_its_donor_was(tmp_path: Path, dataset, kind: str):
+    donor, joiner = trained(kind, dataset), Replica(spec_of(kind), "joiner", dataset, torch.device("cpu"))
+    taken = transfer.Snapshot(donor)
+    expected = trained(kind, dataset)
+    donor.inner_step()  # it trains on while its snapshot is written
+    donor.phi[0] = donor.phi[0] + 1
+    name = taken.write(tmp_path)
+    data = (tmp_path / name / "manifest").read_bytes()
+    assert name_of(data).hex() == name
+    manifest = read_manifest(data, transfer.form_of(joiner))
+    assert manifest.usual == tuple(usual.learned for usual in expected.usual)
+    assert len(data) <= taken.form.largest_manifest
+    assert (tmp_path / name / "state").stat().st_size == taken.form.size
+    transfer.adopt_folder(joiner, tmp_path / name)
+    check_same(expected, joiner)
+    assert (joiner.steps, joiner.tokens) == (0, 0), "what it has trained itself stays its own"
+    expected.stream, joiner.stream = (trained(kind, dataset, steps=0).stream for _ in range(2))
+    for _ in range(2):
+        assert expected.inner_step() == joiner.inner_step()
+
+
+def test_a_joiner_of_a_donor_that_has_not_taken_a_step_warms_up(dataset):
+    donor, joiner = trained("lowcomm", dataset, steps=0), trained("lowcomm", dataset, "joiner", steps=0)
+    taken = transfer.Snapshot(donor)
+    assert taken.manifest([]).moments == 0
+    transfer.adopt(joiner, taken.manifest([]), taken.piece)
+    assert joiner.optimizer.moments() == {}
+    joiner.inner_step()
+
+
+@pytest.mark.parametrize("kind", ["lowcomm", "muon"])
+def test_of_pieces_of_several_donors_each_value_keeps_what_belongs_to_it(dataset, kind):
+    donors = [
+        transfer.Snapshot(trained(kind, dataset, name, steps)) for name, steps in (("a", 3), ("bb", 4), ("ccc", 5))
+    ]
+    joiner = Replica(spec_of(kind), "joiner", dataset, torch.device("cpu"))
+    transfer.adopt(joiner, donors[0].manifest([]), lambda piece: donors[piece.index % 3].piece(piece))
+    again = transfer.Snapshot(joiner)
+    pieces = again.form.pieces
+    assert len(pieces) >= 6
+    assert [again.piece(piece) for piece in pieces] == [donors[piece.index % 3].piece(piece) for piece in pieces]
+
+
+@pytest.mark.parametrize("vector", range(5))
+def test_what_no_training_reaches_is_refused_and_changes_nothing(dataset, vector):
+    donor, joiner = trained("lowcomm", dataset), trained("lowcomm", dataset, "joiner")
+    taken, before = transfer.Snapshot(donor), trained("lowcomm", dataset, "joiner")
+    bad = taken.form.pieces[2]
+
+    def read(piece):
+        data = bytearray(taken.piece(piece))
+        if piece == bad:
+            at = 4 * sum(piece.counts[:vector])
+            data[at : at + 4] = np.float32(-1.0 if vector == 4 else np.nan).tobytes()
+        return data
+
+    with pytest.raises(ProtocolViolation, match="piece 2 holds"):
+        transfer.adopt(joiner, taken.manifest([]), read)
+    check_same(before, joiner)
+
+
+# The plan of pieces
+
+
+@pytest.mark.parametrize("values", [10, 3072, 100_000, 1_000_000, 80_000_000])
+def test_pieces_cover_every_value_once_and_are_neither_many_nor_large(values):
+    fragments = [((values // 2, True),), ((values // 3, False), (7, True), (values // 5, False))]
+    pieces = plan_pieces(fragments, ranges=True)
+    assert [piece.index for piece in pieces] == list(range(len(pieces)))
+    for fragment, runs in enumerate(fragments):
+        mine, numel = [piece for piece in pieces if piece.fragment == fragment], sum(count for count, _ in runs)
+        assert (mine[0].start, mine[-1].stop) == (0, numel)
+        assert all(one.stop == two.start and one.start % 256 == 0 for one, two in pairwise(mine))
+        assert all(one.seconds[1] == two.seconds[0] for one, two in pairwise(mine))
+        assert mine[-1].seconds[1] == sum(count for count, second in runs if second)
+        assert all(one.blocks[1] == two.blocks[0] for one, two in pairwise(mine))
+        assert mine[-1].blocks[1] == -(-numel // 256)
+        assert all(piece.stop - piece.start <= MOST_VALUES for piece in mine)
+        assert all(piece.stop - piece.start >= LEAST_VALUES for piece in mine[:-1])
+    total = sum(sum(count for count, _ in runs) for runs in fragments)
+    assert len(pieces) <= max(PIECES, total // MOST_VALUES) + len(fragments)
+    assert sum(piece.size for piece in pieces) == 4 * sum(sum(piece.counts) for piece in pieces)
+
+
+def test_a_piece_of_another_size_is_none():
+    (piece,) = plan_pieces([((100, True),)], ranges=False)
+    values = empty_fragment(((100, True),), ranges=False)
+    data = values.cut(piece).to_bytes()
+    assert read_piece(piece, data).theta.size == 100
+    for other in (data[:-1], data + b"x", b""):
+        with pytest.raises(ProtocolViolation, match="bytes instead of 2000"):
+            read_piece(piece, other)
+    assert apart(values, values) == 0.0
+    assert apart(values, replace(values, theta=np.ones(100, dtype=np.float32))) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("method", "step", "digest", "fits"),
+    [
+        ("lowcomm", 16, b"other", True),
+        ("lowcomm", -16, b"same", True),
+        ("lowcomm", 17, b"same", False),
+        ("streaming-diloco", 4, b"same", True),
+        ("streaming-diloco", 5, b"same", False),
+        ("streaming-diloco", 0, b"other", False),
+    ],
+)
+def test_versions_fit_where_merges_heal_the_difference(method, step, digest, fits):
+    sync = RunSpec.model_validate(
+        {"run": {"name": "t"}, "sync": {"method": method, "interval": 8, "fragments": 2}}
+    ).sync
+    base = Version(100, (b"same", b"x"))
+    assert Version(100 + step, (digest, b"y")).fits(base, 0, sync) == fits
+
+
+# A trainer
+
+
+async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: Path):
+    spec = spec_of("lowcomm").model_copy(update={"data": RunSpec.model_validate({"run": {"name": "t"}}).data})
+    spec = spec.model_copy(update={"run": spec.run.model_copy(update={"steps": 100_000})})
+    trainers = [TrainerThread() for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        readies = []
+        for number, one in enumerate(trainers):
+            stack.push_async_callback(one.stop)
+            settings = TrainerSettings(
+                spec=spec.canonical().decode(), peer_id=f"p{number}", checkpoints=str(tmp_path / f"c{number}"),
+                data_cache=str(tmp_path / "data"), threads=1,
+            )  # fmt: skip
+            readies.append(await one.start(settings))
+        steps: list[int] = []
+
+        async def follow() -> None:
+            while True:
+                event = await trainers[0].news.get()
+                if event["event"] == "step":
+                    steps.append(event["swarm_step"])
+
+        following = asyncio.create_task(follow())
+        stack.callback(following.cancel)
+        await trainers[0].train(True)
+        await until_async(lambda: asyncio.sleep(0, len(steps) > 5), 60, "it trains")
+        form = StateForm.of(spec.run_id, readies[0].plan, spec.run.steps, readies[0].runs, readies[0].ranges)
+        callee, folder = await stack.enter_async_context(listening(identity(11))), tmp_path / "snapshots"
+        snapshots = Snapshots(folder, lambda: trainers[0].snapshot(str(folder)), lambda: steps[-1], stale=1)
+        callee.fetching = Donor(form, snapshots).serve
+        joiners = []
+        for number in range(12):
+            channels = await stack.enter_async_context(calling(identity(50 + number)))
+            joiners.append(Joiner(channels, tmp_path / f"incoming-{number}", lambda: [callee.info()], form))
+        before, last = len(steps), []
+        for joiner in joiners:
+            joiner.heard = lambda size: last.append(steps[-1])
+        await soon(asyncio.gather(*(joiner.fetch() for joiner in joiners)))
+        assert len(steps) > before + 3, "its steps go on"
+        assert len(set(last)) >= 3, "also while it gives"
+        assert steps == list(range(1, len(steps) + 1)), "and none is left out"
+        assert len(list(folder.iterdir())) <= MAX_SNAPSHOTS
+        ready = await trainers[1].adopt(str(joiners[-1].gathering.folder))
+        assert ready.swarm_step == joiners[-1].gathering.base.swarm_step and ready.steps == 0
+        assert (ready.plan, ready.runs) == (readies[1].plan, readies[1].runs)
+        await trainers[0].train(False)
+        assert abs(await trainers[0].evaluate() - await trainers[1].evaluate()) < 1.0
+
+
+# On disk
+
+
+def test_a_snapshot_that_does_not_fit_leaves_nothing(tmp_path: Path):
+    with pytest.raises(DiskFull):
+        write_snapshot(tmp_path, 1 << 60, iter([b"x"]), lambda digests: b"")
+
+    def broken():
+        yield b"x" * 100
+        raise ProtocolViolation("no more")
+
+    with pytest.raises(ProtocolViolation):
+        write_snapshot(tmp_path, 200, broken(), lambda digests: b"")
+    assert list(tmp_path.iterdir()) == []
