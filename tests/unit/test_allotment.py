@@ -90,6 +90,10 @@ def test_after_a_save_that_failed_the_next_ones_wait_longer_and_longer() -> None
     saving.began()
     assert saving.succeeded() and saving.trouble is None
     saving.began()
+    assert saving.failed("No room.", now) and saving.is_due(20, now + FIRST_PAUSE), "the pauses begin anew"
+    saving.began()
+    assert saving.succeeded()
+    saving.began()
     assert not saving.succeeded()
     assert saving.is_due(20, now) and not saving.is_due(21, now)
 

@@ -101,13 +101,13 @@ async def test_one_that_can_not_be_built_says_so_itself() -> None:
 
 async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "TICK", 0.05)
-    async with supervised("", least_silence=0.5) as (one, told):
+    async with supervised("", least_silence=2.0) as (one, told):
         await one.start(SETTINGS)
         await one.train(True)
         await until_async(lambda: asyncio.sleep(0, len(told) > 5), DEADLINE, "steps")
         await one.train(False)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.5):
+            async with asyncio.timeout(3.0):
                 await one.wait_lost()
         await one.train(True)
         count = len(told)
