@@ -10,9 +10,10 @@ Coded fragments pass through slots of a shared memory file (``arena.py``); only 
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from lowcomm_protocol.pieces import Runs
+if TYPE_CHECKING:  # or what only starts a trainer would load codecs
+    from lowcomm_protocol.pieces import Runs
 
 MAX_LINE = 4 * 1024 * 1024
 PAIR_SLOTS = 2
@@ -89,7 +90,7 @@ class Ready:
     """Step of the checkpoint that was loaded."""
     skipped: tuple[str, ...] = ()
     """Checkpoints that could not be used, and why."""
-    runs: tuple[Runs, ...] = ()
+    runs: "tuple[Runs, ...]" = ()
     """The slices of each fragment, as ``pieces.plan_pieces`` takes them."""
     ranges: bool = False
     """Whether coders have ranges to pass on."""
