@@ -19,7 +19,7 @@ class Told(PairRound):
     """An exchange that only listens to its timers."""
 
     def __init__(self) -> None:
-        super().__init__(SimpleNamespace(peer_id="me"), OFFER, ["a"], [0, 1], called=False)  # pyright: ignore[reportArgumentType]
+        super().__init__(SimpleNamespace(peer_id="me", trainer=None, arena=None), OFFER, ["a"], [0, 1], called=False)  # pyright: ignore[reportArgumentType]
         self.told: list[str] = []
         self.heard = asyncio.Event()
 
