@@ -1,6 +1,6 @@
 """What a flood costs a node: a real swarm of two on loopback, and a hostile client (flooding.py) at one of them.
 
-    python benchmarks/flood.py [--rounds 3] [--seconds 40] [--calls 10000]
+    python benchmarks/flood.py [--rounds 3] [--seconds 20] [--calls 10000]
 
 Phases of equal length take turns: calm, with a process that burns as much as it gets at the same low priority as the client;
 and flood. So both share the processor with a stranger alike, and what is left of the difference is what the node spends. Measured
@@ -45,7 +45,7 @@ def main() -> int:
     """Measure; 1 if memory grows by more or training is slower than promised, or exchanges do not go on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
     parser.add_argument("--calls", type=int, default=10_000, help="in all rounds together")
     parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind, in each flood")
     parser.add_argument("--out", type=Path, default=RESULTS / "flood.json")
@@ -65,10 +65,7 @@ def main() -> int:
 
 def tell(result: dict[str, Any]) -> int:
     """Print what was measured; 1 if it is not what is promised."""
-    print(f"{result['machine']}\nphase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd")
-    for phase in result["phases"]:
-        mib, took = phase["memory"] / MIB, phase["daemon_cpu"]
-        print(f"{phase['kind']:6}  {phase['steps_per_second']:7.2f}  {phase['exchanges']:9}  {mib:11.1f}  {took:12.2f}")
+    print(result["machine"])
     growth, slower = result["growth"], result["slower"]
     fewest = min(phase["exchanges"] for phase in result["phases"] if phase["kind"] == "flood")
     print(f"memory grew by {growth / MIB:.1f} MiB at most; training was {slower:.1%} slower (median of pairs)")
@@ -141,12 +138,10 @@ class Swarm:
         """Calm and flood in turn."""
         self.completed(3)
         # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's.
+        print("phase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd", flush=True)
         warm = self._phase("flood", seconds / 2, calls // 20, connections // 10)
-        phases = [
-            self._phase(kind, seconds, calls // rounds, connections)
-            for _ in range(rounds)
-            for kind in ("calm", "flood")
-        ]
+        kinds = ["calm", "flood"] * rounds
+        phases = [self._phase(kind, seconds, calls // rounds, connections) for kind in kinds]
         pairs = [(phases[i]["steps_per_second"], phases[i + 1]["steps_per_second"]) for i in range(0, len(phases), 2)]
         ends: dict[str, int] = {}
         for phase in phases:
@@ -179,13 +174,15 @@ class Swarm:
             finally:
                 other.kill()
         time.sleep(SETTLE)
-        return {
-            "kind": kind,
-            "daemon_cpu": spent / took,
+        phase = {
+            "kind": kind, "daemon_cpu": spent / took,
             "steps_per_second": (after["trainer"]["steps"] - before["trainer"]["steps"]) / took,
             "exchanges": after["exchanges"]["completed"] - before["exchanges"]["completed"],
             "memory": self.memory(), "peak": peak, "ends": json.loads(told)["ends"] if kind == "flood" else {},
         }  # fmt: skip
+        mib, shown = phase["memory"] / MIB, f"{kind:6}  {phase['steps_per_second']:7.2f}  {phase['exchanges']:9}"
+        print(f"{shown}  {mib:11.1f}  {phase['daemon_cpu']:12.2f}", flush=True)
+        return phase
 
     def _client(self, status: dict[str, Any], seconds: float, calls: int, connections: int) -> list[str]:
         (run,) = (self.homes[0] / "runs").glob("*/run.json")
