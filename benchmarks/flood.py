@@ -2,8 +2,8 @@
 
     python benchmarks/flood.py [--rounds 3] [--seconds 20] [--calls 10000]
 
-Phases of equal length take turns: calm, with a process that burns as much as it gets at the same low priority as the client;
-and flood. So both share the processor with a stranger alike, and what is left of the difference is what the node spends. Measured
+Phases of equal length take turns: calm, with a process that burns as much as the client has of late, at the same low priority; and
+flood. So both share the processor with a stranger alike, and what is left of the difference is what the node spends. Measured
 are the steps of the flooded node in each phase, the exchanges of both nodes that were applied meanwhile (with each other: the
 client's never are), the private memory of its daemon, trainer and p2pd together, and the processor's seconds that daemon and p2pd
 take in a second: on a machine that has nothing to spare, training loses no more than the difference.
@@ -37,8 +37,18 @@ SETTLE = 5.0
 """Seconds between two phases."""
 POLL = 0.5
 NICE = 10
-"""Priority of the client, and of what burns as much as it gets in its place."""
-HOG = "print('ready', flush=True)\nwhile True: pass"
+"""Priority of the client, and of what burns in its place."""
+HOG = """
+import sys, time
+share, period = float(sys.argv[1]), 0.02
+print("ready", flush=True)
+sys.stdin.readline()
+while True:
+    spent, began = time.process_time(), time.monotonic()
+    while time.process_time() - spent < share * period:
+        pass
+    time.sleep(max(0.0, period - (time.monotonic() - began)))
+"""
 
 
 def main() -> int:
@@ -89,6 +99,8 @@ class Swarm:
             often = ("--checkpoint-every", "100000", "--exchange-deadline", "15")
             self._start("lowcomm_node", home.name, "join", "--json", "--peers", door, "--threads", "1", *often)
         self.victim = self.children[1]
+        self.client_share = 1.0
+        """Seconds of a processor that the client took in a second."""
 
     def _start(self, module: str, name: str, *arguments: str) -> None:
         home = self.folder / name
@@ -138,7 +150,7 @@ class Swarm:
         """Calm and flood in turn."""
         self.completed(3)
         # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's.
-        print("phase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd", flush=True)
+        print("phase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd; of the stranger", flush=True)
         warm = self._phase("flood", seconds / 2, calls // 20, connections // 10)
         kinds = ["calm", "flood"] * rounds
         phases = [self._phase(kind, seconds, calls // rounds, connections) for kind in kinds]
@@ -164,24 +176,27 @@ class Swarm:
             try:
                 assert other.stdout.readline() == b"ready\n", "the client has gone"
                 before, spent, began, peak = self.status(), self.spent(), time.monotonic(), self.memory()
+                burnt = sum(psutil.Process(other.pid).cpu_times()[:2])
                 other.stdin.write(b"\n")
                 other.stdin.flush()
                 while time.monotonic() - began < seconds:
                     time.sleep(min(POLL, seconds / 4))
                     peak = max(peak, self.memory())
                 after, spent, took = self.status(), self.spent() - spent, time.monotonic() - began
+                share = (sum(psutil.Process(other.pid).cpu_times()[:2]) - burnt) / took
+                self.client_share = share if kind == "flood" else self.client_share
                 told = b"" if kind == "calm" else other.stdout.readline()
             finally:
                 other.kill()
         time.sleep(SETTLE)
         phase = {
-            "kind": kind, "daemon_cpu": spent / took,
+            "kind": kind, "daemon_cpu": spent / took, "other_cpu": share,
             "steps_per_second": (after["trainer"]["steps"] - before["trainer"]["steps"]) / took,
             "exchanges": after["exchanges"]["completed"] - before["exchanges"]["completed"],
             "memory": self.memory(), "peak": peak, "ends": json.loads(told)["ends"] if kind == "flood" else {},
         }  # fmt: skip
         mib, shown = phase["memory"] / MIB, f"{kind:6}  {phase['steps_per_second']:7.2f}  {phase['exchanges']:9}"
-        print(f"{shown}  {mib:11.1f}  {phase['daemon_cpu']:12.2f}", flush=True)
+        print(f"{shown}  {mib:11.1f}  {phase['daemon_cpu']:12.2f} {share:12.2f}", flush=True)
         return phase
 
     def _client(self, status: dict[str, Any], seconds: float, calls: int, connections: int) -> list[str]:
