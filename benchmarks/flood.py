@@ -168,7 +168,9 @@ class Swarm:
 
     def _phase(self, kind: str, seconds: float, calls: int, connections: int) -> dict[str, Any]:
         command = (
-            [sys.executable, "-c", HOG] if kind == "calm" else self._client(self.status(), seconds, calls, connections)
+            [sys.executable, "-c", HOG, str(self.client_share)]
+            if kind == "calm"
+            else self._client(self.status(), seconds, calls, connections)
         )
         command = ["nice", "-n", str(NICE), *command]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
