@@ -6,6 +6,7 @@ Every input that was ever found to break something is a test of its own, here or
 import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,10 @@ def mutant(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_strangers_send_is_taken_or_refused_in_words_and_nothing_else(name: str):
+def test_what_strangers_send_is_taken_or_refused_in_words_and_nothing_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run, seeds = TARGETS[name].make()
     rng, corpus = random.Random(name), list(seeds)
     for seed in seeds:
