@@ -1,9 +1,9 @@
 """What a flood costs a node: a real swarm of two on loopback, and a hostile client (flooding.py) at one of them.
 
-    python benchmarks/flood.py [--rounds 3] [--seconds 40] [--calls 10000]
+    python benchmarks/flood.py [--rounds 3] [--seconds 20] [--calls 10000]
 
-Phases of equal length take turns: calm, with a process that burns as much as it gets at the same low priority as the client;
-and flood. So both share the processor with a stranger alike, and what is left of the difference is what the node spends. Measured
+Phases of equal length take turns: calm, with a process that burns as much as the client has of late, at the same low priority; and
+flood. So both share the processor with a stranger alike, and what is left of the difference is what the node spends. Measured
 are the steps of the flooded node in each phase, the exchanges of both nodes that were applied meanwhile (with each other: the
 client's never are), the private memory of its daemon, trainer and p2pd together, and the processor's seconds that daemon and p2pd
 take in a second: on a machine that has nothing to spare, training loses no more than the difference.
@@ -37,15 +37,25 @@ SETTLE = 5.0
 """Seconds between two phases."""
 POLL = 0.5
 NICE = 10
-"""Priority of the client, and of what burns as much as it gets in its place."""
-HOG = "print('ready', flush=True)\nwhile True: pass"
+"""Priority of the client, and of what burns in its place."""
+HOG = """
+import sys, time
+share, period = float(sys.argv[1]), 0.02
+print("ready", flush=True)
+sys.stdin.readline()
+while True:
+    spent, began = time.process_time(), time.monotonic()
+    while time.process_time() - spent < share * period:
+        pass
+    time.sleep(max(0.0, period - (time.monotonic() - began)))
+"""
 
 
 def main() -> int:
     """Measure; 1 if memory grows by more or training is slower than promised, or exchanges do not go on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
     parser.add_argument("--calls", type=int, default=10_000, help="in all rounds together")
     parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind, in each flood")
     parser.add_argument("--out", type=Path, default=RESULTS / "flood.json")
@@ -65,10 +75,7 @@ def main() -> int:
 
 def tell(result: dict[str, Any]) -> int:
     """Print what was measured; 1 if it is not what is promised."""
-    print(f"{result['machine']}\nphase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd")
-    for phase in result["phases"]:
-        mib, took = phase["memory"] / MIB, phase["daemon_cpu"]
-        print(f"{phase['kind']:6}  {phase['steps_per_second']:7.2f}  {phase['exchanges']:9}  {mib:11.1f}  {took:12.2f}")
+    print(result["machine"])
     growth, slower = result["growth"], result["slower"]
     fewest = min(phase["exchanges"] for phase in result["phases"] if phase["kind"] == "flood")
     print(f"memory grew by {growth / MIB:.1f} MiB at most; training was {slower:.1%} slower (median of pairs)")
@@ -92,6 +99,8 @@ class Swarm:
             often = ("--checkpoint-every", "100000", "--exchange-deadline", "15")
             self._start("lowcomm_node", home.name, "join", "--json", "--peers", door, "--threads", "1", *often)
         self.victim = self.children[1]
+        self.client_share = 1.0
+        """Seconds of a processor that the client took in a second."""
 
     def _start(self, module: str, name: str, *arguments: str) -> None:
         home = self.folder / name
@@ -141,12 +150,10 @@ class Swarm:
         """Calm and flood in turn."""
         self.completed(3)
         # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's.
+        print("phase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd; of the stranger", flush=True)
         warm = self._phase("flood", seconds / 2, calls // 20, connections // 10)
-        phases = [
-            self._phase(kind, seconds, calls // rounds, connections)
-            for _ in range(rounds)
-            for kind in ("calm", "flood")
-        ]
+        kinds = ["calm", "flood"] * rounds
+        phases = [self._phase(kind, seconds, calls // rounds, connections) for kind in kinds]
         pairs = [(phases[i]["steps_per_second"], phases[i + 1]["steps_per_second"]) for i in range(0, len(phases), 2)]
         ends: dict[str, int] = {}
         for phase in phases:
@@ -161,7 +168,9 @@ class Swarm:
 
     def _phase(self, kind: str, seconds: float, calls: int, connections: int) -> dict[str, Any]:
         command = (
-            [sys.executable, "-c", HOG] if kind == "calm" else self._client(self.status(), seconds, calls, connections)
+            [sys.executable, "-c", HOG, str(self.client_share)]
+            if kind == "calm"
+            else self._client(self.status(), seconds, calls, connections)
         )
         command = ["nice", "-n", str(NICE), *command]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -169,23 +178,28 @@ class Swarm:
             try:
                 assert other.stdout.readline() == b"ready\n", "the client has gone"
                 before, spent, began, peak = self.status(), self.spent(), time.monotonic(), self.memory()
+                burnt = sum(psutil.Process(other.pid).cpu_times()[:2])
                 other.stdin.write(b"\n")
                 other.stdin.flush()
                 while time.monotonic() - began < seconds:
                     time.sleep(min(POLL, seconds / 4))
                     peak = max(peak, self.memory())
                 after, spent, took = self.status(), self.spent() - spent, time.monotonic() - began
+                share = (sum(psutil.Process(other.pid).cpu_times()[:2]) - burnt) / took
+                self.client_share = share if kind == "flood" else self.client_share
                 told = b"" if kind == "calm" else other.stdout.readline()
             finally:
                 other.kill()
         time.sleep(SETTLE)
-        return {
-            "kind": kind,
-            "daemon_cpu": spent / took,
+        phase = {
+            "kind": kind, "daemon_cpu": spent / took, "other_cpu": share,
             "steps_per_second": (after["trainer"]["steps"] - before["trainer"]["steps"]) / took,
             "exchanges": after["exchanges"]["completed"] - before["exchanges"]["completed"],
             "memory": self.memory(), "peak": peak, "ends": json.loads(told)["ends"] if kind == "flood" else {},
         }  # fmt: skip
+        mib, shown = phase["memory"] / MIB, f"{kind:6}  {phase['steps_per_second']:7.2f}  {phase['exchanges']:9}"
+        print(f"{shown}  {mib:11.1f}  {phase['daemon_cpu']:12.2f} {share:12.2f}", flush=True)
+        return phase
 
     def _client(self, status: dict[str, Any], seconds: float, calls: int, connections: int) -> list[str]:
         (run,) = (self.homes[0] / "runs").glob("*/run.json")

@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -161,8 +162,12 @@ def main() -> int:
     if unknown:
         parser.error(f"no such target: {', '.join(unknown)}; there are {', '.join(names())}")
     print(f"{'target':18} {'executions':>11} {'edges':>6} {'corpus':>6} {'seconds':>7}  finding", flush=True)
-    crashed = 0
-    with ThreadPoolExecutor(arguments.processes) as pool:
+    crashed, shared = 0, Path("/dev/shm")
+    with (
+        tempfile.TemporaryDirectory(prefix="lowcomm-fuzz-", dir=shared if shared.is_dir() else None) as scratch,
+        ThreadPoolExecutor(arguments.processes) as pool,
+    ):
+        tempfile.tempdir = scratch
         chosen = arguments.target or names()
         for found in pool.map(lambda name: fuzz_in_child(name, arguments.seconds, arguments.seed), chosen):
             print(found.line(), flush=True)

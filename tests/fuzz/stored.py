@@ -32,9 +32,8 @@ META = {
 
 
 def folder() -> Path:
-    """A folder in memory, where there is one; its process ends by a signal, so the last one is left to the system."""
-    shared = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="lowcomm-fuzz-", dir=shared if shared.is_dir() else None))
+    """A folder where whoever fuzzes has set ``tempfile.tempdir``, and cleans up."""
+    return Path(tempfile.mkdtemp(prefix="lowcomm-fuzz-"))
 
 
 @target
@@ -235,4 +234,9 @@ def adopted_meta() -> Made:
             return
         assert 7 <= one.clock.step <= 1000
 
-    return run, [json.dumps(meta).encode() for meta in (META, META | {"usual": [0.5]}, META | {"progress": []})]
+    counters = META["progress"][0]
+    bad = [
+        {"progress": []}, {"progress": None}, {"progress": [{}]}, {"progress": [counters | {"version": "1"}]}, {"swarm_step": 1001},
+        {"progress": [counters | {"version": -1}]}, {"swarm_step": 4.5}, {"tokens": True}, {"steps": 1 << 60}, {"swarm_step": None},
+    ]  # fmt: skip
+    return run, [json.dumps(META | change).encode() for change in ({}, {"usual": [0.5]}, *bad)]

@@ -84,7 +84,7 @@ async def test_a_contribution_that_drips_is_given_up_long_before_the_deadline(ca
         await say(stream, announced(puppet.content))
         entry = await soon(node.ended())
         assert "too slowly for the deadline" in entry["reason"] + str(entry["left_out"])
-        assert entry["seconds"] < 3.5
+        assert entry["seconds"] < 3.0
         assert score(node, puppet) == 0.8
         await hear_end(stream)
 

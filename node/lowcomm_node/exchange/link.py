@@ -26,7 +26,7 @@ MAX_REASON = 200
 """Characters of a reason to give up."""
 LEAST_CHUNK, FREE_CHUNKS = 1024, 64
 """Chunks of a content have so many bytes on average, but for the first few: each costs us as much work as a large one."""
-PACE_TIME, PACE_SHARE = 0.5, 0.25
+PACE_TIME, PACE_SHARE = 0.25, 0.1
 """When so much of the time that a content has is over, so much of it must have come."""
 
 
