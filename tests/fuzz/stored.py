@@ -1,28 +1,27 @@
 """Files and requests: what a donor hands over, what the home keeps, what the loopback API is asked, what owners write."""
 
 import json
-import struct
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from machines import drive
-from target import Made, cut, join, target
+from target import Made, cut, fit, join, target
 
 from lowcomm_node.control import server
 from lowcomm_node.discovery import known
 from lowcomm_node.durable import _seal
 from lowcomm_node.errors import CheckpointError, ConfigError
-from lowcomm_node.exchange.fetch import Fetcher
-from lowcomm_node.manifest import MANIFEST, read_manifest, write_checkpoint
+from lowcomm_node.manifest import MANIFEST, write_checkpoint
+from lowcomm_node.manifest import read_manifest as read_checkpoint
 from lowcomm_node.settings import NodeSettings, change_settings, load_settings
-from lowcomm_node.state_file import expected_of, read_foreign_state, write_state
-from lowcomm_node.trainer import state
 from lowcomm_node.units import read_rate, read_size, write_rate, write_size
-from lowcomm_protocol.clock import SwarmClock
-from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.pieces import read_piece
+from lowcomm_protocol.snapshot import Manifest, StateForm, read_manifest
 
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4), "b.c": torch.ones(2)}
 META = {
@@ -36,34 +35,52 @@ def folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="lowcomm-fuzz-"))
 
 
+FORM = StateForm.of("ab" * 32, "cd" * 32, 1000, [[(300, True), (100, False)], [(256, True)]], True)
+
+
 @target
-def state_file() -> Made:
-    path = folder() / "weights.safetensors"
-    expected = expected_of(TENSORS)
+def snapshot_manifest() -> Made:
+    """What a donor says of its state: a late peer believes it, or refuses it."""
+    digests, slow = tuple(bytes([n]) * 32 for n in range(len(FORM.pieces))), (b"s" * 32,) * 2
+    whole = Manifest(40, 20, (1, 2), slow, (0.5, 0.25), digests).to_bytes(FORM)
 
     def run(data: bytes) -> None:
-        path.write_bytes(data)
         try:
-            found = read_foreign_state(path, expected, "a peer")
-        except CheckpointError as error:
+            found = read_manifest(data, FORM)
+        except ProtocolViolation as error:
             assert len(str(error)) < 2000
             return
-        assert expected_of(found) == expected and all(bool(one.isfinite().all()) for one in found.values())
+        assert found.swarm_step <= FORM.steps and len(found.digests) == len(FORM.pieces)
+        assert all(0.0 <= usual < 1e6 for usual in found.usual)
 
-    write_state(path, TENSORS)
-    whole = path.read_bytes()
-    (size,) = struct.unpack("<Q", whole[:8])
-    header = json.loads(whole[8 : 8 + size])
-    header["a"]["shape"] = [4, 3]
-    other = json.dumps(header).encode().ljust(size)
-    return run, [whole, whole[: 8 + size], struct.pack("<Q", len(other)) + other + whole[8 + size :]]
+    far = Manifest(1001, 1 << 30, (1 << 60, 2), slow, (float("nan"), -1.0), digests).to_bytes(FORM)
+    return run, [whole, whole[:-7], far, whole + whole]
+
+
+@target
+def piece() -> Made:
+    """A piece of a donor's state."""
+    kinds = FORM.pieces
+
+    def run(data: bytes) -> None:
+        one = kinds[data[0] % len(kinds)] if data else kinds[0]
+        body = data[1:] if data[:1] > b"\xf0" else fit(data[1:], one.size)
+        try:
+            values = read_piece(one, body)
+        except ProtocolViolation as error:
+            assert len(str(error)) < 2000
+            return
+        assert all(bool(np.isfinite(vector).all()) for vector in values.vectors)
+        assert not values.second.size or values.second.min() >= 0
+
+    numbers = np.linspace(0.0, 1.0, max(one.size for one in kinds) // 4, dtype="<f4").tobytes()
+    return run, [bytes([n]) + numbers for n in range(len(kinds))] + [b"\xff" + numbers[:40], b"\0" + b"\xff" * 64]
 
 
 @target
 def manifest() -> Made:
-    """A donor's manifest, whose digest it can make itself; and bytes as they are."""
+    """The manifest of a checkpoint of ours, whose digest is right or not."""
     home = folder()
-    fetcher = Fetcher(None, home, 1000, lambda part, have, size: None)  # type: ignore[arg-type]
 
     def run(data: bytes) -> None:
         path = home / MANIFEST
@@ -74,13 +91,9 @@ def manifest() -> Made:
             except (ValueError, TypeError, RecursionError):
                 return
         try:
-            step = int(json.loads(path.read_bytes())["content"]["step"])
-            info = read_manifest(home, step)
-            fetcher._check_sizes(info)
+            info = read_checkpoint(home, 40)
         except CheckpointError as error:
             assert len(str(error)) < 2000
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-            return  # as the fetcher has it
         else:
             assert all("/" not in file.name for file in info.parts)
 
@@ -113,7 +126,11 @@ def control_body() -> Made:
             assert type(peer) is str
             return {}
 
-        def request_stop(self) -> None: ...
+        def request_stop(self, now: bool) -> None:
+            assert type(now) is bool
+
+        def pause(self, seconds: float | None) -> None:
+            assert seconds is None or 0 < seconds < float("inf")
 
         def request_finish(self) -> None: ...
 
@@ -121,7 +138,7 @@ def control_body() -> Made:
             return []
 
     api = server.ControlServer(Node(), settings.home / "control.json")  # type: ignore[arg-type]
-    handlers = [api._limits, api._stop, api._generate, api._doctor, api._ping, api._rounds]
+    handlers = [api._limits, api._stop, api._generate, api._doctor, api._ping, api._rounds, api._pause]
     headers = {"authorization": f"Bearer {api._token}"}
 
     def run(data: bytes) -> None:
@@ -207,36 +224,3 @@ def known_doors() -> Made:
         "named": True,
     }
     return run, [json.dumps({"version": known._VERSION, "doors": [door] * number}).encode() for number in range(3)]
-
-
-@target
-def adopted_meta() -> Made:
-    """What a donor says about its state beside the tensors: a late peer takes it over, or refuses it."""
-    state._load = lambda replica, parts, foreign=False: None  # of tensors, which state-file has
-    run_settings = SimpleNamespace(steps=1000)
-    spec = SimpleNamespace(run_id=META["run_id"], run=run_settings, sync=SimpleNamespace(interval=20))
-
-    def run(data: bytes) -> None:
-        try:
-            meta = json.loads(data)
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(meta, dict):
-            return  # as read_manifest has it
-        one: Any = SimpleNamespace(
-            spec=spec, plan=SimpleNamespace(digest=META["plan"], fragments=[None]), usual=[None], clock=SwarmClock(7),
-            steps=3, tokens=5, captures={}, schedule=SyncSchedule(20, [FragmentProgress()]),
-        )  # fmt: skip
-        try:
-            state.adopt(one, {}, meta)
-        except CheckpointError:
-            assert one.clock.step == 7, "a state that is refused has left something behind"
-            return
-        assert 7 <= one.clock.step <= 1000
-
-    counters = META["progress"][0]
-    bad = [
-        {"progress": []}, {"progress": None}, {"progress": [{}]}, {"progress": [counters | {"version": "1"}]}, {"swarm_step": 1001},
-        {"progress": [counters | {"version": -1}]}, {"swarm_step": 4.5}, {"tokens": True}, {"steps": 1 << 60}, {"swarm_step": None},
-    ]  # fmt: skip
-    return run, [json.dumps(META | change).encode() for change in ({}, {"usual": [0.5]}, *bad)]

@@ -3,19 +3,24 @@
 from types import SimpleNamespace
 from typing import Any
 
-from lowcomm_node.daemon import Daemon
+from lowcomm_node.catching_up import CatchingUp
+
+NOTHING: Any = None
+OWN = 100
 
 
-def donors(*claims: int, distrusted: tuple[int, ...] = ()) -> list[int]:
-    """The claims of those that may be donors, of peers that claim these swarm steps."""
+def donors(*claims: int, distrusted: tuple[int, ...] = (), drifted: bool = False) -> list[int]:
+    """The claims of those that are asked, of peers that claim these swarm steps."""
     infos = [SimpleNamespace(peer_id=f"peer{number}", swarm_step=claim) for number, claim in enumerate(claims)]
-
-    def supports(peer_id: str, claim: int) -> bool:
-        return claim <= max([0, *(one.swarm_step for one in infos if one.peer_id != peer_id)]) + 200
-
-    exchanger = SimpleNamespace(supports=supports, trusts=lambda peer: int(peer.removeprefix("peer")) not in distrusted)
-    node: Any = SimpleNamespace(exchanger=exchanger, membership=SimpleNamespace(donors=lambda: infos))
-    return [one.swarm_step for one in Daemon._donors(node)]
+    run: Any = SimpleNamespace(
+        spec=SimpleNamespace(sync=SimpleNamespace(interval=20, consensus=1.0, fragments=1, group=2))
+    )
+    membership: Any = SimpleNamespace(donors=lambda: infos)
+    catching_up = CatchingUp(
+        run=run, trainer=NOTHING, channels=NOTHING, membership=membership, down=NOTHING, allotment=NOTHING, folder=NOTHING,
+        trusts=lambda peer: int(peer.removeprefix("peer")) not in distrusted, show=NOTHING, warn=NOTHING, tell=NOTHING,
+    )  # fmt: skip
+    return sorted((one.swarm_step for one in catching_up._donors(OWN, drifted)), reverse=True)
 
 
 def test_who_claims_what_nobody_comes_near_to_is_no_donor():
@@ -28,3 +33,8 @@ def test_one_alone_is_believed_for_every_late_peer_of_a_pair_is_in_that_place():
 
 def test_who_is_left_out_is_no_donor():
     assert donors(5000, 4990, 4980, distrusted=(0,)) == [4990, 4980]
+
+
+def test_who_is_where_the_others_are_needs_no_donor_unless_it_has_drifted():
+    assert donors(OWN, OWN + 20, OWN - 20) == []
+    assert donors(OWN, OWN + 20, OWN - 20, drifted=True) == [OWN + 20, OWN, OWN - 20]

@@ -33,6 +33,8 @@ class Strangers:
         self._most_of_one, self._most = most_of_one, most
         self._known: OrderedDict[Place, None] = OrderedDict()
         self._since: dict[Place, float] = {}
+        self._ending: set[Place] = set()
+        """Ended, but gRPC has not closed them yet."""
         self.ended = 0
 
     def vouch(self, place: Place) -> None:
@@ -66,8 +68,10 @@ class Strangers:
                     connection.close()
                 else:
                     there[place] = connection
-            for place in self.surplus(there, monotonic()):
+            self._ending &= set(there)
+            for place in self.surplus(set(there) - self._ending, monotonic()):
                 self.ended += 1
+                self._ending.add(place)
                 try:
                     there[place].shutdown(socket.SHUT_RDWR)
                 except OSError:  # it has ended meanwhile
