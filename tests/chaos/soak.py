@@ -29,6 +29,7 @@ import psutil
 from invariants import Events, violations
 from kit import Node, Swarm
 
+from lowcomm_node.checkpoint import CheckpointStore
 from waiting import until
 
 INTERVAL = 20
@@ -82,6 +83,8 @@ class Soak:
         self.swarm, self.random = swarm, Random(f"soak:{seed}")
         self.peers = [Peer(f"node{number}") for number in range(nodes)]
         self.happened = Counter[str]()
+        self.damaged: list[str] = []
+        """Checkpoints of killed nodes that could not be used."""
         self.server = swarm.bootstrap("--run", str(swarm.spec(evaluate_every=evaluate_every)))
         self.began = time.monotonic()
 
@@ -138,6 +141,7 @@ class Soak:
         peer.node.child.wait(30)
         peer.kills += 1
         self._note("killed", peer.name)
+        self.damaged += damaged_checkpoints(peer.node.home)
 
     def _stop(self, peer: Peer) -> None:
         assert peer.node is not None
@@ -235,6 +239,12 @@ class Soak:
         return found
 
 
+def damaged_checkpoints(home: Path) -> list[str]:
+    """What is wrong with the checkpoints of a home; every bit is read."""
+    stores = [CheckpointStore(folder, keep=3) for folder in home.glob("runs/*/checkpoints")]
+    return [problem for store in stores for step in store.steps() for problem in store.verify(step)]
+
+
 def undisturbed(folder: Path, nodes: int, steps: int) -> float:
     """Mean held-out loss of a swarm of as many nodes that nobody disturbs, at so many steps of each."""
     folder.mkdir()
@@ -273,7 +283,7 @@ def soak(folder: Path, minutes: float, nodes: int, seed: int) -> dict[str, Any]:
         run.disturb(60 * minutes)
         survivors = run.settle()
         apart = run.apart()
-        broken = [*violations(run.told(), run.killed()), *run.grown()]
+        broken = [*violations(run.told(), run.killed()), *run.grown(), *run.damaged]
         private = [peer.samples[-1]["private"] for peer in run.peers if peer.samples]
     finally:
         swarm.close()

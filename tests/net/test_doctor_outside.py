@@ -29,6 +29,7 @@ def examine(host: Host, home: Path, *addresses: str) -> dict[str, dict[str, Any]
     return {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
+@pytest.mark.soak  # most of a minute; what doctor makes of such sights is in tests/unit/test_doctor_findings.py
 def test_a_home_and_a_public_host_are_told_apart(lab: Lab, tmp_path: Path) -> None:
     address = serve(lab.public("server"), tmp_path)
     home, public = lab.home("home", nat=Nat.PORT_RESTRICTED), lab.public("public")

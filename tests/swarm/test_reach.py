@@ -19,6 +19,7 @@ def id_of(node: Node) -> str:
     return node.until(bool, "answering")["peer_id"]
 
 
+@pytest.mark.soak  # a minute; tunnels between homes are in tests/net/test_holes.py
 def test_a_node_whose_address_is_dead_exchanges_through_tunnels_and_says_so(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec("noloco")))
     a, b = swarm.node("a"), swarm.node("b", "--announce", "127.0.0.1:1")
