@@ -402,9 +402,7 @@ class Daemon:
         while not await self._is_over():
             await self.exchanger.close("copies the state of a peer", 0.0)
             await self.supervisor.train(False)
-            self._warn(
-                "most peers leave us out, for our weights have drifted away from theirs: copying the state of one"
-            )
+            self._warn("we have drifted too far from most peers for exchanges to bring us back: copying their state")
             await self._sync_and_train("back to the swarm", drifted=True)
         await self._conclude()
         self._enter("finished", "the run is over: serving its state to others" if self.settings.stay else None)

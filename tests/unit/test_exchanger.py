@@ -298,6 +298,16 @@ async def test_an_exchange_keeps_to_the_limits_of_its_owner():
         assert (await other.ended())["outcome"] == "applied"
 
 
+async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
+    async with swarm(4) as one:
+        node, *others = one.nodes
+        for behind, other in enumerate(others):
+            assert node.exchanger.has_drifted is (behind == 2), f"{behind} of 3 are far ahead"
+            node.knows(other, swarm_step=11 * INTERVAL)
+        node.exchanger.swarm_step = INTERVAL
+        assert not node.exchanger.has_drifted, "a merge heals that"
+
+
 async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
     async with swarm(4) as one:
         node, *others = one.nodes

@@ -196,15 +196,18 @@ class Exchanger:
 
     @property
     def has_drifted(self) -> bool:
-        """Whether most peers leave us out, and have for a while: what we bring is too far from what they hold by now.
+        """Whether we are too far from most peers for exchanges to bring us back: nothing but a copy of their state does.
 
-        It only gets further, the longer we train alone. Nothing but a copy of their state brings us back.
+        Either they leave us out, and have for a while: what we bring is implausible, and the more so the longer we train
+        alone. Or they are far ahead, for this machine slept: what they bring is implausible to us.
         """
-        training = {info.peer_id for info in self.roster.in_phase(Phase.TRAINING, time())}
-        alone = self.schedule.steps_alone(self.steps)
-        return alone >= DRIFTED * self.spec.sync.interval and 2 * len(training & self.history.left_out_by) > len(
-            training
-        )
+        training = self.roster.in_phase(Phase.TRAINING, time())
+        far = self.swarm_step + largest_jump(self.spec.sync.interval)
+        ahead = [info for info in training if info.swarm_step > far]
+        left_out = [info for info in training if info.peer_id in self.history.left_out_by]
+        if self.schedule.steps_alone(self.steps) < DRIFTED * self.spec.sync.interval:
+            left_out = []
+        return 2 * max(len(ahead), len(left_out)) > len(training)
 
     def _seconds(self, fragment: int, streams: int) -> int:
         """How long contents of an exchange may take at the rates that our owner allows, which so many share; 0: no limit."""
