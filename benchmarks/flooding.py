@@ -191,17 +191,29 @@ class Flood:
         """Exchanges that are accepted, and then drip, or announce what can't be."""
         stub, keeper, number = ExchangeStub(self.channel()), Gatekeeper(self.quiet, self.spec.run_id, time.time), 0
         await self._introduce(stub, self.quiet)
-        request, told = pb.FetchRequest(part="manifest"), b""
-        async for chunk in stub.Fetch(request, metadata=keeper.credential_for(self.callee), timeout=30):
-            told += chunk.data
-        meta = json.loads(told)["content"]["meta"]
+        state = await self._manifest(stub, keeper)
         while not self.over:
             number += 1
             call = stub.Swap(metadata=keeper.credential_for(self.callee), timeout=60)
-            offer = self.offer(meta["plan"], meta["swarm_step"])
+            offer = self.offer(state.plan.hex(), state.swarm_step)
             await self._count("drip", lambda call=call, number=number, offer=offer: self._drip(call, offer, number))
             call.cancel()
             await asyncio.sleep(0.1)
+
+    async def _manifest(self, stub: Any, keeper: Gatekeeper) -> pb.Manifest:
+        """What a joiner is told of the callee's state."""
+        call = stub.Fetch(metadata=keeper.credential_for(self.callee), timeout=60)
+        await call.write(pb.FetchRequest(enter=pb.Enter()))
+        told, size = b"", None
+        while size is None or len(told) < size:
+            reply = await call.read()
+            kind = reply.WhichOneof("kind") if isinstance(reply, pb.FetchReply) else "end"
+            if kind == "end":
+                raise RuntimeError(f"no manifest came: {await call.details()}")
+            size = reply.opened.size if kind == "opened" else size
+            told += reply.chunk.data
+        call.cancel()
+        return pb.Manifest.FromString(told)
 
     async def _drip(self, call: Any, offer: Offer, number: int) -> None:
         await call.write(pb.Frame(hello=offers.to_message(offer)))
@@ -237,11 +249,17 @@ class Flood:
         stub = ExchangeStub(self.channel())
         unread = []
         while not self.over:
-            request = pb.FetchRequest(part="weights", snapshot=1 << 60, offset=(1 << 64) - 1)
-            call = stub.Fetch(request, metadata=self.metadata(), timeout=30)
+            call = stub.Fetch(metadata=self.metadata(), timeout=30)
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(pb.FetchRequest(enter=pb.Enter()))
+                await call.write(pb.FetchRequest(wanted=pb.Wanted(piece=(1 << 32) - 1, offset=(1 << 64) - 1)))
+                while isinstance(await call.read(), pb.FetchReply):
+                    pass
             self.ends[f"absurd fetch: {(await call.code()).name}"] += 1
             if len(unread) < 30:
-                unread.append(stub.Fetch(pb.FetchRequest(part="manifest"), metadata=self.metadata(), timeout=60))
+                unread.append(stub.Fetch(metadata=self.metadata(), timeout=60))
+                with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                    await unread[-1].write(pb.FetchRequest(enter=pb.Enter()))
             await asyncio.sleep(0.5)
 
     async def _ping(self) -> None:
