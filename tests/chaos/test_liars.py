@@ -24,8 +24,11 @@ REFUSED = tuple(lie for lie in LIES if lie not in ("flipped", "stale"))
 
 def loss_at(node: Node, steps: int) -> float:
     """What a node measured at so many steps of its own."""
-    node.until(lambda s: s["trainer"]["steps"] >= steps, f"{steps} steps", deadline=240)
-    return float(next(event["loss"] for event in node.events("evaluated") if event["steps"] >= steps))
+
+    def measured() -> list[dict[str, Any]]:
+        return [event for event in node.events("evaluated") if event["steps"] >= steps]
+
+    return float(until(measured, 240, f"held-out loss after {steps} steps")[0]["loss"])
 
 
 def seen_by(node: Node, peer_id: str) -> dict[str, Any]:
