@@ -34,8 +34,9 @@ MIB = 2**20
 MAX_GROWTH, MAX_SLOWER = 64 * MIB, 0.10
 START = 120.0
 SETTLE = 5.0
-"""Seconds between two phases."""
+"""Seconds between two phases: what a flood has left behind (connections, calls that run out) must not count as calm."""
 POLL = 0.5
+"""Seconds between two looks at memory, whose peak nothing tells, or at a node's count of exchanges."""
 NICE = 10
 """Priority of the client, and of what burns in its place."""
 HOG = """
@@ -47,7 +48,7 @@ while True:
     spent, began = time.process_time(), time.monotonic()
     while time.process_time() - spent < share * period:
         pass
-    time.sleep(max(0.0, period - (time.monotonic() - began)))
+    time.sleep(max(0.0, period - (time.monotonic() - began)))  # idle for the rest of each period
 """
 
 

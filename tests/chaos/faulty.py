@@ -21,6 +21,7 @@ from disguised import run
 from faults import Boundary, Fault, Injector, Kind, Plan
 
 FOREVER = 1e6
+"""Seconds. What sleeps here is the fault itself: a delay, or a stall that somebody else must end."""
 
 
 class Injection:

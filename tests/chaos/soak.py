@@ -40,6 +40,8 @@ KILLED = 0.6
 """Share of disturbances that are a SIGKILL; a third of the rest are a SIGSTOP for a while, the others starts."""
 STOPPED = (2.0, 20.0)
 """Seconds that a stopped node stands still."""
+LOOK = 1.0
+"""Seconds between two samples of memory, and between two looks at what is due: it is due by the clock."""
 SETTLE = 120.0
 """Seconds for the survivors to come together at the end."""
 GROWTH = 1.1
@@ -117,7 +119,7 @@ class Soak:
                 due = time.monotonic() + self.random.uniform(*PAUSE)
             self._wake()
             self._sample()
-            time.sleep(1.0)  # between two looks: nothing tells when the next is due
+            time.sleep(LOOK)
 
     def _one_disturbance(self) -> None:
         running, dead = [p for p in self.peers if p.alive and not p.wakes], [p for p in self.peers if not p.alive]

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 STEP = 0.01
+"""Seconds of a step: its work is to take time."""
 
 
 def main() -> None:

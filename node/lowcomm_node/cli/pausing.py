@@ -13,7 +13,7 @@ from lowcomm_node.units import read_duration
 
 DEADLINE = 90.0
 POLL = 0.2
-"""Seconds between two looks at the status."""
+"""Seconds between two looks at the status: no event tells that the trainer's process has ended."""
 
 
 def register(app: typer.Typer) -> None:

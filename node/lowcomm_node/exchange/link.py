@@ -157,16 +157,8 @@ class Link:
 class PairLink(Link):
     """The stream of a pair."""
 
-    def __init__(
-        self,
-        peer: str,
-        stream: Stream,
-        bandwidth: Bandwidth | None = None,
-        time_left: Callable[[], float] = lambda: inf,
-    ) -> None:
-        super().__init__(peer, stream, bandwidth, time_left)
-        self._again: Again | None = None
-        self._whole = self._resent = False
+    _again: Again | None = None
+    _whole = _resent = False
 
     @property
     def has_come(self) -> bool:
