@@ -529,6 +529,8 @@ class Daemon:
         if copied is not None:
             self.ready = copied
             self._take_over(copied)
+        elif drifted:
+            self.exchanger.endure_drift()
 
     def _show(self, waiting: str) -> None:
         self.waiting = waiting

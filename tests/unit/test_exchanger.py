@@ -11,7 +11,7 @@ from scripted import SIZE, ScriptedTrainer
 
 from lowcomm_node.errors import TrainerLost
 from lowcomm_node.exchange import offers
-from lowcomm_node.exchange.exchanger import SLACK
+from lowcomm_node.exchange.exchanger import ENDURED, SLACK
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.roster import Roster
@@ -306,6 +306,17 @@ async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
             node.knows(other, swarm_step=11 * INTERVAL)
         node.exchanger.swarm_step = INTERVAL
         assert not node.exchanger.has_drifted, "a merge heals that"
+
+
+async def test_a_drift_that_nobody_helps_with_does_not_keep_a_node_from_training():
+    async with swarm(2) as one:
+        node, other = one.nodes
+        node.knows(other, swarm_step=11 * INTERVAL)
+        assert node.exchanger.has_drifted
+        node.exchanger.endure_drift()
+        assert not node.exchanger.has_drifted and not node.exchanger.drifted.is_set()
+        node.exchanger.steps += ENDURED * INTERVAL
+        assert node.exchanger.has_drifted, "it asks again"
 
 
 async def test_whom_most_peers_leave_out_for_a_while_has_drifted():

@@ -43,6 +43,8 @@ SLACK = 1.5
 
 DRIFTED = 2
 """Intervals without an exchange after which peers that leave us out are believed."""
+ENDURED = 50
+"""Intervals of training before we look again whether we have drifted, where nobody could hand over a state."""
 
 
 class Exchanger:
@@ -79,6 +81,8 @@ class Exchanger:
         self._tell = tell
         self._refused: tuple[int, int] | None = None
         """The fragment whose exchange was not begun of late, as it would take too long, and how many would share the link."""
+        self._endured_until = 0
+        """Own steps until which a drift is none of our business."""
         self.drifted = asyncio.Event()
         """Set when an exchange has ended while ``has_drifted``."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -93,6 +97,7 @@ class Exchanger:
         """
         self.ready, self._trainer = ready, trainer
         self.history.left_out_by.clear()
+        self._endured_until = 0
         self.drifted.clear()
         self.swarm_step, self.steps, self.tokens = ready.swarm_step, ready.steps, ready.tokens
         progress = [FragmentProgress(**counters) for counters in ready.progress]
@@ -201,6 +206,8 @@ class Exchanger:
         Either they leave us out, and have for a while: what we bring is implausible, and the more so the longer we train
         alone. Or they are far ahead, for this machine slept: what they bring is implausible to us.
         """
+        if self.steps < self._endured_until:
+            return False
         training = self.roster.in_phase(Phase.TRAINING, time())
         far = self.swarm_step + largest_jump(self.spec.sync.interval)
         ahead = [info for info in training if info.swarm_step > far]
@@ -208,6 +215,11 @@ class Exchanger:
         if self.schedule.steps_alone(self.steps) < DRIFTED * self.spec.sync.interval:
             left_out = []
         return 2 * max(len(ahead), len(left_out)) > len(training)
+
+    def endure_drift(self) -> None:
+        """Nobody could hand over a state: train on as we are, or we would ask again and again instead of training."""
+        self._endured_until = self.steps + ENDURED * self.spec.sync.interval
+        self.drifted.clear()
 
     def _seconds(self, fragment: int, streams: int) -> int:
         """How long contents of an exchange may take at the rates that our owner allows, which so many share; 0: no limit."""
