@@ -68,7 +68,9 @@ class CatchingUp:
         sync = self.run.spec.sync
         if sync.group == 1:
             return []
-        known = [info for info in self.membership.donors() if self.trusts(info.peer_id)]
+        there = self.membership.donors()
+        # To whoever is far away himself, what honest peers bring is implausible: then he may hold it against all of them.
+        known = [info for info in there if self.trusts(info.peer_id)] or (there if drifted else [])
         steps = {info.peer_id: info.swarm_step for info in known}
         # Nobody alone can lead us far ahead of everybody else; but where there is one only, there is no choice.
         believed = [

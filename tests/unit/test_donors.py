@@ -35,6 +35,12 @@ def test_who_is_left_out_is_no_donor():
     assert donors(5000, 4990, 4980, distrusted=(0,)) == [4990, 4980]
 
 
+def test_who_has_left_out_everybody_copies_from_them_all_the_same_if_it_has_drifted():
+    assert donors(5000, 4990, distrusted=(0, 1)) == []
+    assert donors(5000, 4990, distrusted=(0, 1), drifted=True) == [5000, 4990]
+    assert donors(5000, 4990, distrusted=(0,), drifted=True) == [4990], "whom it trusts comes first"
+
+
 def test_who_is_where_the_others_are_needs_no_donor_unless_it_has_drifted():
     assert donors(OWN, OWN + 20, OWN - 20) == []
     assert donors(OWN, OWN + 20, OWN - 20, drifted=True) == [OWN + 20, OWN, OWN - 20]

@@ -304,14 +304,19 @@ async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
         for behind, other in enumerate(others):
             assert node.exchanger.has_drifted is (behind == 2), f"{behind} of 3 are far ahead"
             node.knows(other, swarm_step=11 * INTERVAL)
+        node.step(1)
+        node.exchanger._begin(0)
+        assert node.exchanger.drifted.is_set() and not node.exchanger.running, "nobody is accused of lies"
         node.exchanger.swarm_step = INTERVAL
         assert not node.exchanger.has_drifted, "a merge heals that"
 
 
 async def test_a_drift_that_nobody_helps_with_does_not_keep_a_node_from_training():
-    async with swarm(2) as one:
-        node, other = one.nodes
-        node.knows(other, swarm_step=11 * INTERVAL)
+    async with swarm(3) as one:
+        node, *others = one.nodes
+        node.knows(others[0], swarm_step=11 * INTERVAL)
+        assert not node.exchanger.has_drifted, "one alone may claim what it likes"
+        node.knows(others[1], swarm_step=11 * INTERVAL)
         assert node.exchanger.has_drifted
         node.exchanger.endure_drift()
         assert not node.exchanger.has_drifted and not node.exchanger.drifted.is_set()

@@ -84,7 +84,7 @@ class Exchanger:
         self._endured_until = 0
         """Own steps until which a drift is none of our business."""
         self.drifted = asyncio.Event()
-        """Set when an exchange has ended while ``has_drifted``."""
+        """Set when an exchange is due, or has ended, while ``has_drifted``."""
         self._closing: set[asyncio.Task[None]] = set()
         self.trust = Trust(spec.sync.interval)
         if ready is not None and trainer is not None:
@@ -132,6 +132,9 @@ class Exchanger:
                 self._begin(fragment)
 
     def _begin(self, fragment: int) -> None:
+        if self.has_drifted:
+            self.drifted.set()
+            return  # what they bring would look like lies to us
         if not self._has_room:
             return  # as many are under way as fit; it stays due
         offer = self._offer(fragment, self.schedule.round_of(fragment, self.swarm_step))
@@ -204,13 +207,13 @@ class Exchanger:
         """Whether we are too far from most peers for exchanges to bring us back: nothing but a copy of their state does.
 
         Either they leave us out, and have for a while: what we bring is implausible, and the more so the longer we train
-        alone. Or they are far ahead, for this machine slept: what they bring is implausible to us.
+        alone. Or they are far ahead, as they confirm each other, for this machine slept: what they bring is implausible to us.
         """
         if self.steps < self._endured_until:
             return False
         training = self.roster.in_phase(Phase.TRAINING, time())
         far = self.swarm_step + largest_jump(self.spec.sync.interval)
-        ahead = [info for info in training if info.swarm_step > far]
+        ahead = [one for one in training if one.swarm_step > far and self.supports(one.peer_id, one.swarm_step)]
         left_out = [info for info in training if info.peer_id in self.history.left_out_by]
         if self.schedule.steps_alone(self.steps) < DRIFTED * self.spec.sync.interval:
             left_out = []
