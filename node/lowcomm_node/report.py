@@ -27,6 +27,7 @@ def report(node: "Daemon") -> dict[str, Any]:
     """The status of a node."""
     membership, exchanger = node.membership, node.exchanger
     history = exchanger.history if exchanger else None
+    ready = node.training.ready if node.training else None
     running = [round_.describe(monotonic()) for round_ in exchanger.running.values()] if exchanger else []
     sent = sum(round_["bytes_sent"] for round_ in running)
     received = sum(round_["bytes_received"] for round_ in running)
@@ -35,20 +36,20 @@ def report(node: "Daemon") -> dict[str, Any]:
         "release": release(),
         "pid": os.getpid(),
         "run": _run(node),
-        "phase": node.phase,
-        "waiting": node.waiting or _why_alone(node),
+        "phase": node.bulletin.phase,
+        "waiting": node.bulletin.waiting or _why_alone(node),
         "swarm": node.lifeline.describe() if node.lifeline else None,
         "pause": _pause(node),
         "uptime": monotonic() - node.began,
         "trainer": {
-            "state": node.phase,
+            "state": node.bulletin.phase,
             "pid": node.supervisor.pid,
             "failures": node.supervisor.restarts,
             "last_failure": _last_failure(node),
-            "device": node.ready.device if node.ready else None,
-            "parameters": node.ready.parameters if node.ready else None,
+            "device": ready.device if ready else None,
+            "parameters": ready.parameters if ready else None,
             "total_steps": node.run_.spec.run.steps if node.run_ else None,
-            **{key: _finite(node.progress.get(key)) for key in _PROGRESS},
+            **{key: _finite(node.bulletin.progress.get(key)) for key in _PROGRESS},
         },
         "exchanges_running": running,
         "exchanges": {
@@ -64,12 +65,12 @@ def report(node: "Daemon") -> dict[str, Any]:
         "limits": node.limits(),
         "peers": membership.count() if membership else 0,
         "dht_peers": membership.dht_peers if membership else 0,
-        "checkpoint": node.checkpoint,
+        "checkpoint": node.bulletin.checkpoint,
         "addresses": list(membership.addresses) if membership else [],
         "entry_points": list(membership.entry_points) if membership else [],
         "tunnels": node.channels.tunnels() if node.channels else {},
         "refusals": node.refusals.counts(),
-        "warnings": node.warnings,
+        "warnings": node.bulletin.warnings,
     }
 
 
@@ -135,11 +136,11 @@ def _last_failure(node: "Daemon") -> dict[str, Any] | None:
 
 def _why_alone(node: "Daemon") -> str | None:
     """Training never waits; but if the last exchange was not applied, the owner wants to know why."""
-    if node.phase == "paused" and node.availability.hold is not None:
+    if node.bulletin.phase == "paused" and node.availability.hold is not None:
         return node.availability.hold.text
-    if node.phase == "joining" and node.lifeline is not None:
+    if node.bulletin.phase == "joining" and node.lifeline is not None:
         return node.lifeline.reason
-    if node.phase != "training" or node.exchanger is None or node.run_ is None:
+    if node.bulletin.phase != "training" or node.exchanger is None or node.run_ is None:
         return None
     if node.run_.spec.sync.group == 1:
         return None

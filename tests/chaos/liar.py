@@ -47,24 +47,24 @@ def lie_in_trainer(lie: str) -> None:
 
 def lie_in_daemon(lie: str) -> None:
     """Claims and frames that no honest peer sends."""
-    from lowcomm_node.daemon import Daemon
+    from lowcomm_node.bulletin import Bulletin
     from lowcomm_node.exchange import offers
     from lowcomm_node.exchange.stream import CalleeStream, CallerStream
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
     if lie == "clock":
-        tell, progress = offers.to_message, Daemon._own_progress
+        tell, position = offers.to_message, Bulletin.position
 
         def ahead(offer: Any) -> Any:
             message = tell(offer)
             message.swarm_step += AHEAD
             return message
 
-        def further(daemon: Any) -> tuple[int, int, float]:
-            swarm_step, steps, speed = progress(daemon)
+        def further(bulletin: Any) -> tuple[int, int, float]:
+            swarm_step, steps, speed = position(bulletin)
             return swarm_step + AHEAD, steps, speed
 
-        offers.to_message, Daemon._own_progress = ahead, further
+        offers.to_message, Bulletin.position = ahead, further
 
     def of_other_shape(send: Any) -> Any:
         async def lying(stream: Any, frame: Any) -> None:

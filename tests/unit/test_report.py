@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lowcomm_node.availability.wishes import Hold, Rule
+from lowcomm_node.bulletin import Bulletin
 from lowcomm_node.exchange.history import History, Outcome
 from lowcomm_node.report import report
 from lowcomm_node.supervision.failures import Failure, Kind
@@ -19,12 +20,13 @@ def node(history: History, **progress: Any) -> Any:
     """A node of which only its exchanges and its progress are known."""
     known: defaultdict[str, Any] = defaultdict(lambda: None)
     known |= {
-        "peer_id": "me", "phase": "training", "began": 0.0, "warnings": [], "progress": progress,
+        "peer_id": "me", "began": 0.0, "bulletin": Bulletin(),
         "exchanger": SimpleNamespace(history=history, running={}), "refusals": Refusals(),
         "limits": lambda: {"max_up": None}, "availability": SimpleNamespace(hold=None),
         "supervisor": SimpleNamespace(pid=None, restarts=0, last_failure=None),
     }  # fmt: skip
-    names = ("waiting", "run_", "membership", "channels", "lifeline", "ready", "checkpoint")
+    known["bulletin"].phase, known["bulletin"].progress = "training", progress
+    names = ("run_", "membership", "channels", "lifeline", "training")
     return SimpleNamespace(**known, **dict.fromkeys(names))
 
 
@@ -48,7 +50,7 @@ def test_what_strangers_sent_and_was_not_taken_is_told_by_its_reason():
 def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
     one = node(History())
     assert (report(one)["pause"], report(one)["trainer"]["last_failure"]) == (None, None)
-    one.phase, one.availability.hold = "paused", Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9)
+    one.bulletin.phase, one.availability.hold = "paused", Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9)
     one.supervisor.last_failure = Failure(kind=Kind.HUNG, reason="It hangs.", step=7)
     status = json.loads(json.dumps(report(one)))
     assert status["waiting"] == "paused by its owner until 14:30"

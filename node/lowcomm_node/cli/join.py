@@ -4,13 +4,16 @@ import asyncio
 import json
 import signal
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async
-from lowcomm_node.logs import configure_logs
+from lowcomm_node.logs import configure_logs, log
 from lowcomm_node.trainer.process import TrainerProcess
+
+if TYPE_CHECKING:
+    from lowcomm_node.daemon import Daemon
 
 REFRESH = 0.5
 Text = Annotated[str | None, typer.Option()]
@@ -89,7 +92,7 @@ def join(
     raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), terminal)))
 
 
-async def _join(daemon: Any, terminal: bool) -> int:
+async def _join(daemon: "Daemon", terminal: bool) -> int:
     _finish_on_signal(daemon)
     showing = asyncio.create_task(_show_panel(daemon) if terminal else _print_events(daemon))
     try:
@@ -98,10 +101,12 @@ async def _join(daemon: Any, terminal: bool) -> int:
         # What was told last is still shown.
         await asyncio.wait({showing}, timeout=REFRESH / 5)
         showing.cancel()
-        await asyncio.gather(showing, return_exceptions=True)
+        (outcome,) = await asyncio.gather(showing, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            log.error("join.not_shown", error=repr(outcome))
 
 
-def _finish_on_signal(daemon: Any) -> None:
+def _finish_on_signal(daemon: "Daemon") -> None:
     """First SIGINT or SIGTERM: finish; the second: stop now."""
     loop = asyncio.get_running_loop()
     told: list[int] = []
@@ -117,13 +122,13 @@ def _finish_on_signal(daemon: Any) -> None:
         loop.add_signal_handler(number, on_signal, number)
 
 
-async def _print_events(daemon: Any) -> None:
-    events = daemon.news.subscribe(every_step=False)
+async def _print_events(daemon: "Daemon") -> None:
+    events = daemon.bulletin.subscribe(every_step=False)
     while True:
         print(json.dumps(await events.get()), flush=True)
 
 
-async def _show_panel(daemon: Any) -> None:
+async def _show_panel(daemon: "Daemon") -> None:
     from rich.console import Console
     from rich.live import Live
 

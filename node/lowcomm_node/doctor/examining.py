@@ -35,7 +35,7 @@ async def examine_node(node: "Daemon", peers: Sequence[str]) -> tuple[Finding, .
     case = await _look(settings.home, settings.peers)
     case = replace(case, status=node.status(), members=node.peers())
     if discovery is None:
-        return judge(replace(case, trouble=node.waiting or f"the node is {node.phase}"))
+        return judge(replace(case, trouble=node.bulletin.waiting or f"the node is {node.bulletin.phase}"))
     members = node.membership.roster.alive(time()) if node.membership is not None else ()
     entries = [*peers, *settings.peers, *(entry for info in members for entry in info.entry_points)]
     told = node.membership.addresses if node.membership is not None else ()

@@ -68,7 +68,7 @@ class Handlers(Protocol):
         ...
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
-        """Take in a peer's record, and tell our own."""
+        """Take in a peer's record, and tell our own. Raises RetryLater."""
         ...
 
 
@@ -140,7 +140,12 @@ class ExchangeService:
         with Call(context, self._tunnels) as call:
             peer = await self._authenticate(call)
             with self._turnstile.open(peer):
-                return self._handlers.describe(peer, await self._request(call, pb.Introduction))
+                introduction = await self._request(call, pb.Introduction)
+                try:
+                    return self._handlers.describe(peer, introduction)
+                except RetryLater as error:
+                    await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                    raise
 
     async def Ping(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """How long and how fast is the line?"""

@@ -1,0 +1,333 @@
+"""A node that takes part: turns of training, and what lies between them.
+
+run ──► turn: start the trainer ─► sync ─► train and exchange ─► conclude ──► the run is over
+ ▲       │                          ▲          │
+ │       │                          └─ drifted ┘
+ │       ├─ the owner wants a pause: save, end the trainer, wait ─┐
+ │       └─ the trainer failed: wait a while ─────────────────────┤
+ └────────────────────────────────────────────────────────────────┘
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import monotonic, time
+from typing import Any
+
+from lowcomm_node.allotment import Allotment
+from lowcomm_node.availability.availability import Availability
+from lowcomm_node.bulletin import Bulletin
+from lowcomm_node.catching_up import CatchingUp, state_form
+from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
+from lowcomm_node.exchange.channels import Channels
+from lowcomm_node.exchange.donor import Donor
+from lowcomm_node.exchange.exchanger import Exchanger
+from lowcomm_node.exchange.throttle import Bandwidth
+from lowcomm_node.logs import log
+from lowcomm_node.membership import Membership
+from lowcomm_node.settings import NodeSettings
+from lowcomm_node.snapshots import Snapshots
+from lowcomm_node.supervision.failures import Failures
+from lowcomm_node.supervision.supervisor import Supervisor
+from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_protocol.records import Phase
+from lowcomm_protocol.run import SignedRun
+from lowcomm_protocol.snapshot import tolerated_lag
+
+START_DEADLINE = 300.0
+"""Seconds that a node waits for the peers that a run begins with; then it begins with those that are there."""
+PAUSE_PATIENCE = 5.0
+"""Seconds for exchanges that are under way to end when the owner pauses the node."""
+NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
+
+
+class Training:
+    """All turns of one node in one run."""
+
+    def __init__(
+        self,
+        *,
+        settings: NodeSettings,
+        run: SignedRun,
+        peer_id: str,
+        supervisor: Supervisor,
+        availability: Availability,
+        membership: Membership,
+        exchanger: Exchanger,
+        channels: Channels,
+        bandwidth: Bandwidth,
+        barred: Callable[[str, float], bool],
+        bulletin: Bulletin,
+    ) -> None:
+        """``barred``: whether a peer may not take part at a time; such a one is handed no state."""
+        self._settings, self._run, self._peer_id = settings, run, peer_id
+        self._supervisor, self._availability, self._bulletin = supervisor, availability, bulletin
+        self._membership, self._exchanger, self._channels = membership, exchanger, channels
+        self._bandwidth, self._barred = bandwidth, barred
+        self._failures = Failures(settings.checkpoint_every)
+        self._over = asyncio.Event()
+        self._snapshots: Snapshots | None = None
+        self.donor: Donor | None = None
+        """Hands our state to joiners, once there is one."""
+        self.ready: Ready | None = None
+        """What the trainer has built, resumed or adopted last."""
+
+    async def run(self) -> None:
+        """Train until the run is over; between two turns pause, or start the trainer again after a failure. Raises NodeError."""
+        while True:
+            if self._availability.hold is not None:
+                await self._pause()
+            try:
+                if await self._until_held(self._turn()):
+                    return
+            except TrainerError as error:
+                await self._recover(error)
+
+    async def conclude(self) -> None:
+        """Exchanges end, then a last evaluation and a checkpoint."""
+        self._bulletin.enter("finishing", "ending the exchanges that are under way")
+        await self._exchanger.close("the node leaves")
+        self._bulletin.show("evaluating and saving")
+        with suppress(TrainerError):
+            await self._supervisor.train(False)
+            await self._supervisor.trainer.evaluate()
+        await self._save()
+
+    async def hurry_out(self) -> None:
+        """Save, and let no exchange hold us up."""
+        self._bulletin.enter("finishing", "saving")
+        await self._exchanger.close("the node leaves", 0.0)
+        await self._save()
+
+    def close(self) -> None:
+        """Hand over nothing more; to be called when no joiner is served any more."""
+        if self._snapshots is not None:
+            self._snapshots.close()
+
+    # a turn
+
+    async def _until_held(self, turn: Coroutine[Any, Any, None]) -> bool:
+        """Take a turn; whether it came to its end, or the owner wants a pause. Raises TrainerLost if the trainer is."""
+        task = asyncio.create_task(turn)
+        lost, held = (
+            asyncio.create_task(one) for one in (self._supervisor.wait_lost(), self._availability.wait_held())
+        )
+        try:
+            await asyncio.wait({task, lost, held}, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                await lost
+            if task.done():
+                await task
+            return task.done()
+        finally:
+            for one in (task, lost, held):
+                one.cancel()
+            await asyncio.gather(task, lost, held, return_exceptions=True)
+
+    async def _turn(self) -> None:
+        """Start the trainer, sync, and train until the run is over. Raises TrainerError."""
+        await self._start_trainer()
+        await self._sync_and_train("looking for peers", drifted=False)
+        while not await self._is_over():
+            await self._exchanger.close("copies the state of a peer", 0.0)
+            await self._supervisor.train(False)
+            self._bulletin.warn(
+                "we have drifted too far from most peers for exchanges to bring us back: copying their state"
+            )
+            await self._sync_and_train("back to the swarm", drifted=True)
+        await self.conclude()
+        stay = self._settings.stay
+        self._bulletin.enter("finished", "the run is over: serving its state to others" if stay else None)
+        await self._membership.announce(Phase.FINISHED)
+        if stay:
+            await asyncio.Event().wait()
+
+    async def _start_trainer(self) -> None:
+        phase = "restarting" if self.ready else "joining"
+        self._bulletin.enter(phase, "starting the trainer: text, model, newest checkpoint")
+        self._over.clear()  # what it has saved may be from before the end
+        ready = await self._supervisor.start(self._trainer_settings())
+        for skipped in ready.skipped:
+            self._bulletin.warn(f"checkpoint skipped: {skipped}")
+        self._take_over(ready)
+        self.donor = self.donor or self._make_donor(ready)
+
+    async def _sync_and_train(self, why: str, drifted: bool) -> None:
+        """Come to where the swarm is, and train and exchange from there on."""
+        self._bulletin.enter("syncing", why)
+        await self._membership.announce(Phase.SYNCING)
+        await self._catch_up(drifted)
+        await self._wait_for_start()
+        await self._supervisor.trainer.evaluate()
+        self._exchanger.open = True
+        self._bulletin.enter("training", None)
+        await self._membership.announce(Phase.TRAINING)
+        await self._supervisor.train(True)
+
+    async def _is_over(self) -> bool:
+        """Wait until the run is over; False if we have drifted away from the others before."""
+        waits = {asyncio.create_task(event.wait()) for event in (self._over, self._exchanger.drifted)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return self._over.is_set()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _catch_up(self, drifted: bool) -> None:
+        """Copy the state of peers that are ahead by more than a merge can heal, or if we have drifted away."""
+        assert self.ready
+        settings = self._settings
+        catching_up = CatchingUp(
+            run=self._run,
+            trainer=self._supervisor.trainer,
+            channels=self._channels,
+            membership=self._membership,
+            trusts=self._exchanger.trusts,
+            down=self._bandwidth.down,
+            allotment=Allotment(settings.home, settings.max_disk),
+            folder=settings.paths.incoming(self._run.fingerprint),
+            show=self._bulletin.show,
+            warn=self._bulletin.warn,
+            tell=self._bulletin.tell,
+        )
+        copied = await catching_up.run_from(self._exchanger.swarm_step, state_form(self._run, self.ready), drifted)
+        if copied is not None:
+            self._take_over(copied)
+        elif drifted:
+            self._exchanger.endure_drift()
+
+    async def _wait_for_start(self) -> None:
+        """At the very beginning of a run, wait for the peers that it begins with."""
+        assert self.ready
+        wanted = self._run.spec.run.start_peers
+        deadline = monotonic() + START_DEADLINE
+        while self.ready.swarm_step == 0 and not self._membership.anybody_training():
+            there = 1 + self._membership.count_ready()
+            if there >= wanted:
+                return
+            if monotonic() > deadline:
+                self._bulletin.warn(
+                    f"only {there} of {wanted} peers came within {START_DEADLINE:.0f} s: beginning with them"
+                )
+                return
+            self._bulletin.show(f"the run begins with {wanted} peers: {there} are here")
+            await self._membership.wait_changed(0.5)
+
+    # between two turns
+
+    async def _pause(self) -> None:
+        """Save, end the trainer, and wait until the owner lets us train."""
+        hold = self._availability.hold
+        assert hold
+        self._exchanger.open = False  # who calls us until all know it is told that we do not train
+        self._bulletin.enter("paused", f"{hold.text}; saving")
+        self._bulletin.tell({"event": "paused", "rule": hold.rule.value, "reason": hold.text, "until": hold.until})
+        await self._membership.announce(Phase.PAUSED)
+        if self._supervisor.runs:
+            await self._exchanger.close("the node pauses", PAUSE_PATIENCE)  # why is nobody's business
+            await self._save()
+        await self._supervisor.stop()
+        self._bulletin.show(None)  # the report tells why
+        self._bulletin.progress["tokens_per_second"] = 0.0
+        await self._membership.announce(Phase.PAUSED)
+        await self._availability.wait_free()
+        self._bulletin.tell({"event": "resumed"})
+
+    async def _recover(self, error: TrainerError) -> None:
+        """Clean up after a trainer that failed, and wait for a while. Raises NodeError if another try is no use."""
+        if self.ready is None and not isinstance(error, TrainerLost):
+            raise error  # it has never run, and says why
+        failure = await self._supervisor.explain(error)
+        wait = self._failures.failed(failure)
+        told = f"{failure.reason.rstrip('.')} (failure {self._failures.count} in a row, at step {failure.step})"
+        self._bulletin.enter("restarting", told)
+        self._bulletin.warn(f"the trainer failed: {told}")
+        await self._exchanger.close("the trainer failed", 0.0)
+        await self._supervisor.stop()
+        if wait is None:
+            raise self._given_up(error)
+        self._bulletin.show(f"{told}: starting it again in {wait:.0f} s")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._membership.announce(Phase.SYNCING)
+                await self._availability.wait_held()
+
+    def _given_up(self, error: TrainerError) -> NodeError:
+        reason = self._failures.farewell()
+        log.error("trainer.given_up", reason=reason)
+        return ConfigError(reason) if error.exit_code == ConfigError.exit_code else TrainerError(reason)
+
+    async def _save(self) -> None:
+        """A checkpoint of where it stands; no more steps."""
+        try:
+            await self._supervisor.train(False)
+            saved = await self._supervisor.trainer.save()
+            self._bulletin.checkpoint = {"step": saved["swarm_step"], "path": saved["path"]}
+        except TrainerError as error:
+            self._bulletin.warn(f"the last checkpoint could not be saved: {error}")
+
+    # the trainer
+
+    def on_news(self, event: dict[str, Any]) -> None:
+        """What the trainer tells."""
+        match event["event"]:
+            case "step":
+                self._bulletin.progress |= {key: value for key, value in event.items() if key != "event"}
+                self._failures.stepped(event["steps"])
+                self._exchanger.on_step(event["swarm_step"], event["steps"], event["tokens"])
+                self._bulletin.tell_step(event)
+                return
+            case "evaluated":
+                self._bulletin.progress.setdefault("val_loss_first", event["loss"])
+                self._bulletin.progress["val_loss_last"] = event["loss"]
+            case "saved":
+                self._bulletin.checkpoint = {"step": event["swarm_step"], "path": event["path"]}
+                if event["after_trouble"]:
+                    self._bulletin.withdraw(NOT_SAVED)
+                    self._bulletin.tell({"event": "saving-again"})
+            case "not-saved":
+                self._bulletin.warn(f"{NOT_SAVED} {event['reason']}")
+            case "finished":
+                self._over.set()
+        self._bulletin.tell(event)
+
+    def _take_over(self, ready: Ready) -> None:
+        """Go on with the state that the trainer has built, resumed or adopted."""
+        self.ready = ready
+        self._exchanger.take_over(ready, self._supervisor.trainer)
+        self._bulletin.progress |= {"steps": ready.steps, "swarm_step": ready.swarm_step, "tokens": ready.tokens}
+
+    def _make_donor(self, ready: Ready) -> Donor:
+        """Serve our state to joiners from now on, whenever the trainer runs."""
+        folder = self._settings.paths.snapshots(self._run.fingerprint)
+        self._snapshots = Snapshots(
+            folder,
+            lambda: self._supervisor.trainer.snapshot(str(folder)),
+            lambda: self._bulletin.position()[0],
+            stale=tolerated_lag(self._run.spec.sync) // 2,
+        )
+        form = state_form(self._run, ready)
+        donor = Donor(form, self._snapshots, self._bandwidth.up, lambda peer: not self._barred(peer, time()))
+        self._exchanger.joiners = lambda: donor.joiners
+        return donor
+
+    def _trainer_settings(self) -> TrainerSettings:
+        settings = self._settings
+        return TrainerSettings(
+            spec=self._run.spec.canonical().decode(),
+            peer_id=self._peer_id,
+            checkpoints=str(settings.paths.checkpoints(self._run.fingerprint)),
+            data_cache=str(settings.paths.data),
+            data=settings.data,
+            tokenizer=settings.tokenizer,
+            device=settings.device,
+            threads=settings.threads,
+            max_memory=settings.max_memory,
+            max_vram=settings.max_vram,
+            home=str(settings.home),
+            max_disk=settings.max_disk,
+            keep=settings.keep,
+            checkpoint_every=settings.checkpoint_every,
+        )
