@@ -79,7 +79,9 @@ def tell(result: dict[str, Any]) -> int:
     print(result["machine"])
     growth, slower = result["growth"], result["slower"]
     fewest = min(phase["exchanges"] for phase in result["phases"] if phase["kind"] == "flood")
-    print(f"memory grew by {growth / MIB:.1f} MiB at most; training was {slower:.1%} slower (median of pairs)")
+    print(
+        f"memory at its peak was {growth / MIB:.1f} MiB above that of the first calm; training was {slower:.1%} slower (median of pairs)"
+    )
     print(f"refused: {result['refusals']}\nhow calls and connections ended: {json.dumps(result['ends'])}")
     return int(growth > MAX_GROWTH or slower > MAX_SLOWER or fewest == 0)
 
@@ -152,7 +154,7 @@ class Swarm:
         self.completed(3)
         # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's.
         print("phase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd; of the stranger", flush=True)
-        warm = self._phase("flood", seconds / 2, calls // 20, connections // 10)
+        self._phase("flood", seconds / 2, calls // 20, connections // 10)
         kinds = ["calm", "flood"] * rounds
         phases = [self._phase(kind, seconds, calls // rounds, connections) for kind in kinds]
         pairs = [(phases[i]["steps_per_second"], phases[i + 1]["steps_per_second"]) for i in range(0, len(phases), 2)]
@@ -162,7 +164,7 @@ class Swarm:
                 ends[end] = ends.get(end, 0) + count
         return {
             "rounds": rounds, "seconds": seconds, "calls": calls, "connections": connections, "phases": phases, "ends": ends,
-            "growth": max(phase["peak"] for phase in phases) - warm["memory"],
+            "growth": max(phase["peak"] for phase in phases if phase["kind"] == "flood") - phases[0]["peak"],
             "slower": statistics.median(1 - flooded / calm for calm, flooded in pairs),
             "refusals": self.status()["refusals"],
         }  # fmt: skip

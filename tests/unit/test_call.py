@@ -12,7 +12,7 @@ from test_tunnel import EVE, pair
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange import call, pinging, service
 from lowcomm_node.exchange import round as rounds
-from lowcomm_node.exchange.connections import break_off
+from lowcomm_node.exchange.connections import Endings
 from lowcomm_node.exchange.round import answer_in_time
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
@@ -113,7 +113,7 @@ async def test_a_caller_that_reads_slowly_keeps_its_connection(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_connection_of_one_peer_is_ended_and_no_other(family):
+async def test_the_connection_of_one_peer_is_ended_and_no_other(family):
     host = "127.0.0.1" if family == socket.AF_INET else "::1"
     with ExitStack() as stack:
         try:
@@ -125,8 +125,12 @@ def test_the_connection_of_one_peer_is_ended_and_no_other(family):
             callers.append(stack.enter_context(socket.create_connection(server.getsockname()[:2])))
             callees.append(stack.enter_context(server.accept()[0]))
         port = callers[0].getsockname()[1]
-        break_off(f"ipv4:127.0.0.1:{port}" if family == socket.AF_INET else f"ipv6:%5B::1%5D:{port}")
-        assert callers[0].recv(1) == b""
+        endings, peer = Endings(), f"ipv4:127.0.0.1:{port}" if family == socket.AF_INET else f"ipv6:%5B::1%5D:{port}"
+        assert endings.end(peer)
+        assert not endings.end(peer), "one look is enough, however many calls came by it"
+        callers[0].setblocking(False)
+        assert await soon(asyncio.get_running_loop().sock_recv(callers[0], 1)) == b""
+        assert endings.end(peer), "later it may be another one"
         callees[1].sendall(b"x")
         assert callers[1].recv(1) == b"x"
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from lowcomm_node.exchange.connections import INTERNET, break_off
+from lowcomm_node.exchange.connections import INTERNET, Endings
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_node.logs import log
 
@@ -24,9 +24,9 @@ TAKE_DEADLINE = 180.0
 class Call:
     """To be entered while it is handled."""
 
-    def __init__(self, context: Any, tunnels: Tunnels | None) -> None:
+    def __init__(self, context: Any, tunnels: Tunnels | None, endings: Endings) -> None:
         """``context``: what gRPC gives its handler."""
-        self.context, self._tunnels = context, tunnels
+        self.context, self._tunnels, self._endings = context, tunnels, endings
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         context.add_done_callback(self._over)
@@ -56,12 +56,13 @@ class Call:
     def break_off(self, reason: str) -> None:
         """End the connection that it came by, and all that goes over it."""
         caller = self.context.peer()
-        log.info("call.broken_off", caller=caller, reason=reason)
         kind, _, name = caller.partition(":")
         if kind in INTERNET:
-            break_off(caller)
+            if not self._endings.end(caller):
+                return
         elif self._tunnels is not None:
             self._tunnels.break_off(unquote(name))
+        log.info("call.broken_off", caller=caller, reason=reason)
 
     def _hurry(self) -> None:
         self._stop()

@@ -1,9 +1,11 @@
 """The TCP connections of this process. gRPC hands out none of them, but its sockets are descriptors of ours."""
 
+import asyncio
 import os
 import socket
-import stat
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from urllib.parse import unquote
@@ -11,20 +13,23 @@ from urllib.parse import unquote
 INTERNET = ("ipv4", "ipv6")
 """With what gRPC begins the address of a peer that has come over TCP."""
 _DESCRIPTORS = Path("/proc/self/fd")
+GATHER = 0.25
+"""Seconds in which connections that are to end are gathered."""
+
+Place = tuple[str, int]
+"""Address and port of the other end."""
 
 
 def connections() -> Iterator[socket.socket]:
     """Every TCP connection of this process, as a duplicate that whoever iterates must close."""
     for number in [int(entry.name) for entry in _DESCRIPTORS.iterdir()]:
         try:
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):
-                continue
             duplicate = os.dup(number)
         except OSError:  # closed meanwhile, as the listing's own descriptor is
             continue
         try:
             one = socket.socket(fileno=duplicate)
-        except OSError:  # its number went to something else
+        except OSError:  # it is something else
             os.close(duplicate)
             continue
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
@@ -33,20 +38,41 @@ def connections() -> Iterator[socket.socket]:
             one.close()
 
 
-def break_off(peer: str) -> None:
-    """End the connections to a peer, named as gRPC does: ``ipv4:192.0.2.1:5000``, ``ipv6:%5B2001:db8::1%5D:5000``."""
-    host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
-    wanted = (plain(host.strip("[]")), int(port))
-    for connection in connections():
-        with connection:
-            try:
-                found = connection.getpeername()
-                if (plain(found[0]), found[1]) == wanted:
+class Endings:
+    """Ends connections to callers. A look at all connections takes time for each, so what is to end is gathered first."""
+
+    def __init__(self) -> None:
+        self._wanted: set[Place] = set()
+
+    def end(self, peer: str) -> bool:
+        """End the connection to a caller in a moment; whether nobody had asked for that.
+
+        ``peer``: named as gRPC does: ``ipv4:192.0.2.1:5000``, ``ipv6:%5B2001:db8::1%5D:5000``.
+        """
+        place = place_of(peer)
+        if place in self._wanted:
+            return False
+        if not self._wanted:
+            asyncio.get_running_loop().call_later(GATHER, self._end_all)
+        self._wanted.add(place)
+        return True
+
+    def _end_all(self) -> None:
+        wanted, self._wanted = self._wanted, set()
+        for connection in connections():
+            with connection, suppress(OSError):  # it is not connected, or not any more
+                host, port = connection.getpeername()[:2]
+                if (plain(host), port) in wanted:
                     connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it is not connected, or not any more
-                continue
 
 
+def place_of(peer: str) -> Place:
+    """Where a caller over TCP is, by its name in gRPC."""
+    host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
+    return plain(host.strip("[]")), int(port)
+
+
+@lru_cache(maxsize=4096)
 def plain(host: str) -> str:
     """An address in its shortest form, without the interface, and of IPv4 where it is one."""
     address = ip_address(host.partition("%")[0])

@@ -22,7 +22,7 @@ from grpc import aio
 from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
 from lowcomm_node.exchange.call import Call
 from lowcomm_node.exchange.company import Company
-from lowcomm_node.exchange.connections import INTERNET, plain
+from lowcomm_node.exchange.connections import INTERNET, Endings, place_of
 from lowcomm_node.exchange.pinging import Echo
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
 from lowcomm_node.exchange.strangers import Strangers
@@ -94,6 +94,7 @@ class ExchangeService:
         self._gatekeeper, self._handlers, self._tunnels = gatekeeper, handlers, tunnels
         self._traffic, self._echo, self._company = traffic or Traffic(), echo or Echo(), company or Company()
         self._refusals, self._turnstile = refusals or Refusals(), turnstile or Turnstile()
+        self._endings = Endings()
         self.strangers = Strangers()
         """Who of those that are connected over TCP has not shown who it is."""
 
@@ -123,21 +124,21 @@ class ExchangeService:
 
     async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name in the .proto
         """One exchange of one fragment with the caller."""
-        with Call(context, self._tunnels) as call:
+        with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
             stream = CalleeStream(context, self._traffic.of(peer))
             await self._guard(call, peer, lambda: self._handlers.swap(peer, stream))
 
     async def Fetch(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """Pieces of a snapshot of ours, for a joiner."""
-        with Call(context, self._tunnels) as call:
+        with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
             stream = CalleeStream(context, self._traffic.of(peer), call.taking)
             await self._guard(call, peer, lambda: self._handlers.fetch(peer, stream))
 
     async def Describe(self, request_iterator: Any, context: Any) -> pb.Introduction:  # noqa: N802
         """Hello and goodbye: both sides hand over their newest signed record."""
-        with Call(context, self._tunnels) as call:
+        with Call(context, self._tunnels, self._endings) as call:
             peer = await self._authenticate(call)
             with self._turnstile.open(peer):
                 introduction = await self._request(call, pb.Introduction)
@@ -149,7 +150,7 @@ class ExchangeService:
 
     async def Ping(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """How long and how fast is the line?"""
-        with Call(context, self._tunnels) as call:
+        with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
             await self._guard(call, peer, lambda: self._echo.answer(peer, CalleeStream(context)))
 
@@ -165,9 +166,8 @@ class ExchangeService:
             raise
         if (words := self._turnstile.refuses(peer, monotonic())) is not None:
             await self._turn_away(call, place, words)
-        kind, _, name = call.context.peer().partition(":")
-        if kind in INTERNET:
-            self.strangers.vouch((place, int(name.rpartition(":")[2])))
+        if call.context.peer().startswith(INTERNET):
+            self.strangers.vouch(place_of(call.context.peer()))
         return peer
 
     async def _turn_away(self, call: Call, place: str, words: str) -> None:
@@ -202,7 +202,7 @@ class ExchangeService:
         """Where a call comes from: an address, or whom libp2p vouches for."""
         kind, _, name = context.peer().partition(":")
         if kind in INTERNET:
-            return plain(unquote(name).rpartition(":")[0].strip("[]"))
+            return place_of(context.peer())[0]
         return (self._tunnels.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
 
     def _caller(self, context: Any) -> str:

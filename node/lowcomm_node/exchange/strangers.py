@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from time import monotonic
 
-from lowcomm_node.exchange.connections import connections, plain
+from lowcomm_node.exchange.connections import Place, connections, plain
 from lowcomm_node.logs import log
 from lowcomm_node.probing.ration import network_of
 
@@ -21,9 +21,6 @@ EVERY = 1.0
 MOST_OF_ONE, MOST = 32, 256
 """Connections of strangers from one address of IPv4 or /64 of IPv6, and of all."""
 MAX_KNOWN = 4096
-
-Place = tuple[str, int]
-"""Address and port of the other end."""
 
 
 class Strangers:
