@@ -76,7 +76,9 @@ async def _serve(settings: ServeSettings) -> int:
         try:
             await server.start()
             await prober.serve()
-            ready = {"event": "ready", "peer_id": identity.peer_id, "addresses": list(discovery.addresses())}
+            addresses = list(discovery.addresses())
+            others = [address for address in settings.peers if not address.endswith(f"/p2p/{identity.peer_id}")]
+            ready = {"event": "ready", "peer_id": identity.peer_id, "addresses": addresses, "others": others}
             printer.tell(ready)
             await server.run()
         except asyncio.CancelledError:
@@ -138,7 +140,8 @@ def _in_words(event: dict[str, Any]) -> str:
     match event["event"]:
         case "ready":
             addresses = event["addresses"]
-            command = f"lowcomm-node join --peers {addresses[0]}" if addresses else "no address can be reached"
+            doors = " ".join(f"--peers {address}" for address in (*addresses[:1], *event["others"]))
+            command = f"lowcomm-node join {doors}" if addresses else "no address can be reached"
             return "\n".join(["ready; peers can join at", *(f"  {address}" for address in addresses), "", command])
         case "run.adopted":
             return f"keeping run {run} published"

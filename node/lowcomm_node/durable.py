@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from lowcomm_node.errors import DiskFull
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -77,9 +75,8 @@ def disk_full_error(folder: Path, needed: int | None = None) -> Iterator[None]:
     """Turn "no space left" into DiskFull, which names the folder, the bytes needed (if known) and free, and the remedy."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        # safetensors writes in Rust and gives the system's error number only in words.
-        if getattr(error, "errno", None) in _FULL or any(f"(os error {code})" in str(error) for code in _FULL):
+    except OSError as error:
+        if error.errno in _FULL:
             raise disk_full(folder, needed) from error
         raise
 

@@ -1,5 +1,7 @@
 """Named tensors in safetensors files."""
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from lowcomm_node.errors import CheckpointError
 
 _RESERVED = "__metadata__"
 """safetensors keeps something else under this name."""
+_SYSTEM = re.compile(r"\(os error (\d+)\)")
+"""safetensors writes in Rust and gives the system's error number only in words."""
 
 
 def state_bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -21,13 +25,17 @@ def state_bytes(tensors: Mapping[str, Tensor]) -> int:
 def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors straight from their memory, without a copy unless one is on a GPU or is not contiguous.
 
-    Raises CheckpointError on what the format can't hold: memory that two names share, a dtype that it lacks.
+    Raises CheckpointError on what the format can't hold: memory that two names share, a dtype that it lacks; OSError.
     """
     if _RESERVED in tensors:
         raise CheckpointError(f"{_RESERVED!r} can't be a tensor's name in {path.name}: give it another.")
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(contiguous, path)
+    except SafetensorError as error:
+        if (found := _SYSTEM.search(str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path.name} can't hold these tensors ({str(error).strip()}): save copies.") from error
 

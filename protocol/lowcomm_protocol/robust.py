@@ -14,15 +14,13 @@ Sources: Sun et al., 1911.07963 (norm bounds); Yin et al., 1803.01498 (median an
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import torch
 
+from lowcomm_protocol.choices import MEANS, Mean
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.outer import mean_contribution
 
-Mean = Literal["mean", "clip", "median", "trimmed"]
-MEANS: tuple[Mean, ...] = get_args(Mean)
 CLIP = 1.5
 PLAUSIBLE = 3.0
 """A single contribution may have this many times the norm of our own, or of what has been usual."""

@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from lowcomm_protocol.codecs import CODEC_NAMES, CODECS, MODULO_BITS
+from lowcomm_protocol.choices import COARSE_CODECS, CODEC_NAMES, MODULO_BITS, Mean
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, public_key_of, verify
-from lowcomm_protocol.outer import OuterSettings, validate_outer
-from lowcomm_protocol.robust import Mean
+from lowcomm_protocol.outer_settings import OuterSettings, validate_outer
 
 SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
@@ -208,7 +207,7 @@ class SyncSettings(_Settings):
             )
         if self.min_steps > self.interval:
             raise ValueError(f"min_steps = {self.min_steps} exceeds interval = {self.interval}: nobody would accept")
-        if self.consensus > 0 and self.codec in CODECS and not CODECS[self.codec].absolute:
+        if self.consensus > 0 and self.codec in COARSE_CODECS:
             raise ValueError(
                 f"codec = {self.codec!r} is too coarse for absolute weights, which consensus = {self.consensus} needs: "
                 'set consensus = 0 with groups of the whole swarm, or codec = "fp32" or "bf16"'

@@ -249,9 +249,7 @@ def multiaddress() -> Made:
 
 @target
 def dht_value() -> Made:
-    from hivemind.dht.routing import DHTID
-    from hivemind.dht.validation import DHTRecord
-    from hivemind.utils import MSGPackSerializer
+    from lowcomm_node.discovery.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer
 
     guard.time = lambda: NOW  # a clock that stands still: what failed once fails again
     invited = sign_run(parse_toml('[run]\nname = "a"\nadmission = "invite"\n'), CREATOR)

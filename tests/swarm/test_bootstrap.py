@@ -67,28 +67,6 @@ async def test_runs_of_creators_are_adopted_and_survive_its_death(swarm: Swarm, 
     await until_published(newcomer, signed, created)
 
 
-async def test_a_killed_bootstrap_is_found_again_without_a_restart_of_anybody(swarm: Swarm, dht: Dht) -> None:
-    door = await start(swarm, "--run", str(swarm.spec()))
-    ada, bob = await dht.peer([swarm.address]), await dht.peer([swarm.address])
-    assert await ada.tell() and await bob.tell()
-    door.end(signal.SIGKILL)
-    await ada.check_connection()
-    assert await ada.tell() and await bob.tell()
-    assert await ada.sees() == {ada.peer_id, bob.peer_id}, "those who know each other go on"
-    await start(swarm)
-    id_of_door = swarm.address.rpartition("/")[2]
-
-    async def found_again() -> bool:
-        await ada.check_connection()
-        await bob.check_connection()
-        known = [{str(peer) for peer in peer_._node.protocol.routing_table.peer_id_to_uid} for peer_ in (ada, bob)]
-        return all(id_of_door in peers for peers in known)
-
-    await until_async(found_again, 60, "both know the bootstrap again")
-    newcomer = await dht.peer([swarm.address])
-    assert await newcomer.sees() == {ada.peer_id, bob.peer_id}
-
-
 async def test_it_counts_the_peers_of_its_runs(swarm: Swarm, dht: Dht, tmp_path: Path) -> None:
     from time import time
 

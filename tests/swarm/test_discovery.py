@@ -58,8 +58,7 @@ def pid_of(peer: Peer) -> int:
 
 async def force(peer: Peer, value: bytes, subkey: str, life: float, **options: bool) -> list[bool] | None:
     """Make others store what ``peer`` itself would not: what one of them answers, asked past all checks of ours."""
-    from hivemind.dht.routing import DHTID
-    from hivemind.utils import MSGPackSerializer
+    from lowcomm_node.discovery.hivemind_parts import DHTID, MSGPackSerializer
 
     protocol = peer._node.protocol
     other = next(iter(protocol.routing_table.peer_id_to_uid))
@@ -122,9 +121,7 @@ async def test_a_record_under_someone_elses_name_is_refused_by_the_storer(dht: D
 
 
 async def test_a_forged_record_is_refused_by_the_reader_and_hides_no_other(dht: Dht) -> None:
-    from hivemind.dht.routing import DHTID
-    from hivemind.dht.storage import DHTLocalStorage
-    from hivemind.utils import MSGPackSerializer
+    from lowcomm_node.discovery.hivemind_parts import DHTID, DHTLocalStorage, MSGPackSerializer
 
     ada = await dht.peer()
     evil, reader = await dht.peer(ada.addresses()), await dht.peer(ada.addresses())
@@ -155,7 +152,7 @@ async def test_a_record_that_expires_on_the_way_hides_no_other(dht: Dht) -> None
 
     await until_async(expired, 5, "the stranger's record expires")
     protocol = reader._node.protocol
-    from hivemind.dht.routing import DHTID
+    from lowcomm_node.discovery.hivemind_parts import DHTID
 
     key = DHTID.generate(source=KEY)
     for other in protocol.routing_table.peer_id_to_uid:
@@ -174,8 +171,7 @@ async def test_nothing_can_be_put_in_a_cache(dht: Dht) -> None:
 
 
 async def test_a_peer_can_not_choose_its_place(dht: Dht) -> None:
-    from hivemind.dht.routing import DHTID
-    from hivemind.p2p import PeerID
+    from lowcomm_node.discovery.hivemind_parts import DHTID, PeerID
 
     ada = await dht.peer()
     evil = await dht.peer(ada.addresses(), require_peers=False)

@@ -222,9 +222,7 @@ def test_hiveminds_own_program_is_a_door_of_the_swarm(swarm: Swarm, hivemind_dht
 
 
 async def test_what_hiveminds_own_program_keeps_is_checked_when_it_is_read(dht: Dht, hivemind_dht: HivemindDht) -> None:
-    from hivemind.dht.routing import DHTID
-    from hivemind.p2p import PeerID
-    from hivemind.utils import MSGPackSerializer
+    from lowcomm_node.discovery.hivemind_parts import DHTID, MSGPackSerializer, PeerID
 
     await asyncio.to_thread(until, lambda: hivemind_dht.address, 90, "hivemind-dht is ready")
     address = hivemind_dht.address

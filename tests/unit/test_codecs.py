@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numba.core import caching
 
+from lowcomm_protocol.choices import ABSOLUTE_CODECS, COARSE_CODECS, CODEC_NAMES, MODULO_BITS
 from lowcomm_protocol.codecs import CODECS, codec, kernels
 from lowcomm_protocol.errors import CodecError
 
@@ -423,8 +424,9 @@ def test_whatever_decodes_is_finite(name, data):
     assert np.isfinite(out).all()
 
 
-def test_only_the_fine_codecs_carry_absolute_values():
-    assert {name for name in NAMES if CODECS[name].absolute} == {"fp32", "bf16"}
+def test_the_names_that_a_specification_may_choose_are_those_of_the_codecs():
+    assert set(CODECS) == {*ABSOLUTE_CODECS, *COARSE_CODECS}
+    assert set(CODEC_NAMES) == {*CODECS, *MODULO_BITS}
 
 
 def test_an_unknown_codec_is_refused_with_the_nearest_name():

@@ -3,13 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from hivemind.dht.routing import DHTID, RoutingTable
-from hivemind.dht.validation import DHTRecord
-from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer, timed_storage
 
 from lowcomm_node.discovery import guard
 from lowcomm_node.discovery.guard import BoundedStorage, OwnRecords
+from lowcomm_node.discovery.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer, PeerID, RoutingTable
 from lowcomm_node.discovery.keys import RUNS_KEY, Provenances, pack, peers_key, provenance, removals_key
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.invites import issue_invite
@@ -24,7 +21,7 @@ NOW = 1_800_000_000.0
 @pytest.fixture(autouse=True)
 def _clock_that_stands_still(monkeypatch):
     monkeypatch.setattr(guard, "time", lambda: NOW)
-    monkeypatch.setattr(timed_storage, "get_dht_time", lambda: NOW)
+    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: NOW)
 
 
 def run_of(admission: str) -> SignedRun:

@@ -202,7 +202,7 @@ async def test_only_the_clocks_of_named_peers_decide_whether_it_starts(
 async def test_a_peer_whose_clock_shows_no_time_does_not_answer(
     told: float, ahead: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hivemind.proto import dht_pb2
+    from lowcomm_node.discovery.hivemind_parts import dht_pb2
 
     class Protocol:
         node_info = dht_pb2.NodeInfo()

@@ -268,7 +268,7 @@ except (BrokenPipeError, ConnectionResetError):
 
 
 async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
-    from hivemind.proto import p2pd_pb2
+    from lowcomm_node.discovery.hivemind_parts import p2pd_pb2
 
     taken: list[OpenStream] = []
     child: asyncio.subprocess.Process | None = None
@@ -301,7 +301,7 @@ async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
 
 
 async def test_a_stream_that_nobody_takes_is_closed():
-    from hivemind.proto import p2pd_pb2
+    from lowcomm_node.discovery.hivemind_parts import p2pd_pb2
 
     def refuse(_: OpenStream) -> None:
         raise LinkLost("nobody is there")

@@ -39,14 +39,13 @@ _FAILURES = (
 
 
 async def load_hivemind() -> None:
-    """Import hivemind, which takes seconds, while the event loop goes on."""
+    """Import what we use of hivemind, which takes a moment, while the event loop goes on."""
     await asyncio.to_thread(_import_hivemind)
 
 
 async def attach(daemon: P2pDaemon) -> Any:
     """Hivemind's client (``P2P``) of a running p2pd. Raises NodeError if that does not answer."""
-    from hivemind.p2p import P2P
-    from hivemind.utils.multiaddr import Multiaddr
+    from lowcomm_node.discovery.hivemind_parts import P2P, Multiaddr
 
     client = type("OwnP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{daemon.control.parent}/"})
     try:
@@ -72,8 +71,7 @@ async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
 
     p2pd itself waits longer and longer between two dials of an address that does not answer.
     """
-    from hivemind.p2p import PeerID
-    from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+    from lowcomm_node.discovery.hivemind_parts import ControlFailure, PeerID
 
     try:
         async with asyncio.timeout(DIAL_DEADLINE):
@@ -88,8 +86,7 @@ async def wait_routing(p2p: Any) -> None:
 
     Before that it finds no third peer by its id alone, and hivemind would take all of them for silent.
     """
-    from hivemind.p2p import PeerID
-    from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+    from lowcomm_node.discovery.hivemind_parts import ControlFailure, PeerID
 
     nobody = PeerID.from_base58(peer_id_of(bytes(32)))
     with suppress(TimeoutError, OSError, EOFError):
@@ -108,9 +105,7 @@ async def ping(node: Any, peer_id: str) -> float | None:
 
     Seconds that its clock is ahead of ours (0 within the time that the call took); None if it does not answer.
     """
-    from hivemind.dht.routing import DHTID
-    from hivemind.p2p import PeerID
-    from hivemind.proto import dht_pb2
+    from lowcomm_node.discovery.hivemind_parts import DHTID, PeerID, dht_pb2
 
     protocol, peer = node.protocol, PeerID.from_base58(peer_id)
     asked = time()
@@ -133,7 +128,7 @@ async def ping(node: Any, peer_id: str) -> float | None:
 
 def read_entry(entries: Mapping[Any, Any], subkey: str) -> bytes | None:
     """The value of a subkey among the records that a peer keeps under one key; not checked."""
-    from hivemind.utils import MSGPackSerializer
+    from lowcomm_node.discovery.hivemind_parts import MSGPackSerializer
 
     entry = entries.get(subkey)
     try:
@@ -151,8 +146,7 @@ def in_words(failure: str) -> str:
 def _import_hivemind() -> None:
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
     os.environ.setdefault("HIVEMIND_COLORS", "0")
-    import hivemind.dht.node
-    import hivemind.p2p  # noqa: F401
+    import lowcomm_node.discovery.hivemind_parts  # noqa: F401
 
     logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for the whole process
     logger = logging.getLogger("hivemind")

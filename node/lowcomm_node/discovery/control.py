@@ -169,6 +169,8 @@ def _shorten(message: str) -> str:
 
 
 def _messages() -> Any:
-    from hivemind.proto import p2pd_pb2  # takes seconds to import, the first time: see client.load_hivemind
+    from lowcomm_node.discovery.hivemind_parts import (
+        p2pd_pb2,  # takes a while to import, the first time: see client.load_hivemind
+    )
 
     return p2pd_pb2

@@ -17,14 +17,18 @@ from collections.abc import Callable, Collection
 from time import time
 from typing import Any
 
-from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer
-from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
-
+from lowcomm_node.discovery.hivemind_parts import (
+    DHTID,
+    DHTLocalStorage,
+    DHTProtocol,
+    DHTRecord,
+    DictionaryDHTValue,
+    MSGPackSerializer,
+    PeerID,
+    RecordValidatorBase,
+    TimedStorage,
+    ValueWithExpiration,
+)
 from lowcomm_node.discovery.interface import MAX_VALUE
 from lowcomm_node.discovery.keys import MAX_LIFE, Provenances
 from lowcomm_protocol.refusals import Reason

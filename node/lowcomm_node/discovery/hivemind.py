@@ -327,9 +327,8 @@ class HivemindDiscovery:
         return Control(self._daemon.control)
 
     async def _make_node(self) -> Any:
-        from hivemind.dht.node import DHTNode
-
         from lowcomm_node.discovery.guard import guard, place_of
+        from lowcomm_node.discovery.hivemind_parts import DHTNode
 
         try:
             async with asyncio.timeout(CALL_DEADLINE):

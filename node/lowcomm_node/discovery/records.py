@@ -44,7 +44,7 @@ class Records:
 
     async def held_by_others(self, key: str, subkey: str) -> bytes | None:
         """See Discovery."""
-        from hivemind.dht.routing import DHTID
+        from lowcomm_node.discovery.hivemind_parts import DHTID
 
         place = DHTID.generate(source=key)
         options = {"k_nearest": REPLICAS, "exclude_self": True}

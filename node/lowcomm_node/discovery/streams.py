@@ -85,7 +85,8 @@ class StreamListener:
 
     async def _greet(self, stream: socket.socket) -> None:
         from google.protobuf.message import DecodeError
-        from hivemind.proto import p2pd_pb2
+
+        from lowcomm_node.discovery.hivemind_parts import p2pd_pb2
 
         taken = False
         try:

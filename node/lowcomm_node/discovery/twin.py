@@ -48,6 +48,6 @@ async def refuse_twin(peer_id: str, entries: Sequence[EntryPoint]) -> None:
 
 
 def _peer(peer_id: str) -> object:
-    from hivemind.p2p import PeerID
+    from lowcomm_node.discovery.hivemind_parts import PeerID
 
     return PeerID.from_base58(peer_id)

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lowcomm_protocol.choices import Mean
 from lowcomm_protocol.codecs import Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.errors import ImplausibleError
 from lowcomm_protocol.outer import mean_contribution, token_weights, worst_block_spread
-from lowcomm_protocol.robust import Mean, UsualNorm, robust_mean
+from lowcomm_protocol.robust import UsualNorm, robust_mean
 
 Ranges = Sequence[tuple[int, int]]
 

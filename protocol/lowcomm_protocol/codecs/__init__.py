@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 
+from lowcomm_protocol.choices import CODEC_NAMES, MODULO_BITS
 from lowcomm_protocol.codecs.base import Codec
 from lowcomm_protocol.codecs.bf16 import Bf16
 from lowcomm_protocol.codecs.coder import Coder
@@ -37,10 +38,6 @@ __all__ = [
 ]
 
 CODECS: Mapping[str, Codec] = MappingProxyType({one.name: one for one in (Fp32(), Bf16(), Int8(), E3m0(), Q2(), Q1())})
-
-MODULO_BITS: Mapping[str, int] = MappingProxyType({"mod3": 3, "mod4": 4, "mod6": 6, "mod8": 8})
-"""Bits a value of each codec that decodes next to the receiver's own vector."""
-CODEC_NAMES = (*CODECS, *MODULO_BITS)
 
 
 def coder(name: str, numel: int, feedback: bool = False) -> Coder:

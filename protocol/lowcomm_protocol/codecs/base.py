@@ -26,8 +26,6 @@ class Codec(ABC):
     """
 
     name: ClassVar[str]
-    absolute: ClassVar[bool]
-    """Fine enough to carry absolute values (``phi``, or ``c`` with a consensus term), and not only differences."""
 
     def coded_size(self, numel: int) -> int:
         """Exact number of bytes for ``numel`` values. Raises `CodecError` for a negative number."""

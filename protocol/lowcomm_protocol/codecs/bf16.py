@@ -23,7 +23,6 @@ class Bf16(Codec):
     """Two bytes a value: 8 significant bits, the whole exponent range of float32."""
 
     name = "bf16"
-    absolute = True
 
     def _size(self, numel: int) -> int:
         return 2 * numel

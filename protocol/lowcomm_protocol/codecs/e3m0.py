@@ -22,7 +22,6 @@ class E3m0(Codec):
     """About half a byte a value (132 bytes for 256)."""
 
     name = "e3m0"
-    absolute = False
 
     def _size(self, numel: int) -> int:
         return (numel + 1) // 2 + 4 * -(-numel // BLOCK)

@@ -17,7 +17,6 @@ class Fp32(Codec):
     """Four bytes a value, exact."""
 
     name = "fp32"
-    absolute = True
 
     def _size(self, numel: int) -> int:
         return 4 * numel

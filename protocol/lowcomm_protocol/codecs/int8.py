@@ -20,7 +20,6 @@ class Int8(Codec):
     """About one byte a value (260 bytes for 256)."""
 
     name = "int8"
-    absolute = False
 
     def _size(self, numel: int) -> int:
         return numel + 4 * -(-numel // BLOCK)

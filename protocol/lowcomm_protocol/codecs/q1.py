@@ -23,7 +23,6 @@ class Q1(Codec):
     """About an eighth of a byte a value (34 bytes for 256)."""
 
     name = "q1"
-    absolute = False
 
     def _size(self, numel: int) -> int:
         return (numel + 7) // 8 + 2 * -(-numel // BLOCK)

@@ -28,7 +28,6 @@ class Q2(Codec):
     """About a quarter of a byte a value (66 bytes for 256)."""
 
     name = "q2"
-    absolute = False
 
     def _size(self, numel: int) -> int:
         return (numel + 3) // 4 + 2 * -(-numel // BLOCK)

@@ -1,0 +1,74 @@
+"""All that we use of hivemind, imported without the rest of it; whoever needs a part of hivemind takes it from here.
+
+The ``__init__`` of hivemind, and those of its ``utils`` and ``dht``, import everything that it can, with torch and scipy. Of
+that we use its Kademlia and its client of p2pd, which need none of it: a bootstrap server has no torch at all, and nobody waits
+seconds for code that never runs. So these three packages are put into place as Python's own import would, but their
+``__init__`` is not executed; ``hivemind.utils`` gets the names that hivemind's other modules take from it. Where somebody has
+imported the whole of hivemind before, that is used.
+
+Held by tests/unit/test_hivemind_parts.py: an upgrade of hivemind that needs more fails there.
+"""
+# ruff: noqa: E402
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
+
+_PACKAGES = ("hivemind", "hivemind.utils", "hivemind.dht")
+_NAMES_OF_UTILS = {
+    "MSGPackSerializer": "serializer",
+    "SerializerBase": "serializer",
+    "get_dht_time": "timed_storage",
+    "get_logger": "logging",
+}
+"""What hivemind's modules take from ``hivemind.utils``, and where it is."""
+
+
+def _put_packages_in_place() -> None:
+    if "hivemind" in sys.modules:
+        return
+    for name in _PACKAGES:
+        spec = find_spec(name)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        package = sys.modules[name] = module_from_spec(spec)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, package)
+    for name, module in _NAMES_OF_UTILS.items():
+        setattr(sys.modules["hivemind.utils"], name, getattr(import_module(f"hivemind.utils.{module}"), name))
+
+
+_put_packages_in_place()
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID, RoutingTable
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.proto import dht_pb2, p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
+
+__all__ = [
+    "DHTID",
+    "P2P",
+    "ControlFailure",
+    "DHTLocalStorage",
+    "DHTNode",
+    "DHTProtocol",
+    "DHTRecord",
+    "DictionaryDHTValue",
+    "MSGPackSerializer",
+    "Multiaddr",
+    "PeerID",
+    "RecordValidatorBase",
+    "RoutingTable",
+    "TimedStorage",
+    "ValueWithExpiration",
+    "dht_pb2",
+    "p2pd_pb2",
+]

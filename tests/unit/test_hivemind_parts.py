@@ -1,0 +1,49 @@
+"""Our parts of hivemind come without the rest of it, in a process of their own: this one may have imported everything."""
+
+import subprocess
+import sys
+
+REFUSE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {refused!r}:
+            raise ModuleNotFoundError(f"no {{name}} here", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def run_python(code: str, *refused: str) -> str:
+    """What code prints where these packages are not installed."""
+    command = [sys.executable, "-c", REFUSE.format(refused=refused) + code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_the_dht_needs_neither_torch_nor_what_else_hivemind_imports() -> None:
+    code = """
+from lowcomm_node.discovery import hivemind_parts as parts, guard
+import hivemind.dht.node, hivemind.p2p
+assert hivemind.dht.node.DHTNode is parts.DHTNode and hivemind.p2p.P2P is parts.P2P
+assert hivemind.dht.routing.DHTID is guard.DHTID
+assert not hasattr(hivemind, "averaging")
+print(parts.MSGPackSerializer.loads(parts.MSGPackSerializer.dumps([1, "a"])))
+"""
+    assert run_python(code, "torch", "scipy", "numba", "grpc", "safetensors") == "[1, 'a']"
+
+
+def test_a_bootstrap_server_needs_no_torch() -> None:
+    code = "import lowcomm_bootstrap.cli, lowcomm_bootstrap.serving; print('ok')"
+    assert run_python(code, "torch", "scipy", "numba", "grpc", "safetensors") == "ok"
+
+
+def test_the_whole_of_hivemind_is_used_where_it_was_imported_before() -> None:
+    code = """
+import hivemind
+from lowcomm_node.discovery import hivemind_parts as parts
+print(hivemind.averaging is not None and hivemind.dht.DHTNode is parts.DHTNode)
+"""
+    assert run_python(code) == "True"
