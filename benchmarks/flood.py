@@ -79,9 +79,8 @@ def tell(result: dict[str, Any]) -> int:
     print(result["machine"])
     growth, slower = result["growth"], result["slower"]
     fewest = min(phase["exchanges"] for phase in result["phases"] if phase["kind"] == "flood")
-    print(
-        f"memory at its peak was {growth / MIB:.1f} MiB above that of the first calm; training was {slower:.1%} slower (median of pairs)"
-    )
+    print(f"memory at its peak was {growth / MIB:.1f} MiB above that of the first calm")
+    print(f"training was {slower:.1%} slower (median of pairs)")
     print(f"refused: {result['refusals']}\nhow calls and connections ended: {json.dumps(result['ends'])}")
     return int(growth > MAX_GROWTH or slower > MAX_SLOWER or fewest == 0)
 

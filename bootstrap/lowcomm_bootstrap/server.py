@@ -15,11 +15,14 @@ from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
 from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.errors import NodeError
 from lowcomm_node.logs import log
+from lowcomm_node.service import Condition
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.run import SignedRun, read_signed_run
 
 RUN_LIFE = 1800.0
 LOOK_EVERY = 5.0
+LOOK_DEADLINE = 300.0
+"""Seconds after which a look must have ended: all that it waits for has deadlines of its own."""
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -41,6 +44,8 @@ class BootstrapServer:
         self._look_every, self._lifeline = look_every, lifeline
         lifeline.publish_with(self._publish, None)
         self._published = 0.0
+        self._looked: float | None = None
+        """When a look ended last; None before it serves."""
         self._peers: dict[str, int] = {}
         self._refused: set[str] = set()
 
@@ -53,12 +58,24 @@ class BootstrapServer:
 
     async def run(self) -> None:
         """Serve until cancelled."""
+        self._looked = monotonic()
         while True:
             await asyncio.sleep(self._look_every)
             try:
                 await self.look()
             except Exception as error:  # a defect must not cost the swarm its door
                 log.error("server.defect", error=repr(error), exc_info=error)
+            self._looked = monotonic()
+
+    def condition(self, now: float) -> Condition:
+        """What the service manager is told at a time (monotonic seconds). Ready is who serves, also alone."""
+        if self._looked is None:
+            return Condition(ready=False, line="starting")
+        runs, peers = len(self._registry.runs()), sum(self._peers.values())
+        line = self._lifeline.reason or f"serving: {runs} runs published, {peers} peers alive in them"
+        late = now - self._looked
+        overdue = f"a look at the swarm has taken {late:.0f} s" if late > LOOK_DEADLINE else None
+        return Condition(ready=True, line=line, overdue=overdue)
 
     async def look(self) -> None:
         """Do once what is due every LOOK_EVERY seconds."""

@@ -7,6 +7,7 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from lowcomm_bootstrap.registry import Registry
@@ -18,6 +19,7 @@ from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.files import HomeLock, load_or_create_identity
 from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
+from lowcomm_node.service import ServiceManager
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.run import SignedRun, parse_toml, read_signed_run, sign_run
@@ -52,6 +54,7 @@ def run_server(settings: ServeSettings) -> int:
 
 
 async def _serve(settings: ServeSettings) -> int:
+    manager = ServiceManager.of()
     with HomeLock(settings.home / "lock"):
         identity = load_or_create_identity(settings.home / "identity.key")
         registry = Registry(settings.home / "runs", settings.max_runs)
@@ -72,7 +75,8 @@ async def _serve(settings: ServeSettings) -> int:
         # Whoever lost us dials us: there is no need to start p2pd again, and with it all that it relays.
         lifeline = Lifeline(discovery, settings.peers, None, printer.tell, restarts=False)
         server = BootstrapServer(discovery, registry, settings.closed, printer.tell, lifeline)
-        _stop_on_signal(asyncio.current_task())
+        _stop_on_signal(asyncio.current_task(), manager)
+        attending = asyncio.create_task(manager.attend(lambda: server.condition(monotonic())))
         try:
             await server.start()
             await prober.serve()
@@ -84,6 +88,9 @@ async def _serve(settings: ServeSettings) -> int:
         except asyncio.CancelledError:
             printer.tell({"event": "stopping"})
         finally:
+            manager.stopping()
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
             await prober.close()
             await server.close()
     return 0
@@ -121,7 +128,7 @@ class Printer:
                 print(json.dumps(event) if self._as_json else _in_words(event), flush=True)
 
 
-def _stop_on_signal(serving: asyncio.Task[Any] | None) -> None:
+def _stop_on_signal(serving: asyncio.Task[Any] | None, manager: ServiceManager) -> None:
     """The first SIGINT or SIGTERM stops cleanly, the second at once (p2pd ends with us)."""
     assert serving is not None
     loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
@@ -129,6 +136,7 @@ def _stop_on_signal(serving: asyncio.Task[Any] | None) -> None:
     def stop() -> None:
         for number in numbers:
             loop.add_signal_handler(number, os._exit, 128 + number)
+        manager.stopping()
         serving.cancel()
 
     for number in numbers:

@@ -1,12 +1,13 @@
 """What ``status`` and ``peers`` show, as plain JSON; the API, the panel and the command line read the same."""
 
 import os
-from importlib.metadata import version
 from math import isfinite
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.exchange.history import Outcome
+from lowcomm_node.release import release
+from lowcomm_node.service import Condition
 
 if TYPE_CHECKING:
     from lowcomm_node.daemon import Daemon
@@ -37,6 +38,7 @@ def report(node: "Daemon") -> dict[str, Any]:
         "pid": os.getpid(),
         "run": _run(node),
         "phase": node.bulletin.phase,
+        "joined": membership is not None,
         "waiting": node.bulletin.waiting or _why_alone(node),
         "swarm": node.lifeline.describe() if node.lifeline else None,
         "pause": _pause(node),
@@ -74,6 +76,21 @@ def report(node: "Daemon") -> dict[str, Any]:
     }
 
 
+def summary(status: dict[str, Any]) -> str:
+    """A status in a line: what the node does, and why it waits if it does."""
+    phase, waiting, trainer = status["phase"], status["waiting"], status["trainer"]
+    if waiting or trainer["swarm_step"] is None:
+        return f"{phase} · {waiting}" if waiting else phase
+    return f"{phase} · step {trainer['swarm_step']} of {trainer['total_steps']}, {status['peers']} other peers alive"
+
+
+def condition(node: "Daemon") -> Condition:
+    """What the service manager is told. Ready is who takes part, also alone: it has found the run, and may exchange."""
+    status = report(node)
+    overdue = node.supervisor.overdue(monotonic())
+    return Condition(ready=status["joined"], line=summary(status), overdue=overdue)
+
+
 def report_peers(node: "Daemon") -> list[dict[str, Any]]:
     """The peers of a node."""
     if node.membership is None or node.exchanger is None:
@@ -97,11 +114,6 @@ def report_peers(node: "Daemon") -> list[dict[str, Any]]:
         }
         for info in node.membership.roster.alive(now)
     ]
-
-
-def release() -> str:
-    """The version of this software."""
-    return version("lowcomm-node")
 
 
 def _finite(value: Any) -> Any:

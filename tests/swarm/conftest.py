@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import uvloop
 from dht import Dht
-from kit import Swarm, lonely_swarm
+from kit import Notified, Swarm, lonely_swarm
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -24,6 +24,16 @@ def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
     """An empty swarm; whatever it starts is ended, also when the test fails."""
     with lonely_swarm(tmp_path, monkeypatch) as swarm:
         yield swarm
+
+
+@pytest.fixture
+def notified(tmp_path: Path) -> Iterator[Notified]:
+    """A service manager's socket; its watchdog bites after three seconds."""
+    notified = Notified(tmp_path / "notify", watchdog=3.0)
+    try:
+        yield notified
+    finally:
+        notified.close()
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,6 +208,51 @@ def lonely_swarm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swar
             yield swarm
         finally:
             swarm.close()
+
+
+class Notified:
+    """A service manager's socket, and what it is told, in order."""
+
+    def __init__(self, path: Path, watchdog: float) -> None:
+        self._environment = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": f"{watchdog * 1e6:.0f}"}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._thread = threading.Thread(target=self._read)
+        self.told: list[str] = []
+        self._thread.start()
+
+    @contextmanager
+    def manages(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """What starts meanwhile tells this."""
+        with monkeypatch.context() as patch:
+            for name, value in self._environment.items():
+                patch.setenv(name, value)
+            yield
+
+    def count(self, text: str) -> int:
+        """How often it was told something that begins so."""
+        return sum(one.startswith(text) for one in self.told)
+
+    def until(self, text: str, times: int = 1, deadline: float = START) -> None:
+        """Wait until it was told so many things that begin so."""
+        until(lambda: self.count(text) >= times, deadline, f"the service manager is told {text}")
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+    def _read(self) -> None:
+        while told := self._socket.recv(4096):  # nothing: it was shut down
+            self.told.append(told.decode())
+
+
+def environments(pids: list[int]) -> list[dict[str, str]]:
+    """What these processes were started with."""
+    import psutil
+
+    return [psutil.Process(pid).environ() for pid in pids]
 
 
 def descendants(pid: int) -> list[int]:

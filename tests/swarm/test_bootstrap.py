@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from dht import Dht
-from kit import Process, Swarm, descendants, run
+from kit import Notified, Process, Swarm, descendants, environments, run
 from test_mistakes import assert_one_clear_line
 
 from lowcomm_bootstrap.registry import Registry
@@ -93,12 +93,22 @@ async def test_a_closed_server_keeps_only_its_own_runs(swarm: Swarm, dht: Dht) -
     assert [run.spec.run.name for run in Registry(door.home / "runs").runs()] == ["test"]
 
 
-def test_it_stops_cleanly_at_the_first_signal(swarm: Swarm) -> None:
+def test_it_stops_cleanly_at_the_first_signal_and_keeps_its_service_manager_informed(
+    swarm: Swarm, notified: Notified, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        door = swarm.bootstrap()
+        with notified.manages(monkeypatch):
+            door = swarm.bootstrap()
         children = descendants(door.child.pid)
         assert children
+        assert not any("NOTIFY_SOCKET" in one or "WATCHDOG_USEC" in one for one in environments(children))
+        notified.until("READY=1")
+        fed = notified.count("WATCHDOG=1")
+        notified.until("WATCHDOG=1", fed + 1)
         assert door.end(number) == 0
+        assert notified.count("STOPPING=1") == notified.count("READY=1") == 1
+        assert [told.partition("=")[0] for told in notified.told[:2]] == ["EXTEND_TIMEOUT_USEC", "STATUS"]
+        notified.told.clear()
         assert door.events("stopping")
         assert not any(psutil.pid_exists(pid) for pid in children)
     assert "Traceback" not in door.output

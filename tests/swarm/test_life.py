@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit import Swarm, alive, descendants, run
+from kit import Notified, Swarm, alive, descendants, environments, run
 
 from lowcomm_node.discovery.p2pd import runtime_folder
 from waiting import until
@@ -55,12 +55,22 @@ def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     late.until_completed(1)
 
 
-def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(swarm: Swarm) -> None:
+def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
+    swarm: Swarm, notified: Notified, monkeypatch: pytest.MonkeyPatch
+) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     sockets, shared = set(runtime_folder().iterdir()), set(Path("/dev/shm").iterdir())
-    a, b, c = (swarm.node(name, "--record-life", "600") for name in "abc")
+    a, b = (swarm.node(name, "--record-life", "600") for name in "ab")
+    with notified.manages(monkeypatch):
+        c = swarm.node("c", "--record-life", "600")
     for node in (a, b, c):
         node.until_completed(1)
+    # The service manager of one of them is kept informed, by it alone.
+    notified.until("STATUS=training")
+    notified.until("WATCHDOG=1", 2)
+    assert notified.told[0].startswith("EXTEND_TIMEOUT_USEC=") and notified.count("READY=1") == 1
+    assert notified.count("STOPPING=1") == 0
+    assert not any("NOTIFY_SOCKET" in one for one in environments(descendants(c.child.pid)))
     for node, how in ((b, "finish"), (c, "SIGTERM")):
         family = descendants(node.child.pid)
         assert len(family) >= 2, "trainer and p2pd"
@@ -71,6 +81,7 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(swarm
             assert node.child.wait(30) == 0
         else:
             assert node.end(signal.SIGTERM) == 0
+            assert notified.count("STOPPING=1") == 1
         # Its record would live for ten minutes more: only a goodbye can have removed it.
         until(lambda gone=leaver: gone not in [peer["peer_id"] for peer in a.peers()], 5, "gone from the other's peers")
         assert alive(family) == []

@@ -111,7 +111,9 @@ def test_small_commands_load_neither_torch_nor_hivemind(command: list[str], tmp_
 def test_the_module_runs_like_the_command() -> None:
     done = python("-m", "lowcomm_node", "--version")
     assert done.returncode == 0
-    assert re.fullmatch(r"lowcomm-node \d+\.\d+\.\d+\S*, protocol \d+\n", done.stdout)
+    assert re.fullmatch(
+        r"lowcomm-node \d+\.\d+\.\d+\S* \(commit ([0-9a-f]{12}(-dirty)?|unknown)\), protocol \d+\n", done.stdout
+    )
 
 
 COMMANDS = [

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import psutil
@@ -16,7 +17,7 @@ from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.supervision import supervisor as supervisor_module
 from lowcomm_node.supervision.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
 from lowcomm_node.supervision.pace import FACTOR, FIRST_STEP, Pace
-from lowcomm_node.supervision.supervisor import Supervisor
+from lowcomm_node.supervision.supervisor import END_DEADLINE, Supervisor
 from lowcomm_node.trainer.interface import TrainerSettings
 from lowcomm_node.trainer.process import TrainerProcess, describe_end, fate
 from waiting import until_async
@@ -68,13 +69,31 @@ async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_
         failure = await one.explain(error)
         assert (failure.kind, failure.step) == (Kind.DIED, 2) and "SIGKILL" in failure.reason
         assert not one.runs
+        assert one.overdue(monotonic()) is None, "there is time to clean up"
+        assert "is not over with yet" in (one.overdue(monotonic() + END_DEADLINE) or ""), "but not for ever"
         with pytest.raises(TrainerLost):
             await one.trainer.save()
         await one.stop()
         with pytest.raises(TrainerError, match="does not run now"):
             _ = one.trainer
+        assert one.overdue(monotonic() + END_DEADLINE) is None, "it is over with"
         await one.start(SETTINGS)
         assert one.runs and one.pid != first and one.restarts == 1
+
+
+async def test_one_that_hangs_though_nobody_sees_it_is_overdue() -> None:
+    async with supervised("", least_silence=2.0) as (one, told):
+        await one.start(SETTINGS)
+        await one.train(True)
+        await until_async(lambda: asyncio.sleep(0, len(told) > 5), DEADLINE, "steps")
+        one._tasks[1].cancel()  # who watches it
+        assert one.pid is not None
+        os.kill(one.pid, signal.SIGSTOP)
+        assert one.overdue(monotonic()) is None
+        later = monotonic()
+        for _ in range(int(one._pace.deadline + END_DEADLINE) + 2):
+            one._pace.tick(later := later + 1.0)
+        assert "longer than it may" in (one.overdue(later) or "")
 
 
 async def test_what_it_says_of_its_end_goes_before_how_its_process_ended() -> None:

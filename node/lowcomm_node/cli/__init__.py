@@ -34,14 +34,14 @@ app.add_typer(checkpoints.app, name="checkpoint")
 
 @app.callback(invoke_without_command=True)
 def version(
-    show: Annotated[bool, typer.Option("--version", help="Show release and protocol version.", is_eager=True)] = False,
+    show: Annotated[bool, typer.Option("--version", help="Show release, commit and protocol.", is_eager=True)] = False,
 ) -> None:
     """Show the version, or go on to the command."""
     if show:
-        from lowcomm_node.report import release
+        from lowcomm_node.release import describe
         from lowcomm_protocol import PROTOCOL_VERSION
 
-        print(f"lowcomm-node {release()}, protocol {PROTOCOL_VERSION}")
+        print(f"lowcomm-node {describe(PROTOCOL_VERSION)}")
         raise typer.Exit
 
 

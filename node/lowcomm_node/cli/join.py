@@ -10,6 +10,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async
 from lowcomm_node.logs import configure_logs, log
+from lowcomm_node.service import ServiceManager
 from lowcomm_node.trainer.process import TrainerProcess
 
 if TYPE_CHECKING:
@@ -84,35 +85,42 @@ def join(
     settings = load_settings(flags).settings
     terminal = sys.stdout.isatty() and not json_
     configure_logs(verbose - quiet - 1)
+    manager = ServiceManager.of()
     availability, trainer = Availability.of(settings), TrainerProcess(settings.nice)
     if availability.hold is None:
         trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
     from lowcomm_node.daemon import Daemon
 
-    raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), terminal)))
+    raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), manager, terminal)))
 
 
-async def _join(daemon: "Daemon", terminal: bool) -> int:
-    _finish_on_signal(daemon)
+async def _join(daemon: "Daemon", manager: ServiceManager, terminal: bool) -> int:
+    from lowcomm_node.report import condition
+
+    _finish_on_signal(daemon, manager)
+    attending = asyncio.create_task(manager.attend(lambda: condition(daemon)))
     showing = asyncio.create_task(_show_panel(daemon) if terminal else _print_events(daemon))
     try:
         return await daemon.run()
     finally:
+        manager.stopping()
         # What was told last is still shown.
         await asyncio.wait({showing}, timeout=REFRESH / 5)
-        showing.cancel()
-        (outcome,) = await asyncio.gather(showing, return_exceptions=True)
-        if isinstance(outcome, Exception):
-            log.error("join.not_shown", error=repr(outcome))
+        for task in (attending, showing):
+            task.cancel()
+        _, shown = await asyncio.gather(attending, showing, return_exceptions=True)
+        if isinstance(shown, Exception):
+            log.error("join.not_shown", error=repr(shown))
 
 
-def _finish_on_signal(daemon: "Daemon") -> None:
+def _finish_on_signal(daemon: "Daemon", manager: ServiceManager) -> None:
     """First SIGINT or SIGTERM: finish; the second: stop now."""
     loop = asyncio.get_running_loop()
     told: list[int] = []
 
     def on_signal(number: int) -> None:
         told.append(number)
+        manager.stopping()
         if len(told) == 1:
             daemon.request_finish()
         else:

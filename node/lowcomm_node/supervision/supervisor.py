@@ -20,6 +20,8 @@ from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer
 
 TICK = 1.0
+END_DEADLINE = 180.0
+"""Seconds from the loss of a trainer until it must be over with it: exchanges ended, its process gone, its memory given back."""
 FATE_DEADLINE = 10.0
 """Seconds to learn how a trainer ended that does not answer any more."""
 _UNFIT = (5, 78)
@@ -42,6 +44,7 @@ class Supervisor:
         self._built = self._training = False
         self._lost = asyncio.Event()
         self._failure: Failure | None = None
+        self._lost_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._steps = 0
         self._pace = Pace(monotonic(), least_silence)
@@ -64,6 +67,17 @@ class Supervisor:
     def pid(self) -> int | None:
         """Its process, where it has one of its own."""
         return self._trainer.pid if self._trainer is not None else None
+
+    def overdue(self, now: float) -> str | None:
+        """What should be over with the trainer by ``now`` (monotonic seconds) and is not; None while all is in time.
+
+        Whoever asks can only end the daemon: it sees itself what a trainer fails to do, and this is that it does not.
+        """
+        if self._failure is not None:
+            late = now - self._lost_at
+            return f"the trainer was lost {late:.0f} s ago and is not over with yet" if late > END_DEADLINE else None
+        late = self._pace.silence(now) - self._pace.deadline
+        return f"nobody ended the trainer, which hangs {late:.0f} s longer than it may" if late > END_DEADLINE else None
 
     async def start(self, settings: TrainerSettings) -> Ready:
         """Start a trainer, which builds or resumes its replica. Raises TrainerLost if it dies, TrainerError if it can't."""
@@ -151,7 +165,7 @@ class Supervisor:
     def _lose(self, kind: Kind, reason: str) -> None:
         # What it says of itself tells more than how its process ended.
         if self._failure is None:
-            self._failure = Failure(kind=kind, reason=reason, step=self._steps)
+            self._failure, self._lost_at = Failure(kind=kind, reason=reason, step=self._steps), monotonic()
             self._lost.set()
 
 

@@ -1,0 +1,207 @@
+"""What must hold for what a service manager is told: over a real socket, in time, and nothing while something is overdue."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lowcomm_bootstrap.server import LOOK_DEADLINE, BootstrapServer
+from lowcomm_node.report import summary
+from lowcomm_node.service import EXTENSION, MAX_STATUS, STATUS_EVERY, Condition, ServiceManager
+from waiting import until_async
+
+Listen = Callable[[str], socket.socket]
+STARTING, READY = Condition(ready=False, line="joining"), Condition(ready=True, line="training")
+EXTENDED = f"EXTEND_TIMEOUT_USEC={EXTENSION * 1e6:.0f}"
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Makes a manager's socket at an address as systemd writes it."""
+    sockets: list[socket.socket] = []
+
+    def make(address: str) -> socket.socket:
+        sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+        sockets[-1].bind("\0" + address[1:] if address.startswith("@") else address)
+        return sockets[-1]
+
+    yield make
+    for one in sockets:
+        one.close()
+
+
+def heard(manager: socket.socket) -> list[str]:
+    """What it was told since it was asked last."""
+    found = []
+    while True:
+        try:
+            found.append(manager.recv(4096).decode())
+        except BlockingIOError:
+            return found
+
+
+@pytest.fixture
+def told(listen: Listen, tmp_path: Path) -> Callable[..., tuple[ServiceManager, Callable[[], list[str]]]]:
+    """Makes a manager with a socket of its own, and what it was told."""
+
+    def make(watchdog: float | None = None) -> tuple[ServiceManager, Callable[[], list[str]]]:
+        sock = listen(str(tmp_path / "notify"))
+        return ServiceManager(str(tmp_path / "notify"), watchdog), lambda: heard(sock)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["a path", "an abstract name"])
+def test_the_manager_that_the_environment_names_is_told_and_children_are_not(
+    kind: str, listen: Listen, tmp_path: Path
+) -> None:
+    address = str(tmp_path / "notify") if kind == "a path" else f"@lowcomm-test-{os.getpid()}"
+    sock = listen(address)
+    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getpid()), "A": "b"}
+    manager = ServiceManager.of(environment)
+    assert environment == {"A": "b"}
+    manager.tick(READY, 0.0)
+    manager.stopping()
+    assert heard(sock) == ["READY=1", "STATUS=training", "WATCHDOG=1", "STOPPING=1"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}, {"NOTIFY_SOCKET": "/nowhere/at/all"}],
+)
+def test_without_a_manager_that_answers_nothing_fails(environment: dict[str, str]) -> None:
+    manager = ServiceManager.of(environment)
+    manager.tick(READY, 0.0)
+    manager.stopping()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"WATCHDOG_USEC": "0"},
+        {"WATCHDOG_USEC": "soon"},
+        {"WATCHDOG_USEC": "-5"},
+        {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"},
+    ],
+)
+def test_a_watchdog_that_is_none_or_somebody_elses_is_not_fed(
+    environment: dict[str, str], listen: Listen, tmp_path: Path
+) -> None:
+    sock = listen(str(tmp_path / "notify"))
+    ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "notify"), **environment}).tick(READY, 0.0)
+    assert heard(sock) == ["READY=1", "STATUS=training"]
+
+
+def test_a_start_is_extended_until_it_is_over_and_readiness_is_told_once(told: Any) -> None:
+    manager, news = told()
+    manager.tick(STARTING, 0.0)
+    manager.tick(STARTING, 1.0)
+    assert news() == [EXTENDED, "STATUS=joining", EXTENDED]
+    manager.tick(Condition(ready=False, line="joining", overdue="p2pd has not started"), 2.0)
+    assert news() == [], "what is overdue gets no more time"
+    for second in (3.0, 4.0):
+        manager.tick(READY, second)
+    assert news() == ["READY=1"]
+
+
+def test_a_status_is_told_when_it_changed_and_not_too_often(told: Any) -> None:
+    manager, news = told()
+    manager.tick(READY, 0.0)
+    for number in range(1, 40):
+        manager.tick(Condition(ready=True, line=f"step {number // 20}"), 0.1 * number)
+    assert news() == ["READY=1", "STATUS=training"]
+    for second in (STATUS_EVERY, 2 * STATUS_EVERY, 3 * STATUS_EVERY):
+        manager.tick(Condition(ready=True, line="step 7"), second)
+    assert news() == ["STATUS=step 7"]
+
+
+def test_a_status_that_strangers_wrote_tells_nothing_else(told: Any) -> None:
+    manager, news = told()
+    manager.tick(Condition(ready=False, line="no partner: x\nREADY=1\n" + "ü" * 5000), 0.0)
+    told_ = news()
+    assert told_[0] == EXTENDED and told_[1].startswith("STATUS=no partner: x READY=1 ü") and len(told_) == 2
+    assert "\n" not in told_[1] and len(told_[1]) == len("STATUS=") + MAX_STATUS
+
+
+def test_the_watchdog_is_fed_twice_a_period_unless_something_is_overdue(told: Any) -> None:
+    manager, news = told(watchdog=20.0)
+    fed = []
+    for tick in range(41):
+        manager.tick(READY, float(tick))
+        fed += [tick] if "WATCHDOG=1" in news() else []
+    assert max(after - before for before, after in pairwise(fed)) <= 10
+    assert len(fed) <= 6
+    for tick in range(41, 80):
+        manager.tick(Condition(ready=True, line="training", overdue="the trainer hangs"), float(tick))
+    assert news() == ["STATUS=the trainer hangs"]
+    manager.tick(READY, 80.0)
+    assert "WATCHDOG=1" in news(), "it is over"
+
+
+def test_what_a_full_socket_does_not_take_is_told_later_and_nobody_waits(told: Any) -> None:
+    manager, news = told(watchdog=20.0)
+    filler = 0
+    while manager._tell("X=1"):
+        filler += 1
+    manager.tick(READY, 0.0)
+    assert news() == ["X=1"] * filler
+    manager.tick(READY, 1.0)
+    assert news() == ["READY=1", "STATUS=training", "WATCHDOG=1"]
+
+
+async def test_attending_goes_on_over_a_defect_and_ends_at_once_without_a_manager(told: Any) -> None:
+    await ServiceManager().attend(lambda: pytest.fail("nobody is told anything"))
+    manager, news = told(watchdog=0.2)
+    conditions: Iterator[Condition | None] = iter([READY, None])
+    heard_: list[str] = []
+
+    def look() -> Condition:
+        found = next(conditions, READY)
+        if found is None:
+            raise ValueError("a defect")
+        return found
+
+    async def fed() -> bool:
+        heard_.extend(news())
+        return heard_.count("WATCHDOG=1") >= 3
+
+    task = asyncio.create_task(manager.attend(look))
+    try:
+        await until_async(fed, 20, "the watchdog is fed again and again")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert heard_.count("READY=1") == 1
+
+
+def test_a_node_says_in_a_line_what_it_does_and_why_it_waits() -> None:
+    trainer = {"swarm_step": None, "total_steps": 100}
+    status = {"phase": "joining", "waiting": "looking for the swarm", "trainer": trainer, "peers": 0}
+    assert summary(status) == "joining · looking for the swarm"
+    assert summary(status | {"waiting": None}) == "joining"
+    status = {"phase": "training", "waiting": None, "trainer": trainer | {"swarm_step": 7}, "peers": 2}
+    assert summary(status) == "training · step 7 of 100, 2 other peers alive"
+
+
+async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_look_does_not_end() -> None:
+    lifeline = SimpleNamespace(publish_with=lambda *_: None, reason=None, step=asyncio.Event().wait)
+    registry = SimpleNamespace(runs=list)
+    server = BootstrapServer(None, registry, True, print, lifeline, look_every=0.0)  # type: ignore[arg-type]
+    assert not server.condition(0.0).ready
+    task = asyncio.create_task(server.run())
+    await asyncio.sleep(0)  # it begins
+    now = server._looked or 0.0
+    assert server.condition(now) == Condition(ready=True, line="serving: 0 runs published, 0 peers alive in them")
+    assert server.condition(now + LOOK_DEADLINE).overdue is None
+    assert "has taken" in (server.condition(now + LOOK_DEADLINE + 1).overdue or "")
+    lifeline.reason = "no bootstrap server answers"
+    assert server.condition(now).line == "no bootstrap server answers"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
