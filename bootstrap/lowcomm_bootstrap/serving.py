@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lowcomm_bootstrap.health import SignOfLife
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_node.discovery.hivemind import HivemindDiscovery
@@ -71,17 +72,20 @@ async def _serve(settings: ServeSettings) -> int:
         prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP)
         # Whoever lost us dials us: there is no need to start p2pd again, and with it all that it relays.
         lifeline = Lifeline(discovery, settings.peers, None, printer.tell, restarts=False)
-        server = BootstrapServer(discovery, registry, settings.closed, printer.tell, lifeline)
+        sign = SignOfLife(settings.home)
+        server = BootstrapServer(discovery, registry, settings.closed, printer.tell, lifeline, looked=sign.renew)
         _stop_on_signal(asyncio.current_task())
         try:
             await server.start()
             await prober.serve()
             ready = {"event": "ready", "peer_id": identity.peer_id, "addresses": list(discovery.addresses())}
+            sign.begin()
             printer.tell(ready)
             await server.run()
         except asyncio.CancelledError:
             printer.tell({"event": "stopping"})
         finally:
+            sign.end()
             await prober.close()
             await server.close()
     return 0

@@ -96,8 +96,9 @@ class Daemon:
         self.availability = availability or Availability.of(settings)
         self.news = News()
         self.phase = "starting"
-        self.waiting: str | None = None
-        self.began = monotonic()
+        self._waiting: str | None = None
+        self.began = self.changed = monotonic()
+        """When it was made, and when its phase or what it waits for changed last."""
         self.run_: SignedRun | None = None
         self.ready: Ready | None = None
         self.exchanger: Exchanger | None = None
@@ -129,6 +130,17 @@ class Daemon:
         self._server: ExchangeServer | None = None
 
     # what the command line asks
+
+    @property
+    def waiting(self) -> str | None:
+        """What it waits for now."""
+        return self._waiting
+
+    @waiting.setter
+    def waiting(self, text: str | None) -> None:
+        if text != self._waiting:
+            self.changed = monotonic()
+        self._waiting = text
 
     def status(self) -> dict[str, Any]:
         """Everything that ``status`` and the panel show."""
@@ -703,6 +715,7 @@ class Daemon:
         changed = phase != self.phase
         self.phase, self.waiting = phase, waiting
         if changed:
+            self.changed = monotonic()
             self._tell({"event": "phase", "phase": phase})
 
     def _warn(self, text: str) -> None:

@@ -19,10 +19,10 @@ def node(history: History, **progress: Any) -> Any:
     """A node of which only its exchanges and its progress are known."""
     known: defaultdict[str, Any] = defaultdict(lambda: None)
     known |= {
-        "peer_id": "me", "phase": "training", "began": 0.0, "warnings": [], "progress": progress,
+        "peer_id": "me", "phase": "training", "began": 0.0, "changed": 0.0, "warnings": [], "progress": progress,
         "exchanger": SimpleNamespace(history=history, running={}), "refusals": Refusals(),
         "limits": lambda: {"max_up": None}, "availability": SimpleNamespace(hold=None),
-        "supervisor": SimpleNamespace(pid=None, restarts=0, last_failure=None),
+        "supervisor": SimpleNamespace(pid=None, restarts=0, last_failure=None, silence=0.0, longest_silence=60.0),
     }  # fmt: skip
     names = ("waiting", "run_", "membership", "channels", "lifeline", "ready", "checkpoint")
     return SimpleNamespace(**known, **dict.fromkeys(names))

@@ -4,6 +4,9 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import localtime, monotonic, strftime
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +16,8 @@ from lowcomm_node.logs import configure_logs
 from lowcomm_node.trainer.process import TrainerProcess
 
 REFRESH = 0.5
+PROGRESS_EVERY = 10.0
+"""Seconds between two lines on progress, where there is no terminal."""
 Text = Annotated[str | None, typer.Option()]
 
 
@@ -79,19 +84,19 @@ def join(
     from lowcomm_node.settings import load_settings
 
     settings = load_settings(flags).settings
-    terminal = sys.stdout.isatty() and not json_
+    showing = _print_events if json_ else _show_panel if sys.stdout.isatty() else _print_words
     configure_logs(verbose - quiet - 1)
     availability, trainer = Availability.of(settings), TrainerProcess(settings.nice)
     if availability.hold is None:
         trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
     from lowcomm_node.daemon import Daemon
 
-    raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), terminal)))
+    raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), showing)))
 
 
-async def _join(daemon: Any, terminal: bool) -> int:
+async def _join(daemon: Any, show: Callable[[Any], Coroutine[Any, Any, None]]) -> int:
     _finish_on_signal(daemon)
-    showing = asyncio.create_task(_show_panel(daemon) if terminal else _print_events(daemon))
+    showing = asyncio.create_task(show(daemon))
     try:
         return await daemon.run()
     finally:
@@ -121,6 +126,28 @@ async def _print_events(daemon: Any) -> None:
     events = daemon.news.subscribe(every_step=False)
     while True:
         print(json.dumps(await events.get()), flush=True)
+
+
+async def _print_words(daemon: Any) -> None:
+    from lowcomm_node.words import event_in_words, progress_in_words
+
+    events, told_at, told_step = daemon.news.subscribe(every_step=False), monotonic(), None
+    while True:
+        line, step = None, daemon.progress.get("swarm_step")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, told_at + PROGRESS_EVERY - monotonic())):
+                line = event_in_words(await events.get())
+        if line is not None:
+            _print_line(line)
+        if monotonic() >= told_at + PROGRESS_EVERY:
+            told_at = monotonic()
+            if daemon.phase == "training" and step != told_step:
+                told_step = step
+                _print_line(progress_in_words(daemon.status()))
+
+
+def _print_line(text: str) -> None:
+    print(f"{strftime('%H:%M:%S', localtime())} {text}", flush=True)
 
 
 async def _show_panel(daemon: Any) -> None:

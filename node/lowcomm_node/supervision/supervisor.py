@@ -65,6 +65,16 @@ class Supervisor:
         """Its process, where it has one of its own."""
         return self._trainer.pid if self._trainer is not None else None
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the trainer was heard, while a step is due from it."""
+        return self._pace.silence(monotonic())
+
+    @property
+    def longest_silence(self) -> float:
+        """Seconds after which it hangs."""
+        return self._pace.deadline
+
     async def start(self, settings: TrainerSettings) -> Ready:
         """Start a trainer, which builds or resumes its replica. Raises TrainerLost if it dies, TrainerError if it can't."""
         trainer = self._trainer = self._trainer or self._make()
