@@ -11,7 +11,7 @@ import typer
 
 from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.durable import disk_full_error
-from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
 from lowcomm_node.files import load_or_create_identity
 from lowcomm_node.logs import configure_logs
 from lowcomm_node.units import read_size, write_size
@@ -101,6 +101,21 @@ def show_id(home: Home = None, json_: Json = False, quiet: Quiet = False, verbos
     _prepare(quiet, verbose)
     identity = load_or_create_identity(_home(home) / "identity.key")
     print(json.dumps({"peer_id": identity.peer_id}) if json_ else identity.peer_id)
+
+
+@app.command()
+def healthy(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """Tell in one line whether the server is well, and why: exit code 0, or 4 if it is not."""
+    from lowcomm_bootstrap.health import check_health
+
+    _prepare(quiet, verbose)
+    try:
+        found, reason = True, check_health(_home(home))
+    except Unhealthy as error:
+        found, reason = False, str(error)
+    print(json.dumps({"healthy": found, "reason": reason}) if json_ else reason)
+    if not found:
+        raise typer.Exit(Unhealthy.exit_code)
 
 
 def main() -> None:

@@ -38,10 +38,11 @@ class BootstrapServer:
         tell: Tell,
         lifeline: Lifeline,
         look_every: float = LOOK_EVERY,
+        looked: Callable[[], None] = lambda: None,
     ) -> None:
-        """``lifeline``: what keeps us together with other bootstrap servers."""
+        """``lifeline``: what keeps us together with other bootstrap servers; ``looked``: told after each look around."""
         self._discovery, self._registry, self._closed, self._tell = discovery, registry, closed, tell
-        self._look_every, self._lifeline = look_every, lifeline
+        self._look_every, self._lifeline, self._looked = look_every, lifeline, looked
         lifeline.publish_with(self._publish, None)
         self._published = 0.0
         self._looked: float | None = None
@@ -63,6 +64,7 @@ class BootstrapServer:
             await asyncio.sleep(self._look_every)
             try:
                 await self.look()
+                self._looked()
             except Exception as error:  # a defect must not cost the swarm its door
                 log.error("server.defect", error=repr(error), exc_info=error)
             self._looked = monotonic()

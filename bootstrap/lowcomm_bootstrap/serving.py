@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from lowcomm_bootstrap.health import SignOfLife
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_node.discovery.hivemind import HivemindDiscovery
@@ -74,7 +75,8 @@ async def _serve(settings: ServeSettings) -> int:
         prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP)
         # Whoever lost us dials us: there is no need to start p2pd again, and with it all that it relays.
         lifeline = Lifeline(discovery, settings.peers, None, printer.tell, restarts=False)
-        server = BootstrapServer(discovery, registry, settings.closed, printer.tell, lifeline)
+        sign = SignOfLife(settings.home)
+        server = BootstrapServer(discovery, registry, settings.closed, printer.tell, lifeline, looked=sign.renew)
         _stop_on_signal(asyncio.current_task(), manager)
         attending = asyncio.create_task(manager.attend(lambda: server.condition(monotonic())))
         try:
@@ -83,6 +85,7 @@ async def _serve(settings: ServeSettings) -> int:
             addresses = list(discovery.addresses())
             others = [address for address in settings.peers if not address.endswith(f"/p2p/{identity.peer_id}")]
             ready = {"event": "ready", "peer_id": identity.peer_id, "addresses": addresses, "others": others}
+            sign.begin()
             printer.tell(ready)
             await server.run()
         except asyncio.CancelledError:
@@ -91,6 +94,7 @@ async def _serve(settings: ServeSettings) -> int:
             manager.stopping()
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
+            sign.end()
             await prober.close()
             await server.close()
     return 0

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.logs import log
@@ -18,6 +18,8 @@ class Bulletin:
         self.phase = "starting"
         self.waiting: str | None = None
         """What it waits for; None if for nothing."""
+        self.changed = monotonic()
+        """When its phase, or what it waits for, changed last (monotonic seconds)."""
         self.progress: dict[str, Any] = {}
         """Of the trainer, by the names that ``status`` has for it."""
         self.checkpoint: dict[str, Any] | None = None
@@ -38,14 +40,15 @@ class Bulletin:
 
     def enter(self, phase: str, waiting: str | None) -> None:
         """Be in a phase from now on, and perhaps wait for something in it."""
-        changed = phase != self.phase
-        self.phase, self.waiting = phase, waiting
-        if changed:
+        self.show(waiting)
+        if phase != self.phase:
+            self.phase, self.changed = phase, monotonic()
             self.tell({"event": "phase", "phase": phase})
 
     def show(self, waiting: str | None) -> None:
         """Wait for something else than before."""
-        self.waiting = waiting
+        if waiting != self.waiting:
+            self.waiting, self.changed = waiting, monotonic()
 
     def warn(self, text: str) -> None:
         """Something that the owner should know."""

@@ -101,6 +101,17 @@ class Daemon:
 
     # what the command line asks
 
+    @property
+    def waiting(self) -> str | None:
+        """What it waits for now."""
+        return self._waiting
+
+    @waiting.setter
+    def waiting(self, text: str | None) -> None:
+        if text != self._waiting:
+            self.changed = monotonic()
+        self._waiting = text
+
     def status(self) -> dict[str, Any]:
         """Everything that ``status`` and the panel show."""
         return report(self)

@@ -40,6 +40,7 @@ def report(node: "Daemon") -> dict[str, Any]:
         "phase": node.bulletin.phase,
         "joined": membership is not None,
         "waiting": node.bulletin.waiting or _why_alone(node),
+        "unchanged": monotonic() - node.bulletin.changed,
         "swarm": node.lifeline.describe() if node.lifeline else None,
         "pause": _pause(node),
         "uptime": monotonic() - node.began,
@@ -48,6 +49,7 @@ def report(node: "Daemon") -> dict[str, Any]:
             "pid": node.supervisor.pid,
             "failures": node.supervisor.restarts,
             "last_failure": _last_failure(node),
+            "overdue": node.supervisor.overdue(monotonic()),
             "device": ready.device if ready else None,
             "parameters": ready.parameters if ready else None,
             "total_steps": node.run_.spec.run.steps if node.run_ else None,
@@ -87,8 +89,7 @@ def summary(status: dict[str, Any]) -> str:
 def condition(node: "Daemon") -> Condition:
     """What the service manager is told. Ready is who takes part, also alone: it has found the run, and may exchange."""
     status = report(node)
-    overdue = node.supervisor.overdue(monotonic())
-    return Condition(ready=status["joined"], line=summary(status), overdue=overdue)
+    return Condition(ready=status["joined"], line=summary(status), overdue=status["trainer"]["overdue"])
 
 
 def report_peers(node: "Daemon") -> list[dict[str, Any]]:

@@ -115,6 +115,21 @@ def test_it_stops_cleanly_at_the_first_signal_and_keeps_its_service_manager_info
     assert list((Path(os.environ["XDG_RUNTIME_DIR"]) / "lowcomm").iterdir()) == []
 
 
+def test_it_is_healthy_while_its_p2pd_answers(swarm: Swarm) -> None:
+    door = swarm.bootstrap("--announce", "/dns4/boot.example.org/tcp/31337")
+    ask = ("lowcomm_bootstrap", "healthy", "--home", str(door.home))
+    well = run(*ask)
+    assert well.returncode == 0 and well.stdout.endswith("p2pd answers\n"), well.stdout
+    (p2pd,) = descendants(door.child.pid)
+    os.kill(p2pd, signal.SIGSTOP)
+    ill = run(*ask, "--json")
+    os.kill(p2pd, signal.SIGCONT)
+    assert ill.returncode == 4 and "p2pd does not answer at 127.0.0.1:" in json.loads(ill.stdout)["reason"], ill.stdout
+    door.end(signal.SIGKILL)
+    ill = run(*ask)
+    assert ill.returncode == 4 and "ended without a goodbye" in ill.stdout, ill.stdout
+
+
 def test_it_stops_at_once_at_the_second_signal(swarm: Swarm) -> None:
     door = swarm.bootstrap()
     children = descendants(door.child.pid)

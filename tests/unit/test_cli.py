@@ -131,7 +131,7 @@ COMMANDS = [
     "resume",
     "generate",
 ]
-COMMANDS += ["id", "paths", "config", "invite", "remove", "doctor", "ping", "limits", "checkpoint"]
+COMMANDS += ["id", "paths", "config", "invite", "remove", "doctor", "ping", "limits", "healthy", "checkpoint"]
 
 
 def test_the_help_names_every_command(cli: Cli) -> None:

@@ -23,7 +23,7 @@ def node(history: History, **progress: Any) -> Any:
         "peer_id": "me", "began": 0.0, "bulletin": Bulletin(),
         "exchanger": SimpleNamespace(history=history, running={}), "refusals": Refusals(),
         "limits": lambda: {"max_up": None}, "availability": SimpleNamespace(hold=None),
-        "supervisor": SimpleNamespace(pid=None, restarts=0, last_failure=None),
+        "supervisor": SimpleNamespace(pid=None, restarts=0, last_failure=None, overdue=lambda now: None),
     }  # fmt: skip
     known["bulletin"].phase, known["bulletin"].progress = "training", progress
     names = ("run_", "membership", "channels", "lifeline", "training")

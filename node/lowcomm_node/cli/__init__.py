@@ -11,6 +11,7 @@ from lowcomm_node.cli import (
     create,
     demo,
     doctor,
+    healthy,
     join,
     leave,
     limits,
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (create, members, join, demo, watch, doctor, limits, pausing, leave, text, local):
+for group in (create, members, join, demo, watch, healthy, doctor, limits, pausing, leave, text, local):
     group.register(app)
 app.add_typer(checkpoints.app, name="checkpoint")
 

@@ -4,7 +4,10 @@ import asyncio
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import localtime, monotonic, strftime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from lowcomm_node.daemon import Daemon
 
 REFRESH = 0.5
+PROGRESS_EVERY = 10.0
+"""Seconds between two lines on progress, where there is no terminal."""
 Text = Annotated[str | None, typer.Option()]
 
 
@@ -83,7 +88,7 @@ def join(
     from lowcomm_node.settings import load_settings
 
     settings = load_settings(flags).settings
-    terminal = sys.stdout.isatty() and not json_
+    showing = _print_events if json_ else _show_panel if sys.stdout.isatty() else _print_words
     configure_logs(verbose - quiet - 1)
     manager = ServiceManager.of()
     availability, trainer = Availability.of(settings), TrainerProcess(settings.nice)
@@ -91,15 +96,17 @@ def join(
         trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
     from lowcomm_node.daemon import Daemon
 
-    raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), manager, terminal)))
+    raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), manager, showing)))
 
 
-async def _join(daemon: "Daemon", manager: ServiceManager, terminal: bool) -> int:
+async def _join(
+    daemon: "Daemon", manager: ServiceManager, show: "Callable[[Daemon], Coroutine[Any, Any, None]]"
+) -> int:
     from lowcomm_node.report import condition
 
     _finish_on_signal(daemon, manager)
     attending = asyncio.create_task(manager.attend(lambda: condition(daemon)))
-    showing = asyncio.create_task(_show_panel(daemon) if terminal else _print_events(daemon))
+    showing = asyncio.create_task(show(daemon))
     try:
         return await daemon.run()
     finally:
@@ -134,6 +141,29 @@ async def _print_events(daemon: "Daemon") -> None:
     events = daemon.bulletin.subscribe(every_step=False)
     while True:
         print(json.dumps(await events.get()), flush=True)
+
+
+async def _print_words(daemon: "Daemon") -> None:
+    from lowcomm_node.words import event_in_words, progress_in_words
+
+    bulletin = daemon.bulletin
+    events, told_at, told_step = bulletin.subscribe(every_step=False), monotonic(), None
+    while True:
+        line, step = None, bulletin.progress.get("swarm_step")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, told_at + PROGRESS_EVERY - monotonic())):
+                line = event_in_words(await events.get())
+        if line is not None:
+            _print_line(line)
+        if monotonic() >= told_at + PROGRESS_EVERY:
+            told_at = monotonic()
+            if bulletin.phase == "training" and step != told_step:
+                told_step = step
+                _print_line(progress_in_words(daemon.status()))
+
+
+def _print_line(text: str) -> None:
+    print(f"{strftime('%H:%M:%S', localtime())} {text}", flush=True)
 
 
 async def _show_panel(daemon: "Daemon") -> None:

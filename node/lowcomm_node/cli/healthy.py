@@ -1,0 +1,34 @@
+"""``healthy``: for whatever watches over the node, such as a container engine."""
+
+import typer
+
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import NotRunning, Unhealthy
+from lowcomm_node.health import Health, judge_health
+from lowcomm_node.settings import find_home
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(healthy)
+
+
+def healthy(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+    """Tell in one line whether the node is well, and why: exit code 0, or 4 if it is not.
+
+    It is not if it does not answer, gets nowhere for longer than it may, or nobody of the swarm has answered for five
+    minutes. A node that its owner has paused is well.
+    """
+    found = _look(home)
+    show({"healthy": found.healthy, "reason": found.reason}, json_, found.reason)
+    if not found.healthy:
+        raise typer.Exit(Unhealthy.exit_code)
+
+
+def _look(home: Home) -> Health:
+    try:
+        with ControlClient(find_home(home)) as client:
+            return judge_health(client.status())
+    except (NotRunning, Unhealthy) as error:
+        return Health(False, str(error))

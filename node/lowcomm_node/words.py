@@ -1,0 +1,66 @@
+"""What a node tells where there is no terminal, in words: one line an event, and now and then one on how it gets on. Pure.
+
+Single exchanges come by the second: those that were applied are in the line on progress, those that failed get their own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lowcomm_node.formatting import clean, loss, quantity, short_peer, size
+
+Event = Mapping[str, Any]
+_SILENT = ("exchange.applied", "exchange.no-partner", "limits", "finished")
+
+
+def event_in_words(event: Event) -> str | None:
+    """A line without control characters; None for what the line on progress tells, too."""
+    name = str(event["event"])
+    return None if name in _SILENT else clean(_words(name, event))
+
+
+def progress_in_words(status: Mapping[str, Any]) -> str:
+    """Where a node is that trains, from its status."""
+    trainer, exchanges = status["trainer"], status["exchanges"]
+    parts = (
+        f"step {trainer['swarm_step'] or 0} of {trainer['total_steps']}",
+        f"loss {loss(trainer['loss'])}",
+        f"{quantity(trainer['tokens_per_second'])} tokens/s",
+        f"{exchanges['completed']} exchanges, {size(status['bytes_sent'])} sent",
+        f"{status['peers']} other {'peer' if status['peers'] == 1 else 'peers'}",
+    )
+    return clean(", ".join(parts) + (f"; {status['waiting']}" if status["waiting"] else ""))
+
+
+def _words(name: str, event: Event) -> str:
+    match name:
+        case "phase":
+            return str(event["phase"])
+        case "warning":
+            return f"warning: {event['text']}"
+        case "evaluated":
+            return f"held-out loss {loss(event['loss'])} at swarm step {event['swarm_step']}"
+        case "saved":
+            return f"checkpoint at swarm step {event['swarm_step']}"
+        case "saving-again":
+            return "checkpoints can be saved again"
+        case "exchange.failed":
+            partners = " ".join(short_peer(peer) for peer in event["partners"]) or "nobody"
+            return f"exchange of fragment {event['fragment']} with {partners} failed: {event['reason']}"
+        case "state.adopted":
+            donors = " ".join(short_peer(peer) for peer in event["donors"])
+            return f"copied the state of {donors}, {size(event['bytes'])}"
+        case "paused":
+            return f"paused: {event['reason']}"
+        case "resumed":
+            return "goes on"
+        case "door.open":
+            return f"{event['address']} answers"
+        case "door.closed":
+            return f"{event['address']} does not answer: {event['reason']}"
+        case "swarm.connected":
+            return "in the swarm"
+        case "swarm.lost" | "swarm.looking" | "swarm.unlisted":
+            return f"not in the swarm: {event['reason']}"
+        case _:
+            rest = (f"{key}={value}" for key, value in event.items() if key not in ("event", "time"))
+            return " ".join((name, *rest))

@@ -1,0 +1,156 @@
+"""When a node or a bootstrap server is well: what its status or its sign of life says, and nothing else."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lowcomm_bootstrap.health import PATIENCE, SignOfLife, check_health
+from lowcomm_node.cli import app, common, healthy
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import Unhealthy
+from lowcomm_node.health import PHASE_PATIENCE, SWARM_PATIENCE, judge_health
+
+LONG = 10 * max(PHASE_PATIENCE.values())
+
+
+def status(phase: str = "training", **changes: Any) -> dict[str, Any]:
+    """A status, as far as health goes by it."""
+    swarm = {"state": "connected", "seconds": LONG, "reason": None} | changes.pop("swarm", {})
+    trainer = {"swarm_step": 7, "overdue": None} | changes.pop("trainer", {})
+    return {"phase": phase, "waiting": None, "unchanged": 0.0, "peers": 3, "swarm": swarm, "trainer": trainer} | changes
+
+
+def test_a_node_that_trains_is_well_however_long_its_phase_lasts() -> None:
+    health = judge_health(status(unchanged=LONG))
+    assert (health.healthy, health.reason) == (True, "training at swarm step 7, 3 other peers")
+
+
+@pytest.mark.parametrize("phase", ["paused", "finished"])
+def test_who_may_rest_is_well(phase: str) -> None:
+    reason = "paused by its owner until 14:30"
+    found = judge_health(status(phase, unchanged=LONG, waiting=reason))
+    assert found.healthy and reason in found.reason
+
+
+def test_a_paused_node_is_well_though_nobody_answers() -> None:
+    lost = {"state": "lost", "seconds": LONG, "reason": "no peer answers"}
+    assert judge_health(status("paused", waiting="paused by its owner", swarm=lost)).healthy
+
+
+def test_a_trainer_that_the_daemon_should_have_ended_is_not_well() -> None:
+    found = judge_health(status(trainer={"overdue": "nobody ended the trainer, which hangs 31 s longer than it may"}))
+    assert not found.healthy and "hangs 31 s longer" in found.reason and "start it again" in found.reason
+
+
+@pytest.mark.parametrize("phase", PHASE_PATIENCE)
+def test_every_phase_that_leads_somewhere_has_its_time(phase: str) -> None:
+    patience = PHASE_PATIENCE[phase]
+    assert judge_health(status(phase, unchanged=patience - 1, waiting="this")).healthy
+    found = judge_health(status(phase, unchanged=patience + 1, waiting="this"))
+    assert not found.healthy and found.reason.startswith(f"{phase} (this) for ")
+
+
+@pytest.mark.parametrize("state", ["lost", "looking", "unlisted"])
+def test_who_is_not_in_the_swarm_for_long_is_not_well_and_says_why(state: str) -> None:
+    swarm = {"state": state, "seconds": SWARM_PATIENCE - 1, "reason": "no peer answers: the door is shut"}
+    assert judge_health(status(swarm=swarm)).healthy, "an outage may pass"
+    found = judge_health(status(swarm=swarm | {"seconds": SWARM_PATIENCE + 1}))
+    assert not found.healthy and "no peer answers: the door is shut" in found.reason
+
+
+def test_a_reason_is_one_line_whatever_others_wrote() -> None:
+    assert "\n" not in judge_health(status("syncing", waiting="a\nb\x1b[2J")).reason
+    assert "\x1b" not in judge_health(status("paused", waiting="a\nb\x1b[2J")).reason
+
+
+def test_a_node_that_does_not_run_or_does_not_answer_is_not_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["lowcomm-node", "healthy", "--home", str(tmp_path), *arguments])
+        return common.run(app), capsys.readouterr().out
+
+    code, told = ask()
+    assert (code, told.startswith(f"No node runs in {tmp_path}"), told.count("\n")) == (4, True, 1)
+    monkeypatch.setattr(healthy, "ControlClient", partial(ControlClient, timeout=0.2))
+    with closing(socket.create_server(("127.0.0.1", 0))) as deaf:
+        content = {"port": deaf.getsockname()[1], "token": "t", "pid": os.getpid(), "peer_id": "p"}
+        (tmp_path / "control.json").write_text(json.dumps(content))
+        code, told = ask("--json")
+    found = json.loads(told)
+    assert (code, found["healthy"]) == (4, False) and "does not answer" in found["reason"]
+
+
+# the bootstrap server
+
+
+LISTENER = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+print("ready", flush=True)
+while True:
+    connection, _ = server.accept()
+    connection.sendall(sys.argv[1].encode())
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(100)
+"""
+"""A child in the place of p2pd, which says what it is told to each that calls."""
+
+
+@contextmanager
+def child(says: str) -> Iterator[int]:
+    """The port of a child of this process that listens."""
+    with subprocess.Popen([sys.executable, "-c", LISTENER, says], stdout=subprocess.PIPE) as listener:
+        try:
+            assert listener.stdout is not None and listener.stdout.readline() == b"ready\n"
+            (heard,) = psutil.Process(listener.pid).net_connections("tcp")
+            yield heard.laddr.port
+        finally:
+            listener.kill()
+
+
+def test_a_server_that_looks_around_and_whose_p2pd_answers_is_well(tmp_path: Path) -> None:
+    sign = SignOfLife(tmp_path)
+    sign.begin()
+    with child("\x13/multistream/1.0.0\n"):
+        assert "p2pd answers" in check_health(tmp_path)
+        then = (tmp_path / "serving.json").stat().st_mtime
+        with pytest.raises(Unhealthy, match="has not looked around for 61 s"):
+            check_health(tmp_path, then + PATIENCE + 1)
+        os.utime(tmp_path / "serving.json", (1, 1))
+        sign.renew()
+        assert "p2pd answers" in check_health(tmp_path)
+    with pytest.raises(Unhealthy, match="p2pd does not answer at any port"):
+        check_health(tmp_path)
+    sign.end()
+    with pytest.raises(Unhealthy, match="No server runs in"):
+        check_health(tmp_path)
+
+
+def test_a_server_in_whose_place_something_else_answers_is_not_well(tmp_path: Path) -> None:
+    SignOfLife(tmp_path).begin()
+    with child("SSH-2.0-OpenSSH\r\n") as port, pytest.raises(Unhealthy, match=rf":{port} \(what answers is no peer\)"):
+        check_health(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": "x"}'])
+def test_a_damaged_sign_of_life_is_not_well(content: str, tmp_path: Path) -> None:
+    (tmp_path / "serving.json").write_text(content)
+    with pytest.raises(Unhealthy, match="can't be read"):
+        check_health(tmp_path)
+
+
+def test_a_server_that_was_killed_is_not_well(tmp_path: Path) -> None:
+    (tmp_path / "serving.json").write_text(json.dumps({"pid": 2**22 + 1}))
+    with pytest.raises(Unhealthy, match="ended without a goodbye"):
+        check_health(tmp_path)
