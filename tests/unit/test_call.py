@@ -14,6 +14,7 @@ from lowcomm_node.exchange import call, pinging, service
 from lowcomm_node.exchange import round as rounds
 from lowcomm_node.exchange.connections import Endings
 from lowcomm_node.exchange.round import answer_in_time
+from lowcomm_node.exchange.throttle import FREE_WINDOW
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from tunnelling import End, chunk, piece, soon
@@ -92,6 +93,22 @@ async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(tm
             finally:
                 for one in begun:
                     one.cancel()
+
+
+async def test_a_caller_that_nobody_reads_fills_no_more_than_its_window(tmp_path):
+    async with pair(tmp_path) as (ada, bob):
+        bob.swapping = lambda peer, stream: stream.wait_dropped()
+        async with dialed(ada, bob, "direct") as channel:
+            swap, size, written = ExchangeStub(channel).Swap(metadata=ada.channels.metadata(bob.peer_id)), 2**18, 0
+            try:
+                while written < 20 * FREE_WINDOW:
+                    async with asyncio.timeout(1.0):
+                        await swap.write(chunk(0, size))
+                    written += size
+            except TimeoutError:
+                pass
+            swap.cancel()
+    assert written <= 2 * FREE_WINDOW, "gRPC's own window grows for as long as somebody fills it"
 
 
 async def test_a_caller_that_reads_slowly_keeps_its_connection(tmp_path, monkeypatch):

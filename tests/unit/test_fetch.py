@@ -604,6 +604,7 @@ async def test_requests_that_no_joiner_makes_are_violations(tmp_path):
         [pb.FetchRequest(enter=pb.Enter()), pb.FetchRequest(wanted=pb.Wanted(piece=0, offset=SMALL.pieces[0].size))],
         [pb.FetchRequest(enter=pb.Enter()), pb.FetchRequest(enter=pb.Enter())],
         [pb.FetchRequest()],
+        [pb.FetchRequest(enter=pb.Enter(snapshot=bytes(1024)))],
     ]
     async with giving(tmp_path, 11) as giver, calling() as channels:
         for requests in wanted:
@@ -613,6 +614,19 @@ async def test_requests_that_no_joiner_makes_are_violations(tmp_path):
             assert isinstance(await soon(giver.callee.ended.get()), ProtocolViolation)
             call.cancel()
         assert giver.donor.joiners == 0
+
+
+async def test_who_fills_our_memory_while_it_waits_loses_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(donor_module, "MAX_JOINERS", 0)
+    async with giving(tmp_path, 11) as giver, calling() as channels:
+        call = (await channels.stub(giver.info())).Fetch(metadata=channels.metadata(giver.peer_id))
+        await call.write(pb.FetchRequest(enter=pb.Enter()))
+        assert (await soon(call.read())).position == 1
+        for _ in range(donor_module.MAX_REQUESTS + 1):
+            await call.write(pb.FetchRequest(wanted=pb.Wanted(piece=0)))
+        assert isinstance(await soon(giver.callee.ended.get()), ProtocolViolation)
+        assert "more than 64 requests" in await soon(call.details())
+        assert giver.donor.waiting == 0
 
 
 # Disks

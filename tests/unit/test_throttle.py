@@ -167,7 +167,7 @@ def test_windows_are_small_where_a_limit_is_and_wide_elsewhere(rate):
     assert LEAST_WINDOW <= window(rate) <= MOST_WINDOW
     assert window(rate) <= max(LEAST_WINDOW, rate / 16)
     assert dict(flow_options(rate)) == {"grpc.http2.bdp_probe": 0, "grpc.http2.lookahead_bytes": window(rate)}
-    assert flow_options(None) == FREE_FLOW
+    assert window(rate) < window(None) and flow_options(None) == FREE_FLOW
 
 
 def test_what_is_used_is_told_over_the_last_seconds():

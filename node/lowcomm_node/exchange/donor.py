@@ -14,9 +14,10 @@ from pathlib import Path
 from time import monotonic
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.exchange.readahead import ReadAhead
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.throttle import Throttle
-from lowcomm_node.exchange.turns import Turn, Turns
+from lowcomm_node.exchange.turns import Turns
 from lowcomm_node.snapshots import Snapshot, Snapshots
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -29,6 +30,8 @@ MAX_WAITING = 16
 """Peers that may wait for that."""
 TURN_SECONDS = 600.0
 """How long a turn lasts at most while others wait."""
+MAX_REQUESTS, REQUEST_BYTES = 64, 64
+"""Requests of one joiner that may wait, and bytes of one."""
 ENTER_DEADLINE = 10.0
 STILL_HERE = 10.0
 """Seconds between two signs of life while a snapshot is being made."""
@@ -65,7 +68,11 @@ class Donor:
 
     async def serve(self, peer: str, stream: CalleeStream) -> None:
         """One Fetch. Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost that say how it ends."""
-        enter = await self._receive(stream, ENTER_DEADLINE)
+        async with ReadAhead(stream, MAX_REQUESTS, REQUEST_BYTES) as requests:
+            await self._serve(peer, stream, requests)
+
+    async def _serve(self, peer: str, stream: CalleeStream, requests: ReadAhead) -> None:
+        enter = await self._receive(requests, ENTER_DEADLINE)
         if enter is None or enter.WhichOneof("kind") != "enter":
             raise ProtocolViolation("a fetch begins with enter")
         turn = self._turns.enter(peer)
@@ -77,7 +84,7 @@ class Donor:
                 await self._send(stream, pb.FetchReply(opened=opened))
                 if enter.enter.snapshot != snapshot.name:
                     await self._send_file(peer, stream, snapshot.path / "manifest", 0, 0, opened.size)
-                await self._serve_pieces(peer, stream, turn, snapshot.path / "state")
+                await self._serve_pieces(peer, stream, requests, snapshot.path / "state")
         finally:
             turn.leave()
 
@@ -94,11 +101,11 @@ class Donor:
                 using.cancel()
                 await asyncio.gather(using, return_exceptions=True)
 
-    async def _serve_pieces(self, peer: str, stream: CalleeStream, turn: Turn, path: Path) -> None:
+    async def _serve_pieces(self, peer: str, stream: CalleeStream, requests: ReadAhead, path: Path) -> None:
         ends = monotonic() + TURN_SECONDS
         largest = max(piece.size for piece in self._form.pieces)
         while True:
-            request = await self._receive(stream, PATIENCE + largest / SLOWEST)
+            request = await self._receive(requests, PATIENCE + largest / SLOWEST)
             if request is None:
                 return
             wanted = request.wanted
@@ -134,10 +141,10 @@ class Donor:
         except TimeoutError:
             raise LinkLost("takes what it asked for too slowly") from None
 
-    async def _receive(self, stream: CalleeStream, seconds: float) -> pb.FetchRequest | None:
+    async def _receive(self, requests: ReadAhead, seconds: float) -> pb.FetchRequest | None:
         try:
             async with asyncio.timeout(seconds):
-                return await stream.receive()
+                return await requests.receive()
         except TimeoutError:
             raise LinkLost("asks for nothing") from None
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 from lowcomm_node.probing.ration import Allowed, Ration, network_of
 
-MAX_CALLS_PER_PEER = 16
+MAX_CALLS_PER_PEER = 8
+"""At once: exchanges of as many fragments as may be under way, a fetch, an introduction, a ping."""
 UNBOUND = 1 << 40
 """Of all callers together: a bound there would let a few lock out everybody."""
 CALLS = Allowed(each=1200, all=UNBOUND, seconds=60.0)

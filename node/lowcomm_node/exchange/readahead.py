@@ -1,0 +1,69 @@
+"""Reads the requests of a stream as they come, few and small, whatever its handler does meanwhile.
+
+gRPC takes in megabytes of each stream that nobody reads: whoever waits for its turn, or is being sent something, could fill our
+memory with that. So nothing stays unread; who asks for more than it may ends its call.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_protocol.errors import ProtocolViolation
+
+
+class Source(Protocol):
+    """Where requests come from: a ``CalleeStream``."""
+
+    async def receive(self) -> Any:
+        """The next one; None at the end. Raises LinkLost, ProtocolViolation."""
+        ...
+
+
+class ReadAhead:
+    """To be entered by the task that handles them: it ends where it is if the stream breaks, or its caller asks for too much."""
+
+    def __init__(self, source: Source, most: int, largest: int) -> None:
+        """``most``: requests that may wait; ``largest``: bytes of one."""
+        self._source, self._most, self._largest = source, most, largest
+        self._requests: asyncio.Queue[Any] = asyncio.Queue()  # bounded by ``most``
+        self._broken: LinkLost | ProtocolViolation | None = None
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._owner, self._cancelling = task, task.cancelling()
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises LinkLost or ProtocolViolation in the place of the cancellation by which the task was ended."""
+        self._reader.cancel()
+        try:
+            await asyncio.gather(self._reader, return_exceptions=True)
+        except asyncio.CancelledError:  # it broke at the very end
+            if self._broken is None:
+                raise
+        if self._broken is not None and self._owner.uncancel() <= self._cancelling:
+            raise self._broken from None
+
+    async def receive(self) -> Any:
+        """The next request; None at the end."""
+        return await self._requests.get()
+
+    async def _read(self) -> None:
+        try:
+            while (request := await self._source.receive()) is not None:
+                if request.ByteSize() > self._largest:
+                    raise ProtocolViolation(
+                        f"a request of {request.ByteSize()} bytes, where {self._largest} are enough"
+                    )
+                if self._requests.qsize() >= self._most:
+                    raise ProtocolViolation(f"more than {self._most} requests at once")
+                self._requests.put_nowait(request)
+            self._requests.put_nowait(None)
+        except (LinkLost, ProtocolViolation) as error:
+            self._broken = error
+            self._owner.cancel()
