@@ -58,7 +58,8 @@ def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
 def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     sockets, shared = set(runtime_folder().iterdir()), set(Path("/dev/shm").iterdir())
-    a, b, c = (swarm.node(name, "--record-life", "600") for name in "abc")
+    by_name = swarm.address.replace("/ip4/127.0.0.1/", "/dns4/localhost/")
+    a, b, c = (swarm.node(name, "--record-life", "600", address=by_name) for name in "abc")
     for node in (a, b, c):
         node.until_completed(1)
     for node, how in ((b, "finish"), (c, "SIGTERM")):
