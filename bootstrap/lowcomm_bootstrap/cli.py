@@ -104,6 +104,8 @@ def runs(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: 
     registry = Registry(_home(home) / "runs", max_runs=sys.maxsize)
     for path in registry.damaged:
         print(f"warning: {path} is not a sound signed run and not published.", file=sys.stderr)
+    for path in registry.other_versions:
+        print(f"warning: {path} is of another version and not published by this one.", file=sys.stderr)
     for run in registry.runs():
         name, method = run.spec.run.name, run.spec.sync.method
         entry = {"name": name, "fingerprint": run.fingerprint, "run_id": run.run_id, "creator": run.creator}
