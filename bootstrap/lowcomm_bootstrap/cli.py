@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import platformdirs
 import typer
@@ -23,7 +23,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Home = Annotated[Path | None, typer.Option(help="Folder of identity and runs.", envvar="LOWCOMM_BOOTSTRAP_HOME")]
+
+def _variable(name: str) -> str:
+    """The variable of the environment that stands for a flag; of several values with spaces in between."""
+    return f"LOWCOMM_BOOTSTRAP_{name}"
+
+
+def _option(name: str, text: str, **bounds: int) -> Any:
+    return typer.Option(help=text, envvar=_variable(name), **bounds)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+Home = Annotated[Path | None, _option("HOME", "Folder of identity and runs.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything, and tracebacks.")]
@@ -34,28 +44,33 @@ _RELAY = RelayLimits()
 @app.command()
 def serve(
     home: Home = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="TCP and UDP port; 0 takes any free ones.", min=0, max=65535)] = 31337,
+    host: Annotated[str, _option("HOST", "Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, _option("PORT", "TCP and UDP port; 0 takes any free ones.", min=0, max=65535)] = 31337,
     announce: Annotated[
-        list[str] | None, typer.Option(help="Multiaddress to tell, such as /dns4/HOST/tcp/PORT.")
+        list[str] | None, _option("ANNOUNCE", "Multiaddress to tell, such as /dns4/HOST/tcp/PORT.")
     ] = None,
     peers: Annotated[
         list[str] | None,
-        typer.Option(help="Address of another bootstrap server or peer of the swarm; may be repeated."),
+        _option("PEERS", "Address of another bootstrap server or peer of the swarm; may be repeated."),
     ] = None,
-    run: Annotated[list[Path] | None, typer.Option(help="run.toml or signed run to keep published.")] = None,
-    closed: Annotated[bool, typer.Option("--closed", help="Publish only the runs given here or kept before.")] = False,
-    max_runs: Annotated[int, typer.Option(help="Runs to keep, at most.", min=1)] = 64,
+    run: Annotated[list[Path] | None, _option("RUN", "run.toml or signed run to keep published.")] = None,
+    closed: Annotated[
+        bool,
+        typer.Option("--closed", help="Publish only the runs given here or kept before.", envvar=_variable("CLOSED")),
+    ] = False,
+    max_runs: Annotated[int, _option("MAX_RUNS", "Runs to keep, at most.", min=1)] = 64,
     relay_peers: Annotated[
-        int, typer.Option(help="Peers behind routers that others may reach through this server; 0: none.", min=0)
+        int, _option("RELAY_PEERS", "Peers behind routers that others may reach through this server; 0: none.", min=0)
     ] = _RELAY.peers,
     relay_circuits: Annotated[
-        int, typer.Option(help="Connections that each of them may have relayed at once.", min=1)
+        int, _option("RELAY_CIRCUITS", "Connections that each of them may have relayed at once.", min=1)
     ] = _RELAY.circuits,
     relay_bytes: Annotated[
-        str, typer.Option(help="Size that one relayed connection may carry each way, such as 4GiB or 500MB.")
+        str, _option("RELAY_BYTES", "Size that one relayed connection may carry each way, such as 4GiB or 500MB.")
     ] = write_size(_RELAY.bytes),
-    relay_seconds: Annotated[int, typer.Option(help="Seconds of one relayed connection.", min=1)] = _RELAY.seconds,
+    relay_seconds: Annotated[
+        int, _option("RELAY_SECONDS", "Seconds of one relayed connection.", min=1)
+    ] = _RELAY.seconds,
     json_: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -89,6 +104,8 @@ def runs(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: 
     registry = Registry(_home(home) / "runs", max_runs=sys.maxsize)
     for path in registry.damaged:
         print(f"warning: {path} is not a sound signed run and not published.", file=sys.stderr)
+    for path in registry.other_versions:
+        print(f"warning: {path} is of another version and not published by this one.", file=sys.stderr)
     for run in registry.runs():
         name, method = run.spec.run.name, run.spec.sync.method
         entry = {"name": name, "fingerprint": run.fingerprint, "run_id": run.run_id, "creator": run.creator}

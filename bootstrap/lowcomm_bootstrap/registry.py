@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.files import write_atomic
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.errors import LowcommError, VersionError
 from lowcomm_protocol.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 MAX_FILE_BYTES = 2 * MAX_SPEC_BYTES
@@ -16,12 +16,17 @@ class Registry:
     """Signed runs on disk, at most ``max_runs`` and MAX_BYTES; each is verified when it is read, once."""
 
     def __init__(self, folder: Path, max_runs: int = 64) -> None:
-        """Reads the folder. A file that is no sound run is set aside, under its name and ``.damaged``."""
+        """Reads the folder. A file that is no sound run is set aside, under its name and ``.damaged``.
+
+        One of another version is left for the release that reads it: an upgrade may be taken back.
+        """
         self._folder, self._max_runs = folder, max_runs
         self._runs: dict[str, SignedRun] = {}
         self._bytes = 0
         self.damaged: list[Path] = []
         """Files that were set aside just now."""
+        self.other_versions: list[Path] = []
+        """Files that this release does not read."""
         for path in sorted(folder.glob("*.json")):
             self._take(path)
 
@@ -52,6 +57,9 @@ class Registry:
     def _take(self, path: Path) -> None:
         try:
             run = _read(path)
+        except VersionError:
+            self.other_versions.append(path)
+            return
         except LowcommError:
             aside = path.with_name(f"{path.name}.damaged")
             try:

@@ -54,6 +54,8 @@ class BootstrapServer:
         """Enter the DHT and publish. Raises PortInUse, ConfigError, NodeError."""
         for path in self._registry.damaged:
             self._tell({"event": "run.damaged", "path": str(path)})
+        for path in self._registry.other_versions:
+            self._tell({"event": "run.other_version", "path": str(path)})
         await self._discovery.start()
         await self._publish()
 

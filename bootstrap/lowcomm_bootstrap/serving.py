@@ -169,5 +169,7 @@ def _in_words(event: dict[str, Any]) -> str:
             return f"warning: {event['reason']}"
         case "run.damaged":
             return f"warning: {event['path']} is not a sound signed run and not published; restore it or remove it"
+        case "run.other_version":
+            return f"warning: {event['path']} is of another version and not published; the release that wrote it can"
         case other:
             return str(other)

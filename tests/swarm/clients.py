@@ -40,7 +40,7 @@ class Client(HivemindDiscovery):
             listen=["/ip4/127.0.0.1/tcp/0"],
             initial_peers=doors,
         )
-        self.run_id, self._seconds = run_id, seconds
+        self.run_id, self.seconds = run_id, seconds
         self.lifeline = Lifeline(self, doors, None, lambda event: None)
         self.lifeline.publish_with(self.tell, (peers_key(run_id), self.peer_id))
         self._tasks: list[asyncio.Task[None]] = []
@@ -55,8 +55,8 @@ class Client(HivemindDiscovery):
         await self.lifeline.enter(10.0)
         self._tasks = [
             asyncio.create_task(self.lifeline.run()),
-            asyncio.create_task(_every(RECORD_LIFE / 3, self.tell)),
-            asyncio.create_task(_every(self._seconds, self.look)),
+            asyncio.create_task(_every(lambda: RECORD_LIFE / 3, self.tell)),
+            asyncio.create_task(_every(lambda: self.seconds, self.look)),
         ]
 
     async def tell(self) -> None:
@@ -142,10 +142,10 @@ class Worker:
             client.looks.clear()
         return {"doors": doors, "looks": looks, "fewest": min(len(client.seen) for client in clients)}
 
-    async def move(self, run_id: str) -> dict[str, Any]:
-        """``move RUN_ID``: all go to another run."""
+    async def move(self, run_id: str, seconds: str) -> dict[str, Any]:
+        """``move RUN_ID SECONDS``: all go to another run, and look every so many seconds."""
         for client in self._crowd.clients:
-            client.run_id = run_id
+            client.run_id, client.seconds = run_id, float(seconds)
             client.lifeline.publish_with(client.tell, (peers_key(run_id), client.peer_id))
         await asyncio.gather(*(client.tell() for client in self._crowd.clients))
         return {}
@@ -157,11 +157,11 @@ class Worker:
         return {"took": [one for each in took for one in each]}
 
 
-async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+async def _every(seconds: Callable[[], float], work: Callable[[], Awaitable[None]]) -> None:
     while True:
         began = monotonic()
         await work()
-        await asyncio.sleep(max(0.0, seconds - (monotonic() - began)))
+        await asyncio.sleep(max(0.0, seconds() - (monotonic() - began)))
 
 
 async def _work(folder: Path, count: int, run_id: str, seconds: float, doors: Sequence[str]) -> None:
@@ -181,8 +181,13 @@ async def _work(folder: Path, count: int, run_id: str, seconds: float, doors: Se
 if __name__ == "__main__":
     import uvloop
 
+    from lowcomm_node.discovery import hivemind
     from lowcomm_node.logs import configure_logs
 
+    async def is_fresh(*_: Any) -> None:
+        """Whether an identity is in use takes a p2pd more; these are all new."""
+
     configure_logs(-1)
+    hivemind.refuse_twin = is_fresh
     with suppress(KeyboardInterrupt, BrokenPipeError):
         uvloop.run(_work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5:]))

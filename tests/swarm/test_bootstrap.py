@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from dht import Dht
+from dht import Dht, free_port
 from kit import Notified, Process, Swarm, descendants, environments, run
 from test_mistakes import assert_one_clear_line
 
@@ -144,7 +146,14 @@ def test_it_stops_at_once_at_the_second_signal(swarm: Swarm) -> None:
     assert "Traceback" not in door.output
 
 
-def test_it_prints_what_volunteers_type(swarm: Swarm) -> None:
+def test_it_prints_what_volunteers_type(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{CREATOR.peer_id}"
+    named = {"LOWCOMM_BOOTSTRAP_PEERS": other}
+
+    def launch(command: list[str], env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=env | named, **options)
+
+    monkeypatch.setattr(Process, "launch", staticmethod(launch))
     door = Process(
         *(swarm.folder / "b", "lowcomm_bootstrap", "serve", "--host", "127.0.0.1", "--port", "0"),
         *("--home", str(swarm.folder / "b"), "--announce", "/dns4/boot.example.org/tcp/31337"),
@@ -152,7 +161,8 @@ def test_it_prints_what_volunteers_type(swarm: Swarm) -> None:
     swarm.processes.append(door)
     until(lambda: "join --peers" in door.output, 90, "ready")
     peer_id = run("lowcomm_bootstrap", "id", "--home", str(door.home)).stdout.strip()
-    assert f"lowcomm-node join --peers /dns4/boot.example.org/tcp/31337/p2p/{peer_id}" in door.output.splitlines()
+    command = f"lowcomm-node join --peers /dns4/boot.example.org/tcp/31337/p2p/{peer_id} --peers {other}"
+    assert command in door.output.splitlines(), "its own address, and those of the servers that it was told of"
 
 
 def test_id_and_runs_need_no_server(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from waiting import until, until_async
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 RUN = sign_run(parse_toml('[run]\nname = "a"\n[sync]\nmethod = "noloco"\n'), Identity(b"c" * 32))
 ROOT = Path(__file__).resolve().parents[2]
+NAME = "/dns4/localhost"
 
 
 def frugally(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -35,14 +36,14 @@ def frugally(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 class Server(Process):
-    """A server at a port of its own, under a name."""
+    """A server at a port of its own, at this machine's address or under its name."""
 
     launch = staticmethod(frugally)
 
-    def __init__(self, swarm: Swarm, name: str, port: int, *arguments: str) -> None:
+    def __init__(self, swarm: Swarm, name: str, port: int, *arguments: str, host: str = "/ip4/127.0.0.1") -> None:
         super().__init__(
             swarm.folder / name, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", str(port),
-            "--home", str(swarm.folder / name), "--announce", f"/dns4/localhost/tcp/{port}", *arguments,
+            "--home", str(swarm.folder / name), "--announce", f"{host}/tcp/{port}", *arguments,
         )  # fmt: skip
         self._told = self.output.count('"ready"')
         swarm.processes.append(self)
@@ -92,10 +93,10 @@ async def kill_and_come_back(swarm: Swarm, dht: Dht, count: int) -> None:
     """A server with clients dies without a word, and is started again."""
     (swarm.folder / "run.json").write_bytes(RUN.to_bytes())
     port = free_port()
-    server = Server(swarm, "server", port, "--run", str(swarm.folder / "run.json"))
+    server = Server(swarm, "server", port, "--run", str(swarm.folder / "run.json"), host=NAME)
     address = await server.address()
     door = address.rpartition("/")[2]
-    assert address == f"/dns4/localhost/tcp/{port}/p2p/{door}"
+    assert address == f"{NAME}/tcp/{port}/p2p/{door}"
     async with crowd_of(count, swarm.folder, address) as clients:
         await asyncio.to_thread(
             until, lambda: [e for e in server.events("run.peers") if e["peers"] == count], 60, "it counts them"
@@ -103,12 +104,16 @@ async def kill_and_come_back(swarm: Swarm, dht: Dht, count: int) -> None:
         children = descendants(server.child.pid)
         server.end(signal.SIGKILL)
         await asyncio.to_thread(until, lambda: not alive(children), 15, "its p2pd ends with it")
-        assert not any([await client.connected_at(door) for client in clients])
+
+        async def all_are_cut_off() -> bool:
+            return not any([await client.connected_at(door) for client in clients])
+
+        await until_async(all_are_cut_off, 60, "no connection is left")
         for client in clients:
             client.seen = frozenset()
         await until_all(clients, lambda client: len(client.seen) == count, "those who know each other go on")
 
-        again = Server(swarm, "server", port)
+        again = Server(swarm, "server", port, host=NAME)
         assert await again.address() == address, "the same identity at the same place"
 
         async def all_are_connected() -> bool:

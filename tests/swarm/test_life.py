@@ -60,9 +60,10 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
 ) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     sockets, shared = set(runtime_folder().iterdir()), set(Path("/dev/shm").iterdir())
-    a, b = (swarm.node(name, "--record-life", "600") for name in "ab")
+    by_name = swarm.address.replace("/ip4/127.0.0.1/", "/dns4/localhost/")
+    a, b = (swarm.node(name, "--record-life", "600", address=by_name) for name in "ab")
     with notified.manages(monkeypatch):
-        c = swarm.node("c", "--record-life", "600")
+        c = swarm.node("c", "--record-life", "600", address=by_name)
     for node in (a, b, c):
         node.until_completed(1)
     # The service manager of one of them is kept informed, by it alone.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import lowcomm_bootstrap.registry as registry_module
+import lowcomm_protocol.run as run_module
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_bootstrap.serving import read_run
@@ -56,6 +57,18 @@ def test_a_damaged_run_is_set_aside_and_the_others_are_kept(tmp_path: Path, dama
     assert [path.name for path in again.damaged] == [f"{bad.run_id}.json.damaged"]
     assert again.damaged[0].read_bytes() == damage
     assert Registry(tmp_path).damaged == [], "told once"
+
+
+async def test_a_run_of_another_version_is_left_to_the_release_that_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Registry(tmp_path).add(make_run("a"))
+    monkeypatch.setattr(run_module, "SPEC_VERSION", run_module.SPEC_VERSION + 1)
+    door = Door(tmp_path)
+    await door.server.start()
+    assert len(door.told("run.other_version")) == 1 and door.registry.runs() == door.registry.damaged == []
+    monkeypatch.undo()
+    assert Registry(tmp_path).runs() == [make_run("a")], "an upgrade that is taken back loses nothing"
 
 
 def test_a_flipped_byte_or_a_wrong_name_is_damage(tmp_path: Path) -> None:
