@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,19 @@ ROOT = Path(__file__).parents[2]
 INSTALL, DEMO = 3600, 900
 
 
-def test_the_wheel_in_an_empty_environment_without_a_compiler_trains_a_swarm(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Removed at once: pytest would keep gigabytes."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def test_the_wheel_in_an_empty_environment_without_a_compiler_trains_a_swarm(folder: Path) -> None:
     """Gigabytes are installed: torch as this Python's pip finds it, on Linux with CUDA's libraries."""
-    wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
-    python = tmp_path / "environment" / "bin" / "python"
+    wheel = next(WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"]))
+    python = folder / "environment" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(python.parents[1])], check=True, timeout=300)
-    away, nothing = tmp_path / "away", tmp_path / "nothing"
+    away, nothing = folder / "away", folder / "nothing"
     away.mkdir()
     nothing.mkdir()
     # Nothing but the environment's own programs: no cc, no git, no shell; and nothing of this checkout.
