@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test check format proto table soak memory fuzz clean
+.PHONY: setup demo test check format proto table soak memory fuzz installed release clean
 
 setup: $(READY)
 
@@ -52,6 +52,12 @@ memory: $(READY)  ## memory of the daemon over hundreds of exchanges
 SECONDS ?= 600
 fuzz: $(READY)  ## every decoder and message handler for SECONDS each, guided by coverage
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
+
+installed: $(READY)  ## the wheel in an empty environment without a compiler: installs gigabytes, then trains a demo
+	$(BIN)/python -m pytest -m soak tests/swarm/test_installed.py
+
+release: $(READY)  ## wheel, sdist and images, built and checked; nothing is uploaded. ARGS=--trial: of what is not ready
+	$(BIN)/python docker/release.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .hypothesis

@@ -21,12 +21,10 @@ class CommitHook(BuildHookInterface):
         """See BuildHookInterface."""
         package = Path(self.root) / PACKAGE
         known = runpy.run_path(str(package / "release.py"))
-        if version == "editable" or (package / known["BAKED"]).exists():
-            return
         commit = known["commit"](package) or os.environ.get("SOURCE_COMMIT", "").strip()
-        if not commit:
+        if version == "editable" or not commit:
             return
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory()  # goes with the hook, after the build
         baked = Path(self._folder.name) / known["BAKED"]
         baked.write_text(f"{commit}\n", encoding="ascii")
         inside = PACKAGE if self.target_name == "sdist" else Path(PACKAGE).name

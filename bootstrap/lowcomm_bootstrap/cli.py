@@ -10,10 +10,9 @@ import platformdirs
 import typer
 
 from lowcomm_node.discovery.relay import RelayLimits
-from lowcomm_node.durable import disk_full_error
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
-from lowcomm_node.files import load_or_create_identity
 from lowcomm_node.logs import configure_logs
+from lowcomm_node.system import check_system
 from lowcomm_node.units import read_size, write_size
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
@@ -39,6 +38,19 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything, and tracebacks.")]
 _TRACEBACK = "LOWCOMM_BOOTSTRAP_TRACEBACK"
 _RELAY = RelayLimits()
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Show release, commit and protocol.", is_eager=True)] = False,
+) -> None:
+    """Show the version, or go on to the command."""
+    if show:
+        from lowcomm_node.release import describe
+        from lowcomm_protocol import PROTOCOL_VERSION
+
+        print(f"lowcomm-bootstrap {describe(PROTOCOL_VERSION)}")
+        raise typer.Exit
 
 
 @app.command()
@@ -76,9 +88,10 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve until stopped. Prints what volunteers have to type."""
+    _prepare(quiet, verbose)
+    check_system()
     from lowcomm_bootstrap.serving import ServeSettings, run_server
 
-    _prepare(quiet, verbose)
     settings = ServeSettings(
         home=_home(home),
         host=host,
@@ -115,6 +128,8 @@ def runs(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: 
 @app.command("id")
 def show_id(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """Show this server's peer id; the identity is made if there is none."""
+    from lowcomm_node.files import load_or_create_identity
+
     _prepare(quiet, verbose)
     identity = load_or_create_identity(_home(home) / "identity.key")
     print(json.dumps({"peer_id": identity.peer_id}) if json_ else identity.peer_id)
@@ -171,6 +186,8 @@ def _size(text: str) -> int:
 
 
 def _home(given: Path | None) -> Path:
+    from lowcomm_node.durable import disk_full_error
+
     if given is None and os.environ.get("STATE_DIRECTORY"):
         # systemd joins several state directories by colons; the first is the unit's main one.
         given = Path(os.environ["STATE_DIRECTORY"].split(":")[0])

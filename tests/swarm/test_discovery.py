@@ -327,7 +327,7 @@ async def test_p2pd_that_is_missing_or_mute_is_one_clear_error(
     from lowcomm_node.discovery import p2pd
 
     script = tmp_path / "p2pd"
-    monkeypatch.setattr(p2pd, "_binary", lambda: script)
+    monkeypatch.setattr(p2pd, "find_p2pd", lambda: script)
     with pytest.raises(NodeError, match="can't run on this machine"):
         await dht.peer()
     script.write_text("#!/bin/sh\necho broken as promised\nexit 3\n")

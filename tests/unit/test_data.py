@@ -213,7 +213,7 @@ def test_without_the_library_a_tokenizer_file_is_an_error_with_a_remedy(
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match="pip install tokenizers"):
+    with pytest.raises(ConfigError, match=r"pip install 'lowcomm-node\[hf\]'"):
         open_tokenizer(str(path))
 
 

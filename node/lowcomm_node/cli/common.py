@@ -45,6 +45,16 @@ def _run(app: typer.Typer) -> int:
         app()
     except LowcommError as error:
         return _tell(str(error), exit_code(error))
+    except ModuleNotFoundError as error:
+        from lowcomm_node.system import ONLY_ELSEWHERE, check_system
+
+        if error.name not in ONLY_ELSEWHERE:
+            raise
+        try:
+            check_system()
+        except NodeError as reason:
+            return _tell(str(reason), exit_code(reason))
+        raise
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:

@@ -84,12 +84,15 @@ def join(
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     flags = {key: value for key, value in locals().items() if key not in ("json_", "quiet", "verbose")}
-    from lowcomm_node.availability.availability import Availability
     from lowcomm_node.settings import load_settings
+    from lowcomm_node.system import check_system
 
     settings = load_settings(flags).settings
     showing = _print_events if json_ else _show_panel if sys.stdout.isatty() else _print_words
     configure_logs(verbose - quiet - 1)
+    check_system()
+    from lowcomm_node.availability.availability import Availability
+
     manager = ServiceManager.of()
     availability, trainer = Availability.of(settings), TrainerProcess(settings.nice)
     if availability.hold is None:

@@ -102,4 +102,6 @@ def _tokenizers(path: Path) -> Any:
     try:
         return importlib.import_module("tokenizers")
     except ImportError:
-        raise ConfigError(f"{path} needs the library tokenizers: pip install tokenizers, or use 'bytes'.") from None
+        raise ConfigError(
+            f"{path} needs the library tokenizers: pip install 'lowcomm-node[hf]', or use 'bytes'."
+        ) from None

@@ -104,7 +104,7 @@ class P2pDaemon:
             _check_free(address)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                str(_binary()),
+                str(find_p2pd()),
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -113,7 +113,9 @@ class P2pDaemon:
                 preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
             )
         except OSError as error:
-            raise NodeError(f"p2pd can't run on this machine ({error.strerror}): lowcomm needs Linux x86-64.") from None
+            raise NodeError(
+                f"p2pd can't run on this machine ({error.strerror}): lowcomm needs Linux on x86-64 or ARM64."
+            ) from None
         try:
             async with asyncio.timeout(self._start_deadline):
                 await self._wait_ready(self._process)
@@ -209,8 +211,8 @@ def _check_free(listen: str) -> None:
             ) from None
 
 
-def _binary() -> Path:
-    # Found without an import, which would take seconds.
+def find_p2pd() -> Path:
+    """Where hivemind's package has it; found without an import, which would take seconds. Raises NodeError."""
     package = importlib.util.find_spec("hivemind")
     if package is None or not package.submodule_search_locations:
         raise NodeError("hivemind is not installed: install lowcomm-node again.")

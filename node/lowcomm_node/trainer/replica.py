@@ -4,9 +4,14 @@ Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` s
 ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta`` are float32 in host memory, one flat vector a fragment.
 """
 
+import importlib.util
+import os
+import shutil
+import sysconfig
 from collections.abc import Sequence
 from functools import cache, partial
 from hashlib import sha256
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +59,8 @@ class Replica:
         ]
         self._outer = spec.sync.outer_settings
         # Compiling pays on CUDA, where a step is many small kernels; on a CPU it needs a compiler and a minute of start-up.
-        self.loss = _loss(self.model, device.type == "cuda" if compiled is None else compiled)
+        worth_it = device.type == "cuda" and can_compile()
+        self.loss = _loss(self.model, worth_it if compiled is None else compiled)
 
     # inner steps
 
@@ -191,6 +197,13 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
+
+
+def can_compile() -> bool:
+    """Whether torch can compile for a GPU here: it needs Triton, which builds with a C compiler and Python's headers."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    return compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None
 
 
 def _loss(model: nn.Module, compiled: bool):  # noqa: ANN202 - the loss function of the model

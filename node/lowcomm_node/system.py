@@ -1,0 +1,34 @@
+"""Whether this system can take part in a swarm at all: asked before anything is loaded, so that the answer is one line."""
+
+import os
+import platform
+import sys
+
+from lowcomm_node.discovery.p2pd import find_p2pd
+from lowcomm_node.errors import Incompatible
+from lowcomm_node.logs import log
+
+ONLY_ELSEWHERE = ("fcntl", "hivemind")
+"""Modules that are missing on systems where no command that needs them can work."""
+WINDOWS = (
+    "lowcomm can't take part in a swarm on Windows: hivemind, by which peers find each other, has no package for it. "
+    "Install lowcomm-node inside WSL 2 (`wsl --install`), which is a Linux on the same machine."
+)
+
+
+def check_system() -> None:
+    """Raises Incompatible that says what this system lacks, NodeError if hivemind is not installed."""
+    if sys.platform == "win32":
+        raise Incompatible(WINDOWS)
+    program, here = find_p2pd(), f"{platform.system()} on {platform.machine()}"
+    if not program.is_file():
+        raise Incompatible(
+            f"This installation of hivemind has no p2pd for {here}, without which no peer is found: its wheels for "
+            "Linux (glibc) and macOS on x86-64 and ARM64 have one. Use such a machine, or a container of that kind."
+        )
+    if not os.access(program, os.X_OK):
+        raise Incompatible(
+            f"{program} can't be executed: install lowcomm-node again, on a file system that is not mounted noexec."
+        )
+    if sys.platform != "linux":
+        log.warning("system.untried", system=here, told="lowcomm is tried on Linux only: tell us how it went")

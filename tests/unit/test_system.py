@@ -1,0 +1,96 @@
+"""What must hold where lowcomm can't take part in a swarm: one line that says why and what to do, before anything is loaded."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lowcomm_node import system
+from lowcomm_node.cli import app, common
+from lowcomm_node.discovery.p2pd import find_p2pd
+from lowcomm_node.errors import Incompatible
+from lowcomm_node.system import check_system
+
+NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
+LIKE_WINDOWS = """
+import asyncio, sys, subprocess, tempfile, zoneinfo, httpx, structlog, typer, typer.rich_utils, cryptography
+from pydantic import BaseModel
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fcntl", "uvloop", "hivemind"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+sys.modules.pop("fcntl", None)
+sys.platform = "win32"
+from lowcomm_{package}.cli import main
+main()
+"""
+
+
+def like_windows(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command line where it is as if this were Windows."""
+    code = [sys.executable, "-c", LIKE_WINDOWS.replace("{package}", package), *arguments]
+    return subprocess.run(code, capture_output=True, text=True, timeout=120)
+
+
+def test_this_system_will_do() -> None:
+    check_system()
+
+
+@pytest.mark.parametrize("command", [["join", "--peers", NOWHERE], ["demo"]])
+def test_commands_that_need_a_swarm_say_so_at_once(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LOWCOMM_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["lowcomm-node", *command])
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert common.run(app) == Incompatible.exit_code
+    assert capsys.readouterr().err == f"error: {system.WINDOWS}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("package", "arguments"), [("bootstrap", ["serve"]), ("node", ["id"])])
+def test_no_command_ends_with_a_traceback_where_modules_are_missing(
+    package: str, arguments: list[str], tmp_path: Path
+) -> None:
+    done = like_windows(package, *arguments, "--home", str(tmp_path))
+    assert (done.returncode, done.stderr) == (Incompatible.exit_code, f"error: {system.WINDOWS}\n")
+
+
+def test_what_needs_no_swarm_works_there() -> None:
+    assert like_windows("node", "--version").returncode == 0
+
+
+def test_a_hivemind_without_p2pd_or_with_one_that_may_not_run_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "p2pd"
+    monkeypatch.setattr(system, "find_p2pd", lambda: program)
+    with pytest.raises(Incompatible, match="hivemind has no p2pd for Linux on "):
+        check_system()
+    program.write_bytes(find_p2pd().read_bytes()[:64])
+    program.chmod(0o644)
+    if os.access(program, os.X_OK):
+        pytest.skip("this user may execute everything")
+    with pytest.raises(Incompatible, match=r"p2pd can't be executed: .* noexec"):
+        check_system()
+
+
+def test_macos_is_let_in_with_a_word_that_nobody_has_tried_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(system.log, "warning", lambda event, **_: warned.append(event))
+    check_system()
+    assert warned == ["system.untried"]
+
+
+def test_the_bootstrap_server_tells_its_version() -> None:
+    from lowcomm_bootstrap.cli import app as bootstrap
+
+    done = CliRunner().invoke(bootstrap, ["--version"])
+    assert done.exit_code == 0 and done.stdout.startswith("lowcomm-bootstrap ") and "protocol" in done.stdout
