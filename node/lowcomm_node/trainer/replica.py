@@ -4,9 +4,13 @@ Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` s
 ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta`` are float32 in host memory, one flat vector a fragment.
 """
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Sequence
 from functools import cache, partial
 from hashlib import sha256
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +57,8 @@ class Replica:
             make(spec.sync.codec, fragment.numel, spec.sync.error_feedback) for fragment in self.plan.fragments
         ]
         self._outer = spec.sync.outer_settings
-        # Compiling pays on CUDA, where a step is many small kernels; on a CPU it needs a compiler and a minute of start-up.
-        self.loss = _loss(self.model, device.type == "cuda" if compiled is None else compiled)
+        # Compiling pays on CUDA, where a step is many small kernels; on a CPU it takes a minute of start-up.
+        self.loss = _loss(self.model, device.type == "cuda" and can_compile() if compiled is None else compiled)
 
     # inner steps
 
@@ -191,6 +195,12 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
+
+
+def can_compile() -> bool:
+    """Whether there is what torch's compiler needs on CUDA, too: a compiler of C and Python's headers. Containers have none."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
 def _loss(model: nn.Module, compiled: bool):  # noqa: ANN202 - the loss function of the model
