@@ -1,5 +1,6 @@
 """The swarm of compose.yaml, and behind routers that of compose.wan.yaml: it exchanges, learns, and survives what is done to it."""
 
+import re
 import time
 from typing import Any
 
@@ -136,6 +137,13 @@ def test_behind_nat_on_slow_lines_that_lose_packets_it_still_learns(engine: Engi
             )
             assert rights.split()[1] == "10001" and rights.count("0" * 16) == 2, rights
             assert is_healthy(swarm, name)
+        engine.podman("stop", "--time", "20", "lc-wan_router1_1")
+        counted = re.findall(r"(?m)^(?:out|in): (\d+) packets, (\d+) lost", swarm.logs("lc-wan_router1_1"))
+        print(f"routes {routes}; packets and losses {counted}")
+        assert len(counted) == 2
+        assert all(0.003 < int(lost) / int(offered) < 0.03 and int(offered) > 1000 for offered, lost in counted), (
+            counted
+        )
 
 
 def node_of(swarm: House, name: str) -> str:
