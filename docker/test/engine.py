@@ -134,15 +134,15 @@ class Engine:
         return ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", f"--wd={ROOT}", *command]
 
     def podman(self, *arguments: str, check: bool = True, timeout: float = 120) -> str:
-        """Output of podman, run there. Raises CalledProcessError, with what it said."""
-        done = subprocess.run(
-            self.inside("podman", *self.flags, *arguments),
-            capture_output=True, text=True, timeout=timeout, check=False,
-        )  # fmt: skip
+        """Output of podman, run there. Raises RuntimeError with what it said, also if it takes too long."""
+        command = self.inside("podman", *self.flags, *arguments)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"podman {' '.join(arguments)}: no answer within {timeout:.0f} s") from None
         if check and done.returncode:
-            raise RuntimeError(
-                f"podman {' '.join(arguments)}: {done.returncode}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
-            )
+            told = done.stdout[-1000:] + done.stderr[-1000:]
+            raise RuntimeError(f"podman {' '.join(arguments)}: {done.returncode}: {told}")
         return done.stdout
 
     def compose(self, project: str, files: Sequence[str]) -> list[str]:
