@@ -37,6 +37,11 @@ def open_tun(namespace: str, name: str) -> int:
     with Path(namespace).open() as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"can't enter {namespace}: {os.strerror(ctypes.get_errno())}")
+    return make_tun(name)
+
+
+def make_tun(name: str) -> int:
+    """A TUN device where this process is, as a descriptor that does not block. Raises OSError."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.ioctl(descriptor, _TUNSETIFF, pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
     try:
