@@ -1,13 +1,11 @@
 """What must hold for the GPU's memory: torch is told the owner's share of it, and nothing where there is no GPU."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lowcomm_node.limits import GIB, limit_vram
-from lowcomm_node.trainer import replica
 
 
 @pytest.mark.parametrize(("gibibytes", "share"), [(6.0, 0.75), (80.0, 1.0)])
@@ -24,18 +22,3 @@ def test_torch_is_told_the_share_of_the_memory_that_is_allowed(
     limit_vram(device, None)
     limit_vram(torch.device("cpu"), gibibytes)
     assert len(told) == 1
-
-
-def test_nothing_is_compiled_where_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    headers = tmp_path / "include"
-    headers.mkdir()
-    monkeypatch.setattr(replica.sysconfig, "get_path", lambda name: str(headers))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    assert not replica.can_compile()
-    (headers / "Python.h").touch()
-    assert not replica.can_compile(), "headers alone compile nothing"
-    monkeypatch.setenv("CC", "/usr/bin/cc")
-    assert replica.can_compile()
-    (headers / "Python.h").unlink()
-    assert not replica.can_compile(), "nor does a compiler alone"
