@@ -132,7 +132,7 @@ async def test_clients_of_a_killed_server_come_back_by_themselves_and_its_runs_a
     await kill_and_come_back(swarm, dht, 5)
 
 
-@pytest.mark.soak  # minutes, and 8 GiB
+@pytest.mark.soak  # minutes, and 10 GB
 @pytest.mark.timeout(1800)
 async def test_two_hundred_clients_come_back_by_themselves(swarm: Swarm, dht: Dht) -> None:
     await kill_and_come_back(swarm, dht, 200)
