@@ -29,9 +29,8 @@ FOLDER = Path("/var/tmp/lowcomm-images")
 RUN_ARGUMENTS = "--cgroups=disabled --ulimit nofile=1024:1024 --ulimit nproc=1000:1000"
 """Where a machine lets nobody raise limits or make cgroups."""
 SETTINGS = ("/etc/pip.conf", "~/.config/pip/pip.conf")
-PACKAGES = ("/opt/wheels", "/opt/pypi", "/opt/pypi-more")
 CERTIFICATES = "/etc/ssl/certs"
-"""What this machine's pip needs, as far as it is there: mounted while images are built, and never part of them."""
+"""What this machine's pip needs, with the folders that its settings name: mounted while images are built, never part of them."""
 MOUNTED = "/mnt"
 """Where: a folder that every base has, for the builder leaves an empty one behind that it had to make."""
 
@@ -65,7 +64,7 @@ class Engine:
 
     def build(self, target: str, base: str = BASE, *arguments: str) -> str:
         """Build a target; its image's name."""
-        packages = [place for place in PACKAGES if Path(place).exists()]
+        packages = named_folders(pip_settings())
         with tempfile.TemporaryDirectory(dir=self.folder) as settings:
             write_settings(Path(settings), packages)
             mounts = [(settings, MOUNTED), *((place, f"{MOUNTED}{place}") for place in packages)]
@@ -188,10 +187,25 @@ def output(*command: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+def pip_settings() -> configparser.ConfigParser:
+    """What this machine tells its pip."""
+    merged = configparser.ConfigParser(interpolation=None)
+    merged.read([Path(file).expanduser() for file in SETTINGS])
+    return merged
+
+
+def named_folders(settings: configparser.ConfigParser) -> list[str]:
+    """The folders on this machine where pip looks for packages."""
+    words = [word for section in settings.values() for value in section.values() for word in value.split()]
+    paths = [Path(word.removeprefix("file://")) for word in words]
+    # The pages of an index lie in simple/ (PEP 503), its packages beside that.
+    folders = {path.parent if path.name == "simple" else path for path in paths if path.is_absolute() and path.is_dir()}
+    return sorted(map(str, folders))
+
+
 def write_settings(folder: Path, packages: Sequence[str]) -> None:
     """Put pip's settings of this machine into a folder, as they hold where ``packages`` are mounted."""
-    merged = configparser.ConfigParser()
-    merged.read([Path(file).expanduser() for file in SETTINGS])
+    merged = pip_settings()
     with (folder / "pip.conf").open("w") as file:
         merged.write(file)
     text = (folder / "pip.conf").read_text()

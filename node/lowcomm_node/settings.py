@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from lowcomm_protocol.invites import Token
 
 PREFIX = "LOWCOMM_"
+OTHERS = "LOWCOMM_BOOTSTRAP_"
+"""Of the bootstrap server, which may have the same environment."""
 MAX_RECORD_LIFE = 600.0
 """As ``lowcomm_protocol.records.MAX_LIFE``: peers refuse a record that claims more."""
 _LISTS = ("peers", "announce")
@@ -272,7 +274,7 @@ def _home(flags: Mapping[str, Any], env: Mapping[str, str]) -> tuple[Path, str]:
 def _from_environment(env: Mapping[str, str]) -> list[tuple[str, Any, str]]:
     found: list[tuple[str, Any, str]] = []
     for variable, value in env.items():
-        if not variable.startswith(PREFIX) or not value:
+        if not variable.startswith(PREFIX) or variable.startswith(OTHERS) or not value:
             continue
         key = variable.removeprefix(PREFIX).lower()
         if key not in NodeSettings.model_fields:

@@ -5,15 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
-from engine import BASE, CERTIFICATES, IMAGES, MOUNTED, PACKAGES, SETTINGS, Engine
+from engine import BASE, CERTIFICATES, IMAGES, MOUNTED, SETTINGS, Engine, named_folders, pip_settings
 
 pytestmark = [pytest.mark.images, pytest.mark.soak, pytest.mark.timeout(3600)]
+FOLDERS = named_folders(pip_settings())
 TOOLS = re.compile(r"bin/(pip[\d.]*|gcc[^/]*|g\+\+[^/]*|cc|ld|make|cmake|git)$|-packages/pip/")
 
 
 def secrets() -> dict[str, bytes]:
     """What this machine's package settings say, piece by piece; an image must hold none of them."""
-    found = {place: place.encode() for place in (*PACKAGES, MOUNTED + PACKAGES[0])}
+    found = {place: place.encode() for folder in FOLDERS for place in (folder, MOUNTED + folder)}
     for file in (Path(file).expanduser() for file in SETTINGS):
         if file.exists():
             values = re.findall(rb"=\s*(\S.*)", file.read_bytes())
@@ -34,7 +35,7 @@ def test_nothing_of_the_machine_that_built_it_is_in_an_image(engine: Engine, ima
             continue
         assert [what for what, value in unwanted.items() if value in content] == [], name
         assert not name.startswith(("etc/ssl/certs/", "root/", "mnt/")), f"{name} is not the base's"
-        assert name not in ("etc/pip.conf", "etc/resolv.conf") and f"/{name}".rstrip("/") not in PACKAGES, name
+        assert name not in ("etc/pip.conf", "etc/resolv.conf") and f"/{name}".rstrip("/") not in FOLDERS, name
     assert count > 1000
 
 

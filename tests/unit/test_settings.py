@@ -73,7 +73,8 @@ def test_an_unknown_variable_names_the_nearest(tmp_path: Path) -> None:
 
 
 def test_variables_of_other_programs_are_none_of_our_business(tmp_path: Path) -> None:
-    assert load(tmp_path, "", {"PORT": "99999999", "XLOWCOMM_PORT": "y"}).settings.port == 0
+    others = {"PORT": "99999999", "XLOWCOMM_PORT": "y", "LOWCOMM_BOOTSTRAP_HOME": "/srv", "LOWCOMM_BOOTSTRAP_PORT": "y"}
+    assert load(tmp_path, "", others).settings.port == 0
 
 
 @pytest.mark.parametrize(
