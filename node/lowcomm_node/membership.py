@@ -31,6 +31,8 @@ MAX_MET = 64
 """Peers that are told directly when we come, change phase or go; the DHT tells the others."""
 RUN_LIFE = 1800.0
 CHECK_EVERY = 10.0
+CROWD, MOST_POLL = 32, 15.0
+"""Peers from which on looks become rarer, as each brings all their records, and seconds between two of them at most."""
 DEFECT_PAUSE = 10.0
 REMOVALS_EVERY = 10.0
 """Seconds between two looks for peers that were removed: it must take effect within a minute."""
@@ -61,6 +63,11 @@ def _own_hosts() -> tuple[str, ...]:
     # Public addresses first: most peers are not in our home network. Of those IPv4, which everybody has.
     numbers.sort(key=lambda address: (not address.is_global, address.version))
     return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
+
+
+def look_pause(poll: float, record_life: float, peers: int) -> float:
+    """Seconds until the next look at a run of so many peers; who is new tells the others itself, and records must not expire."""
+    return max(poll, min(MOST_POLL, record_life / 2, poll * peers / CROWD))
 
 
 class Membership:
@@ -151,7 +158,7 @@ class Membership:
         """Publish, look around, and watch the connection, until cancelled."""
         await asyncio.gather(
             self._forever("our record is not published", self._publish, lambda: self._settings.record_life / 3),
-            self._forever("no look for other peers", self.look, lambda: self._settings.poll),
+            self._forever("no look for other peers", self.look, self._look_pause),
             self._forever("the run is not published", self._watch, lambda: CHECK_EVERY if self.dht_peers else 2.0),
         )
 
@@ -169,6 +176,9 @@ class Membership:
                     self._warn(f"{trouble} (tried again in {DEFECT_PAUSE:.0f} s), because of a defect: {error!r}"[:300])
                 wait = DEFECT_PAUSE
             await asyncio.sleep(wait)
+
+    def _look_pause(self) -> float:
+        return look_pause(self._settings.poll, self._settings.record_life, self.count())
 
     async def _watch(self) -> None:
         self.dht_peers = self._discovery.known_peers()

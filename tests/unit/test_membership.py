@@ -22,7 +22,7 @@ from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.security import Gatekeeper
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-from lowcomm_node.membership import Membership
+from lowcomm_node.membership import Membership, look_pause
 from lowcomm_node.settings import load_settings
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.invites import Token, issue_invite
@@ -446,3 +446,13 @@ async def test_removals_reach_a_node_that_only_runs_its_loops(
     finally:
         loops.cancel()
         await asyncio.gather(loops, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("poll", "record_life", "peers", "pause"),
+    [(2.0, 60.0, 0, 2.0), (2.0, 60.0, 32, 2.0), (2.0, 60.0, 128, 8.0), (2.0, 60.0, 5000, 15.0), (2.0, 10.0, 5000, 5.0), (20.0, 60.0, 1, 20.0)],
+)  # fmt: skip
+def test_looks_at_a_large_swarm_are_rarer_but_no_record_expires_in_between(
+    poll: float, record_life: float, peers: int, pause: float
+) -> None:
+    assert look_pause(poll, record_life, peers) == pause

@@ -69,7 +69,9 @@ def join(
     control_port: Annotated[int | None, typer.Option(help="Loopback port of the control API; 0: any.")] = None,
     stay: Annotated[bool | None, typer.Option(help="Serve the state to others after the run has finished.")] = None,
     record_life: Annotated[float | None, typer.Option(help="Seconds that others believe us alive.")] = None,
-    poll: Annotated[float | None, typer.Option(help="Seconds between two looks at the DHT.")] = None,
+    poll: Annotated[
+        float | None, typer.Option(help="Seconds between two looks at the DHT; more where there are many peers.")
+    ] = None,
     join_deadline: Annotated[
         float | None, typer.Option(help="Seconds to look for the swarm at the first start.")
     ] = None,
