@@ -92,6 +92,10 @@ class Engine:
         told = output("podman", *self.flags, "history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
         return told + self._inspect(image, "{{json .Config}}")
 
+    def health_check(self, image: str) -> list[str]:
+        """The command by which an engine sees whether a container of an image is well."""
+        return json.loads(self._inspect(image, "{{json .HealthCheck}}"))["Test"]
+
     def files(self, image: str) -> Iterator[tuple[str, bytes]]:
         """All files of an image, with their contents."""
         name = output("podman", *self.flags, "create", image).strip()

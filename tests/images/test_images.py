@@ -35,7 +35,8 @@ def test_nothing_of_the_machine_that_built_it_is_in_an_image(engine: Engine, ima
             continue
         assert [what for what, value in unwanted.items() if value in content] == [], name
         assert not name.startswith(("etc/ssl/certs/", "root/", "mnt/")), f"{name} is not the base's"
-        assert name not in ("etc/pip.conf", "etc/resolv.conf") and f"/{name}".rstrip("/") not in FOLDERS, name
+        assert name != "etc/pip.conf" and f"/{name}".rstrip("/") not in FOLDERS, name
+        assert name != "etc/resolv.conf" or not content, "an engine puts its own there"
     assert count > 1000
 
 
@@ -46,7 +47,7 @@ def test_an_image_has_no_build_tools_and_tells_what_it_has(engine: Engine, image
     assert [name for name in files if name.startswith(("src/", "wheel/", "pip/", "tests/"))] == []
     config = json.loads(engine.history(image).splitlines()[-1])
     assert config["User"] == "lowcomm" and config["StopSignal"] == "SIGTERM"
-    assert config["Healthcheck"]["Test"][1:] == [image, "healthy"]
+    assert engine.health_check(image) == ["CMD", image, "healthy"]
     bill = json.loads(files[config["Labels"]["lowcomm.sbom"].lstrip("/")])
     versions = {entry["name"]: entry["version"] for entry in bill["components"]}
     lock = dict(
@@ -55,7 +56,10 @@ def test_an_image_has_no_build_tools_and_tells_what_it_has(engine: Engine, image
         if "==" in line
     )
     assert versions["lowcomm-node"] and versions["tini"] and versions["hivemind"] == lock["hivemind"]
-    pinned = {name: version.split("+")[0] for name, version in versions.items() if name in lock}
+    packages = [
+        entry for entry in bill["components"] if entry["purl"].startswith("pkg:pypi/") and entry["name"] in lock
+    ]
+    pinned = {entry["name"]: entry["version"].split("+")[0] for entry in packages}
     assert pinned == {name: lock[name] for name in pinned}, "the versions of requirements.lock"
 
 

@@ -450,7 +450,10 @@ async def test_removals_reach_a_node_that_only_runs_its_loops(
 
 @pytest.mark.parametrize(
     ("poll", "record_life", "peers", "pause"),
-    [(2.0, 60.0, 0, 2.0), (2.0, 60.0, 32, 2.0), (2.0, 60.0, 128, 8.0), (2.0, 60.0, 5000, 15.0), (2.0, 10.0, 5000, 5.0), (20.0, 60.0, 1, 20.0)],
+    [
+        (2.0, 60.0, 0, 2.0), (2.0, 60.0, 32, 2.0), (2.0, 60.0, 128, 8.0),
+        (2.0, 60.0, 5000, 15.0), (2.0, 10.0, 5000, 5.0), (20.0, 60.0, 1, 20.0),
+    ],
 )  # fmt: skip
 def test_looks_at_a_large_swarm_are_rarer_but_no_record_expires_in_between(
     poll: float, record_life: float, peers: int, pause: float
