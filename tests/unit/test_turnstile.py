@@ -97,6 +97,17 @@ async def test_after_some_calls_without_a_credential_an_address_is_not_heard_for
         assert (await status(callee, channels))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_a_peer_at_the_address_of_a_flood_is_heard_over_the_connection_that_it_has():
+    async with listening() as callee, calling() as channels, calling_raw(callee.info()) as flooding:
+        callee.service._turnstile = Turnstile(bad_calls=FEW)
+        assert (await status(callee, channels))[0] is grpc.StatusCode.OK
+        codes = [await soon(half_open(flooding, "Describe").code()) for _ in range(5)]
+        assert codes[3:] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+        assert (await status(callee, channels))[0] is grpc.StatusCode.OK
+        assert (await status(callee, channels, ()))[0] is grpc.StatusCode.UNAUTHENTICATED, "it does as the flood does"
+        assert (await status(callee, channels))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED, "and is a stranger now"
+
+
 def half_open(channel: aio.Channel, method: str, metadata=None):
     """A call of which only the beginning comes."""
     return channel.stream_stream(PATH + method)(metadata=metadata)

@@ -22,7 +22,7 @@ from grpc import aio
 from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
 from lowcomm_node.exchange.call import Call
 from lowcomm_node.exchange.company import Company
-from lowcomm_node.exchange.connections import INTERNET, Endings, place_of
+from lowcomm_node.exchange.connections import INTERNET, Endings, Place, place_of
 from lowcomm_node.exchange.pinging import Echo
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
 from lowcomm_node.exchange.strangers import Strangers
@@ -155,19 +155,23 @@ class ExchangeService:
             await self._guard(call, peer, lambda: self._echo.answer(peer, CalleeStream(context)))
 
     async def _authenticate(self, call: Call) -> str:
-        place = self._place(call.context)
-        if (words := self._turnstile.refuses_place(place, monotonic())) is not None:
+        place, connection = self._place(call.context), self._connection(call.context)
+        # Peers that share an address with a flood are heard still, over the connections that they have.
+        is_known = connection is not None and self.strangers.knows(connection)
+        if not is_known and (words := self._turnstile.refuses_place(place, monotonic())) is not None:
             await self._turn_away(call, place, words)
         try:
             peer = self._caller(call.context)
         except LowcommError as error:
             self._turnstile.bad(place, monotonic())
+            if connection is not None:
+                self.strangers.forget(connection)
             await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise
         if (words := self._turnstile.refuses(peer, monotonic())) is not None:
             await self._turn_away(call, place, words)
-        if call.context.peer().startswith(INTERNET):
-            self.strangers.vouch(place_of(call.context.peer()))
+        if connection is not None:
+            self.strangers.vouch(connection)
         return peer
 
     async def _turn_away(self, call: Call, place: str, words: str) -> None:
@@ -198,11 +202,16 @@ class ExchangeService:
             await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return peer
 
+    def _connection(self, context: Any) -> Place | None:
+        """By which connection over TCP a call comes; None if by a tunnel."""
+        return place_of(context.peer()) if context.peer().startswith(INTERNET) else None
+
     def _place(self, context: Any) -> str:
         """Where a call comes from: an address, or whom libp2p vouches for."""
-        kind, _, name = context.peer().partition(":")
-        if kind in INTERNET:
-            return place_of(context.peer())[0]
+        connection = self._connection(context)
+        if connection is not None:
+            return connection[0]
+        name = context.peer().partition(":")[2]
         return (self._tunnels.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
 
     def _caller(self, context: Any) -> str:

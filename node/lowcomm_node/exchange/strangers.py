@@ -41,6 +41,14 @@ class Strangers:
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
+    def knows(self, place: Place) -> bool:
+        """Whether somebody vouched for a connection, and it has not been forgotten."""
+        return place in self._known
+
+    def forget(self, place: Place) -> None:
+        """A call from there had a bad credential: it is a stranger's again."""
+        self._known.pop(place, None)
+
     def surplus(self, there: Iterable[Place], now: float) -> list[Place]:
         """Those of the connections that there are now which should end."""
         present = set(there)
