@@ -45,7 +45,7 @@ class BootstrapServer:
         self._look_every, self._lifeline, self._looked = look_every, lifeline, looked
         lifeline.publish_with(self._publish, None)
         self._published = 0.0
-        self._looked: float | None = None
+        self._looked_at: float | None = None
         """When a look ended last; None before it serves."""
         self._peers: dict[str, int] = {}
         self._refused: set[str] = set()
@@ -61,7 +61,7 @@ class BootstrapServer:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        self._looked = monotonic()
+        self._looked_at = monotonic()
         while True:
             await asyncio.sleep(self._look_every)
             try:
@@ -69,15 +69,15 @@ class BootstrapServer:
                 self._looked()
             except Exception as error:  # a defect must not cost the swarm its door
                 log.error("server.defect", error=repr(error), exc_info=error)
-            self._looked = monotonic()
+            self._looked_at = monotonic()
 
     def condition(self, now: float) -> Condition:
         """What the service manager is told at a time (monotonic seconds). Ready is who serves, also alone."""
-        if self._looked is None:
+        if self._looked_at is None:
             return Condition(ready=False, line="starting")
         runs, peers = len(self._registry.runs()), sum(self._peers.values())
         line = self._lifeline.reason or f"serving: {runs} runs published, {peers} peers alive in them"
-        late = now - self._looked
+        late = now - self._looked_at
         overdue = f"a look at the swarm has taken {late:.0f} s" if late > LOOK_DEADLINE else None
         return Condition(ready=True, line=line, overdue=overdue)
 

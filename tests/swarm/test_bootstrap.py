@@ -122,6 +122,9 @@ def test_it_is_healthy_while_its_p2pd_answers(swarm: Swarm) -> None:
     ask = ("lowcomm_bootstrap", "healthy", "--home", str(door.home))
     well = run(*ask)
     assert well.returncode == 0 and well.stdout.endswith("p2pd answers\n"), well.stdout
+    sign = door.home / "serving.json"
+    begun = sign.stat().st_mtime
+    until(lambda: sign.stat().st_mtime > begun, 30, "it has looked around, and said so")
     (p2pd,) = descendants(door.child.pid)
     os.kill(p2pd, signal.SIGSTOP)
     ill = run(*ask, "--json")

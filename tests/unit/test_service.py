@@ -197,7 +197,7 @@ async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_loo
     assert not server.condition(0.0).ready
     task = asyncio.create_task(server.run())
     await asyncio.sleep(0)  # it begins
-    now = server._looked or 0.0
+    now = server._looked_at or 0.0
     assert server.condition(now) == Condition(ready=True, line="serving: 0 runs published, 0 peers alive in them")
     assert server.condition(now + LOOK_DEADLINE).overdue is None
     assert "has taken" in (server.condition(now + LOOK_DEADLINE + 1).overdue or "")
