@@ -98,7 +98,7 @@ class Engine:
 
     def files(self, image: str) -> Iterator[tuple[str, bytes]]:
         """All files of an image, with their contents."""
-        name = output("podman", *self.flags, "create", image).strip()
+        name = output("podman", *self.flags, "create", image, "never-run").strip()  # a base may have no command
         with tempfile.TemporaryFile(dir=self.folder) as archive:
             try:
                 run("podman", *self.flags, "export", name, stdout=archive)
