@@ -23,6 +23,8 @@ ADDRESSES = "ADDRESSES"
 """The variable that names the file in which the bootstrap server beside us tells its addresses."""
 PATIENCE = 300.0
 """Seconds to wait for that file."""
+POLL = 0.5
+"""Seconds between two looks for it: who writes it is in another container, and the standard library can't watch a folder."""
 
 
 def claim(state: Path, container: str) -> tuple[int, Path]:
@@ -49,7 +51,7 @@ def read_addresses(file: Path, patience: float = PATIENCE) -> str:
     while not file.exists():
         if time.monotonic() > ends:
             raise OSError(f"{file} is not there after {patience:.0f} s: does the bootstrap server run?")
-        time.sleep(0.5)
+        time.sleep(POLL)
     return ",".join(file.read_text().split())
 
 

@@ -7,24 +7,13 @@ import os
 import socket
 import struct
 import sys
-import time
 from fcntl import ioctl
 
-USER, PATIENCE = "lowcomm", 120.0
+from services import find
+
+USER = "lowcomm"
 _SIOCADDRT, _SIOCDELRT = 0x890B, 0x890C
 _UP, _GATEWAY = 1, 2
-
-
-def find(name: str) -> str:
-    """The IPv4 address of a service, once its container runs."""
-    ends = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return socket.gethostbyname(name)
-        except OSError:
-            if time.monotonic() > ends:
-                sys.exit(f"error: {name} has no address after {PATIENCE:.0f} s: does its container run?")
-            time.sleep(0.5)
 
 
 def route_by(gateway: str) -> None:

@@ -17,14 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 sys.path.insert(0, "/opt/net")
 
 from emulator import Emulator, make_tun
+from services import find
 from shaping import Link
 
-PATIENCE = 120.0
 HOME_TABLE, LINE_TABLE = "100", "101"
 
 
@@ -34,18 +33,6 @@ def run(*command: str, text: str | None = None) -> str:
     if done.returncode:
         sys.exit(f"error: {' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
-
-
-def find(name: str) -> str:
-    """The IPv4 address of a service, once its container runs."""
-    ends = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return socket.gethostbyname(name)
-        except OSError:
-            if time.monotonic() > ends:
-                sys.exit(f"error: {name} has no address after {PATIENCE:.0f} s: does its container run?")
-            time.sleep(0.5)
 
 
 def interfaces(wan_host: str) -> tuple[str, str, str]:
