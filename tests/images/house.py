@@ -78,6 +78,7 @@ def house(engine: Engine, project: str, *files: str, **environment: str) -> Iter
     finally:
         told = engine.podman("ps", "--all", "--format", "{{.Names}}", check=False)
         names = [name for name in told.split() if name.startswith(f"{project}_")]
-        engine.podman("rm", "--force", "--time", "2", *names, check=False, timeout=300) if names else None
+        if names:
+            engine.podman("rm", "--force", "--time", "2", *names, check=False, timeout=300)
         volumes = engine.podman("volume", "ls", "--format", "{{.Name}}", check=False).split()
         engine.podman("volume", "rm", *[name for name in volumes if name.startswith(f"{project}_")], check=False)

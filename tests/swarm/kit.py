@@ -185,6 +185,11 @@ class Swarm:
         self.processes.append(node)
         return node
 
+    def defects(self) -> list[str]:
+        """What its processes have logged of errors of ours that they survived."""
+        lines = (line for process in self.processes for line in process.output.splitlines())
+        return sorted({line for line in lines if '.defect"' in line})
+
     def close(self) -> None:
         """End everything."""
         for process in self.processes:
@@ -200,7 +205,10 @@ class Swarm:
 
 @contextmanager
 def lonely_swarm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
-    """A swarm with sockets in a folder of its own, so that others on this machine do not disturb; ended in any case."""
+    """A swarm with sockets in a folder of its own, so that others on this machine do not disturb; ended in any case.
+
+    Raises AssertionError if a process has survived a defect: a swarm that works hides them well.
+    """
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as runtime:  # a short name, as sockets need
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         swarm = Swarm(folder)
@@ -208,6 +216,7 @@ def lonely_swarm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swar
             yield swarm
         finally:
             swarm.close()
+    assert not swarm.defects(), "\n".join(swarm.defects())[-3000:]
 
 
 class Notified:

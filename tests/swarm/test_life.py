@@ -107,7 +107,6 @@ def test_three_nodes_finish_a_run_together(swarm: Swarm, method: str) -> None:
     nodes = [swarm.node(name) for name in "abc"]
     for node in nodes:
         assert node.child.wait(240) == 0, node.output[-3000:]
-        assert not node.events("exchange.defect"), node.output[-3000:]
     applied = [len(node.events("exchange.applied")) for node in nodes]
     assert min(applied) >= 1 and sum(applied) >= 8, (applied, nodes[0].output[-3000:])
     if "diloco" in method:
