@@ -1,11 +1,11 @@
 """What a bootstrap server takes with 10 to 200 clients on loopback, beside an idle one; and what they do when it is killed.
 
-    python benchmarks/bootstrap.py [--sizes 10 50 100 200] [--seconds 20] [--looks 2]
+    python benchmarks/bootstrap.py [--sizes 10 50 100 200] [--seconds 20] [--looks 2] [--beats 5]
 
-Clients are real peers of the DHT (tests/swarm/clients.py): each has a p2pd of its own, publishes its record every 10 s and
-knocks at the server every 10 s as a node does. A node looks up the peers of its run every 2 s, which two cores do not do for 200
-clients: here all together make ``--looks`` a second, so figures of looks are to be scaled by N / 2 / looks. Many clients share a
-Python process. For every number of clients, of three windows of ``--seconds`` the median:
+Clients are real peers of the DHT (tests/swarm/clients.py), many in one Python process: each has a p2pd of its own, publishes its
+record and knocks at the server. A node does so every 10 s, and looks up the peers of its run every 2 s. Two cores do not do that
+for 200 clients: here all together look ``--looks`` times a second, and publish and knock ``--beats`` times at most, so each of 50
+every 10 s, each of 200 every 40. For every number of clients, of three windows of ``--seconds`` the median:
 
     far     the run's records lie with other peers: the usual case in a large swarm
     near    the server is one of the five peers that keep them, and each look of each client reads all of them from it
@@ -15,7 +15,7 @@ CPU is that of the server's two processes, in percent of one core. Memory is wha
 Traffic is all that went to and from its port, both ways, with headers; it is counted by iptables in a network namespace of the
 benchmark's own, so only where this runs as root. Then the server is killed and started again.
 
-200 clients take 9 GB. Results into benchmarks/results/bootstrap.json, beside those of other sizes that are there.
+200 clients take 19 GB. Results into benchmarks/results/bootstrap.json, beside those of other sizes that are there.
 """
 
 import argparse
@@ -56,6 +56,8 @@ WINDOWS = 3
 CROWD = 25
 """Clients in one process, at most."""
 ASKING = 8
+BEAT = 10.0
+"""Seconds between two signs of life of a node, and two knocks."""
 START = 600.0
 """Seconds for the clients of a size to start, and to see each other."""
 SETTLE = 60.0
@@ -71,13 +73,15 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 50, 100, 200], help="numbers of clients, growing")
     parser.add_argument("--seconds", type=float, default=20.0, help="of one window")
     parser.add_argument("--looks", type=float, default=2.0, help="of all clients a second")
+    parser.add_argument("--beats", type=float, default=5.0, help="of all clients a second, at most")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all are ended
     if COUNTED not in os.environ and os.geteuid() == 0 and all(map(which, ("unshare", "ip", "iptables"))):
         inside = ["sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable, *sys.argv]
         os.execvpe("unshare", ["unshare", "--net", "--", *inside], os.environ | {COUNTED: "1"})
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:  # a short name, as sockets need
         os.environ["XDG_RUNTIME_DIR"] = folder
-        bench = Bench(Path(folder), arguments.seconds, arguments.looks)
+        bench = Bench(Path(folder), arguments.seconds, arguments.looks, arguments.beats)
         try:
             results = bench.run(sorted(arguments.sizes))
         finally:
@@ -88,8 +92,8 @@ def main() -> None:
 class Bench:
     """A server, and clients in processes of their own; ``close`` ends them all."""
 
-    def __init__(self, folder: Path, seconds: float, looks: float) -> None:
-        self._folder, self._seconds, self._looks = folder, seconds, looks
+    def __init__(self, folder: Path, seconds: float, looks: float, beats: float) -> None:
+        self._folder, self._seconds, self._looks, self._beats = folder, seconds, looks, beats
         self._port = free_port()
         if COUNTED in os.environ:
             for protocol in ("tcp", "udp"):
@@ -156,13 +160,19 @@ class Bench:
 
     def _grow(self, size: int) -> None:
         missing = size - sum(crowd.count for crowd in self._crowds)
+        beat = str(self._beat(size))
+        self._all("beat", beat)
         address = f"/ip4/127.0.0.1/tcp/{self._port}/p2p/{self._peer_id}"
         while missing > 0:
             count = min(missing, CROWD)
             folder = self._folder / f"crowd-{len(self._crowds)}"
-            self._crowds.append(Remote(folder, count, self._far.run_id, size / self._looks, address))
+            self._crowds.append(Remote(folder, count, self._far.run_id, size / self._looks, beat, address))
             self._crowds[-1].wait_ready()  # one after the other: they share the cores
             missing -= count
+
+    def _beat(self, size: int) -> float:
+        """Seconds between two signs of life of a client, and two knocks."""
+        return max(BEAT, size / self._beats)
 
     def _move(self, run: SignedRun, size: int) -> None:
         self._all("move", run.run_id, str(size / self._looks))
@@ -181,7 +191,7 @@ class Bench:
                 "answered": sum(one["doors"].get(self._peer_id, 0) for one in told),
             }
 
-        return {"clients": size, **self._windows(live)}
+        return {"clients": size, "beat": self._beat(size), **self._windows(live)}
 
     def _ask(self, seconds: float) -> dict[str, Any]:
         """A window of the burst."""
@@ -240,13 +250,13 @@ class Bench:
 class Remote:
     """A process of clients."""
 
-    def __init__(self, folder: Path, count: int, run_id: str, poll: float, address: str) -> None:
+    def __init__(self, folder: Path, count: int, run_id: str, poll: float, beat: str, address: str) -> None:
         self.count = count
         folder.mkdir()
         script = ROOT / "tests" / "swarm" / "clients.py"
         self._errors = (folder / "errors").open("wb")
         self._child = subprocess.Popen(
-            [sys.executable, str(script), str(folder), str(count), run_id, str(poll), address],
+            [sys.executable, str(script), str(folder), str(count), run_id, str(poll), beat, address],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment(), text=True,
         )  # fmt: skip
 

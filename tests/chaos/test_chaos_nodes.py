@@ -57,6 +57,22 @@ TO_ITS_DAEMON = Plan(
         Fault(Boundary.DHT, Kind.CLOCK_STEP, "lookup", 14, 3.0),
     )
 )
+TO_ITS_SNAPSHOTS = Plan(
+    (
+        Fault(Boundary.FETCH, Kind.CORRUPT, "chunk", 0),  # of the manifest
+        Fault(Boundary.FETCH, Kind.TRUNCATE, "chunk", 2),
+        Fault(Boundary.FETCH, Kind.CORRUPT, "chunk", 5),
+        Fault(Boundary.FETCH, Kind.DROP, "opened", 4),
+        Fault(Boundary.FETCH, Kind.DUPLICATE, "chunk", 8),
+        Fault(Boundary.FETCH, Kind.REORDER, "chunk", 11),
+        Fault(Boundary.FETCH, Kind.DELAY, "chunk", 13, 2.0),
+        Fault(Boundary.FETCH, Kind.STOP, "chunk", 15, 4.0),
+        Fault(Boundary.FETCH, Kind.STALL, "chunk", 18),
+        Fault(Boundary.FETCH, Kind.KILL, "chunk", 20),
+    )
+)
+FAR = 100
+"""Swarm steps after which nobody can join without a copy of the others' state."""
 
 
 def told_by(nodes: list[Node]) -> dict[str, Events]:
@@ -90,6 +106,24 @@ def test_what_goes_wrong_on_the_way_of_one_node_costs_single_exchanges(swarm: Sw
     victim = nodes[2].until(bool, "answering")["peer_id"]
     until_all_has_happened(nodes[2], 200)
     check_all_is_well(nodes, [victim])
+
+
+@pytest.mark.parametrize("faults", [2, pytest.param(len(TO_ITS_SNAPSHOTS.faults), marks=pytest.mark.soak)])
+def test_what_goes_wrong_at_a_donor_keeps_nobody_from_joining(swarm: Swarm, faults: int) -> None:
+    swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
+    donors = swarm.node("a"), faulty_node(swarm, "c", Plan(TO_ITS_SNAPSHOTS.faults[:faults]))
+    for donor in donors:
+        donor.until(lambda s: s["phase"] == "training" and s["trainer"]["swarm_step"] >= FAR, "far ahead")
+    for number in range(3 * faults):  # each takes some chunks from either donor
+        joiner = swarm.node(f"joiner{number}")
+        joiner.until_completed(1)
+        (adopted,) = joiner.events("state.adopted")
+        assert adopted["swarm_step"] >= FAR
+        if not donors[1].left():
+            break
+        assert joiner.end() == 0
+    assert not donors[1].left()
+    assert joiner.until(bool, "answering")["trainer"]["swarm_step"] > adopted["swarm_step"]
 
 
 @pytest.mark.soak  # minutes; a trainer that is killed while it merges is in the test above

@@ -1,11 +1,12 @@
 """Clients of a bootstrap server: DHT peers that live as nodes do, without training, many in one process.
 
-Each has an identity, a p2pd and a place in the DHT of its own, publishes its record every third of RECORD_LIFE as a node does,
-looks the peers of the run up again and again, and keeps its connection by the same watchdog: nobody tells it to reconnect.
+Each has an identity, a p2pd and a place in the DHT of its own, publishes its record as a node does, looks the peers of the run up
+again and again, and keeps its connection by the same watchdog: nobody tells it to reconnect.
 
-    python clients.py FOLDER COUNT RUN_ID SECONDS ADDRESS...       commands on stdin, an answer in JSON to each (class Worker)
+    python clients.py FOLDER COUNT RUN_ID SECONDS BEAT ADDRESS...       commands on stdin, an answer in JSON to each (class Worker)
 
-SECONDS lie between two looks of a client (a node's --poll, 2).
+SECONDS lie between two looks of a client (a node's --poll, 2), BEAT seconds between two times that it publishes, and that it knocks
+at a door (a node's 10).
 """
 
 import asyncio
@@ -17,15 +18,17 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+from lowcomm_node.discovery import watchdog
 from lowcomm_node.discovery.hivemind import HivemindDiscovery
 from lowcomm_node.discovery.keys import peers_key
 from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.files import load_or_create_identity
 from lowcomm_protocol.records import PeerInfo, Phase, write_record
 
-RECORD_LIFE = 30.0
 AT_ONCE = 4
 """Clients that start together."""
+BEATS = {name: getattr(watchdog, name) for name in ("HEARTBEAT", "LOST_AFTER", "MISSING_AFTER", "READ_BACK")}
+"""What a node's signs of life are timed by, in seconds."""
 
 
 class Client(HivemindDiscovery):
@@ -55,18 +58,18 @@ class Client(HivemindDiscovery):
         await self.lifeline.enter(10.0)
         self._tasks = [
             asyncio.create_task(self.lifeline.run()),
-            asyncio.create_task(_every(lambda: RECORD_LIFE / 3, self.tell)),
+            asyncio.create_task(_every(lambda: watchdog.HEARTBEAT, self.tell)),
             asyncio.create_task(_every(lambda: self.seconds, self.look)),
         ]
 
     async def tell(self) -> None:
         """Publish our record."""
-        now = time()
+        now, life = time(), 3 * watchdog.HEARTBEAT
         info = PeerInfo(
-            peer_id=self.peer_id, run_id=self.run_id, phase=Phase.TRAINING, issued=now, expires=now + RECORD_LIFE,
+            peer_id=self.peer_id, run_id=self.run_id, phase=Phase.TRAINING, issued=now, expires=now + life,
             addresses=("127.0.0.1:1",), certificate=bytes(32), entry_points=self.addresses()[:4],
         )  # fmt: skip
-        await self.publish(peers_key(self.run_id), self.peer_id, write_record(info, self.identity), RECORD_LIFE)
+        await self.publish(peers_key(self.run_id), self.peer_id, write_record(info, self.identity), life)
 
     async def look(self) -> None:
         """Look the peers of the run up."""
@@ -150,11 +153,22 @@ class Worker:
         await asyncio.gather(*(client.tell() for client in self._crowd.clients))
         return {}
 
+    async def beat(self, seconds: str) -> dict[str, Any]:
+        """``beat SECONDS``: another BEAT."""
+        live_by(float(seconds))
+        return {}
+
     async def ask(self, peer_id: str, clients: str, seconds: str) -> dict[str, Any]:
         """``ask PEER_ID CLIENTS SECONDS``: so many clients ask that peer as fast as it answers."""
         asking = self._crowd.clients[: int(clients)]
         took = await asyncio.gather(*(client.ask_door(peer_id, float(seconds)) for client in asking))
         return {"took": [one for each in took for one in each]}
+
+
+def live_by(beat: float) -> None:
+    """Let the clients of this process do every ``beat`` seconds what nodes do every HEARTBEAT, and know that of each other."""
+    for name, own in BEATS.items():
+        setattr(watchdog, name, own * beat / BEATS["HEARTBEAT"])
 
 
 async def _every(seconds: Callable[[], float], work: Callable[[], Awaitable[None]]) -> None:
@@ -189,5 +203,6 @@ if __name__ == "__main__":
 
     configure_logs(-1)
     hivemind.refuse_twin = is_fresh
+    live_by(float(sys.argv[5]))
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        uvloop.run(_work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5:]))
+        uvloop.run(_work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[6:]))
