@@ -15,7 +15,8 @@ CPU is that of the server's two processes, in percent of one core. Memory is wha
 Traffic is all that went to and from its port, both ways, with headers; it is counted by iptables in a network namespace of the
 benchmark's own, so only where this runs as root. Then the server is killed and started again.
 
-200 clients take 20 GB, and more processors than two. Results into benchmarks/results/bootstrap.json, beside those of other sizes that are there.
+200 clients take 20 GB, and more processors than two. Results go into benchmarks/results/bootstrap.json, beside those of other sizes
+that are there.
 """
 
 import argparse
