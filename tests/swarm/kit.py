@@ -187,9 +187,8 @@ class Swarm:
 
     def defects(self) -> list[str]:
         """What its processes have logged of errors of ours that they survived."""
-        outputs = (
-            process.output for process in self.processes if process.log.exists()
-        )  # a test's own disk may be gone
+        # The disk that a test has given to a node may be gone by now.
+        outputs = (process.output for process in self.processes if process.log.exists())
         lines = (line for output in outputs for line in output.splitlines())
         return sorted({line for line in lines if '.defect"' in line})
 
