@@ -265,6 +265,8 @@ class Training:
             await self._supervisor.train(False)
             saved = await self._supervisor.trainer.save()
             self._bulletin.checkpoint = {"step": saved["swarm_step"], "path": saved["path"]}
+            # It takes its last steps after its last word on them.
+            self._bulletin.progress |= {name: saved[name] for name in ("swarm_step", "steps", "tokens")}
         except TrainerError as error:
             self._bulletin.warn(f"the last checkpoint could not be saved: {error}")
 

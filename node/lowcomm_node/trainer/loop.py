@@ -387,7 +387,7 @@ class TrainerLoop:
             news = {"swarm_step": meta["swarm_step"], "path": str(info.path)}
             self._pipe.send({"event": "saved", **news, "after_trouble": self._saving.succeeded()})
             if number is not None:
-                self._pipe.send({"re": number, **news})
+                self._pipe.send({"re": number, **news, "steps": meta["steps"], "tokens": meta["tokens"]})
 
         self._writer.submit(work)
 

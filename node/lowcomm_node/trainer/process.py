@@ -151,7 +151,7 @@ class Trainer(ABC):
         await self._ask("drop", fragment=fragment)
 
     async def save(self) -> dict[str, Any]:
-        """Write a checkpoint now; its swarm step and path."""
+        """Write a checkpoint now; its swarm step and path, and the steps and tokens of its own in it."""
         return await self._ask("save")
 
     async def snapshot(self, folder: str) -> tuple[str, int]:
