@@ -179,10 +179,10 @@ class TrainerLoop:
         self.replica = Replica(spec, self.settings.peer_id, dataset, device)
         _warm_up(spec.sync.codec)
         self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep, allotment)
-        self._saving = Saving(self.settings.checkpoint_every)
         found = self.store.load_newest_usable()
         if found.checkpoint is not None:
             state.restore(self.replica, found.checkpoint.tensors, found.checkpoint.meta)
+        self._saving = Saving(self.settings.checkpoint_every, self.replica.steps)
         resumed = found.checkpoint.info.step if found.checkpoint else None
         self._arena = self._make_arena(spec.sync.codec, spec.sync.group)
         return self._ready(resumed, [f"step {skipped.step}: {skipped.problem}" for skipped in found.skipped])
@@ -373,7 +373,7 @@ class TrainerLoop:
 
     def _save(self, number: int | None) -> None:
         parts, meta = state.snapshot(self.replica)
-        self._saving.began()
+        self._saving.began(meta["steps"])
 
         def work() -> None:
             try:

@@ -1,6 +1,7 @@
-"""When a checkpoint is due: every so many steps, but not while the disk is full, nor while the last one is being written.
+"""When a checkpoint is due: at every so many steps, or as soon after as the one before is written.
 
-Pure: steps and time come in. Where a save failed, the next one waits: five seconds, then twice as long each time.
+So a node that is killed loses the steps between two checkpoints and those that a write takes, on a slow disk, too. Pure: steps and
+time come in. Where a save failed, the next one waits: five seconds, then twice as long each time.
 """
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
@@ -9,9 +10,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 class Saving:
     """What is known of the saves of one trainer."""
 
-    def __init__(self, every: int) -> None:
-        """``every``: inner steps between two checkpoints."""
-        self._every = every
+    def __init__(self, every: int, steps: int = 0) -> None:
+        """``every``: inner steps between two checkpoints; ``steps``: those in the newest one."""
+        self._every, self._newest = every, steps
         self._writing = 0
         self._pause, self._not_before = 0.0, 0.0
         self.trouble: str | None = None
@@ -19,10 +20,15 @@ class Saving:
 
     def is_due(self, steps: int, now: float) -> bool:
         """Whether to save after so many steps."""
-        return steps % self._every == 0 and not self._writing and (self.trouble is None or now >= self._not_before)
+        if self._writing:
+            return False
+        if self.trouble is not None:
+            return now >= self._not_before
+        return steps // self._every > self._newest // self._every
 
-    def began(self) -> None:
-        """A checkpoint is being written."""
+    def began(self, steps: int) -> None:
+        """A checkpoint of so many steps is being written."""
+        self._newest = steps
         self._writing += 1
 
     def failed(self, reason: str, now: float) -> bool:
