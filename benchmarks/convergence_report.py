@@ -186,7 +186,7 @@ def _of_methods(case: Case) -> Iterator[Claim]:
     yield f"{steps} steps, {name} above single: nats", case.above(SINGLE), -gain
     yield f"{steps} steps, {name} above local: nats", case.above("local"), -gain
     yield "averaged weights above replicas: nats", result["average_loss"] - result["loss"], 0.02
-    yield "weight spread", result["spread"], 6e-3
+    yield f"{name}: weight spread", result["spread"], 6e-3
     if name == "lowcomm mod4":
         yield f"{name} above fp32: nats", case.above("lowcomm fp32"), 0.02
         yield f"{name}: share of all-reduce's bytes", case.bytes_share, 1 / 100
