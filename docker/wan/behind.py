@@ -9,7 +9,7 @@ import struct
 import sys
 from fcntl import ioctl
 
-from services import find
+from services import find, only_in_a_container
 
 USER = "lowcomm"
 _SIOCADDRT, _SIOCDELRT = 0x890B, 0x890C
@@ -35,6 +35,7 @@ def _route(gateway: str, flags: int) -> bytes:
 
 def main() -> None:
     """Route, drop all rights, become the command."""
+    only_in_a_container()
     route_by(find(sys.argv[1]))
     drop = ("--reuid", USER, "--regid", USER, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all")
     os.execvp("setpriv", ["setpriv", *drop, "--no-new-privs", *sys.argv[2:]])

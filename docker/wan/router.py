@@ -21,7 +21,7 @@ import sys
 sys.path.insert(0, "/opt/net")
 
 from emulator import Emulator, make_tun
-from services import find
+from services import find, only_in_a_container
 from shaping import Link
 
 HOME_TABLE, LINE_TABLE = "100", "101"
@@ -89,6 +89,7 @@ def set_up(wan_host: str) -> tuple[int, int]:
 
 def main() -> None:
     """``router.py HOST``: a host on the wan, by which that is known."""
+    only_in_a_container()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ends = set_up(find(sys.argv[1]))
     take = os.environ.get

@@ -39,6 +39,7 @@ START_DEADLINE = 300.0
 PAUSE_PATIENCE = 5.0
 """Seconds for exchanges that are under way to end when the owner pauses the node."""
 NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
+HELD = "a checkpoint is being written: the disk is slower than training"
 
 
 class Training:
@@ -285,15 +286,24 @@ class Training:
                 self._bulletin.progress.setdefault("val_loss_first", event["loss"])
                 self._bulletin.progress["val_loss_last"] = event["loss"]
             case "saved":
+                self._held_no_more()
                 self._bulletin.checkpoint = {"step": event["swarm_step"], "path": event["path"]}
                 if event["after_trouble"]:
                     self._bulletin.withdraw(NOT_SAVED)
                     self._bulletin.tell({"event": "saving-again"})
             case "not-saved":
+                self._held_no_more()
                 self._bulletin.warn(f"{NOT_SAVED} {event['reason']}")
+            case "held":
+                self._bulletin.show(HELD)
+                return
             case "finished":
                 self._over.set()
         self._bulletin.tell(event)
+
+    def _held_no_more(self) -> None:
+        if self._bulletin.waiting == HELD:
+            self._bulletin.show(None)
 
     def _take_over(self, ready: Ready) -> None:
         """Go on with the state that the trainer has built, resumed or adopted."""

@@ -9,7 +9,6 @@ from lowcomm_node.allotment import GIB, Allotment
 from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
-from lowcomm_node.trainer.saving import FIRST_PAUSE, LONGEST_PAUSE, Saving
 
 MIB = 1024**2
 
@@ -75,40 +74,3 @@ def test_a_text_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) 
         open_data(str(text), "bytes", cache, allotment=allotted(tmp_path / "home", 1.0))
     assert not [path for path in cache.iterdir() if path.is_dir()]
     open_data(str(text), "bytes", cache, allotment=allotted(tmp_path / "home", 4.0))
-
-
-def test_after_a_save_that_failed_the_next_ones_wait_longer_and_longer() -> None:
-    saving, now = Saving(10), 0.0
-    pauses = []
-    for number in range(8):
-        assert saving.is_due(10, now)
-        saving.began(10)
-        assert saving.failed("No room.", now) == (number == 0), "it is news once"
-        pauses.append(next(wait for wait in range(0, 2000, 5) if saving.is_due(10, now + wait)))
-        now += pauses[-1]
-    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and pauses[-1] == LONGEST_PAUSE
-    saving.began(13)
-    assert saving.succeeded() and saving.trouble is None
-    assert not saving.is_due(19, now) and saving.is_due(20, now)
-    saving.began(20)
-    assert saving.failed("No room.", now) and saving.is_due(21, now + FIRST_PAUSE), "the pauses begin anew"
-    saving.began(21)
-    assert saving.succeeded()
-    saving.began(30)
-    assert not saving.succeeded()
-
-
-def test_a_checkpoint_that_came_due_while_another_was_written_is_due_right_after_that() -> None:
-    saving = Saving(10)
-    assert not saving.is_due(9, 0.0) and saving.is_due(10, 0.0)
-    saving.began(10)
-    assert not saving.is_due(20, 0.0)
-    saving.succeeded()
-    assert not saving.is_due(19, 0.0) and saving.is_due(20, 0.0) and saving.is_due(23, 0.0)
-    saving.began(23)
-    saving.succeeded()
-    assert not saving.is_due(29, 0.0) and saving.is_due(30, 0.0)
-
-
-def test_what_is_resumed_is_not_saved_again_at_once() -> None:
-    assert not Saving(10, 20).is_due(21, 0.0) and Saving(10, 20).is_due(30, 0.0)

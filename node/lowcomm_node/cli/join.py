@@ -47,7 +47,7 @@ def join(
     announce: Annotated[list[str] | None, typer.Option(help="host:port at which others reach you.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the trainer.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Inner steps between two checkpoints.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Inner steps that a crash may cost at most.")] = None,
     keep: Annotated[int | None, typer.Option(help="Checkpoints to keep.")] = None,
     max_memory: Annotated[float | None, typer.Option(help="GiB that this node may use.")] = None,
     max_vram: Annotated[float | None, typer.Option(help="GiB of the GPU's memory that training may take.")] = None,

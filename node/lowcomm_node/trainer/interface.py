@@ -4,7 +4,7 @@ One JSON object a line, in both directions:
 
     daemon  → trainer   {"do": NAME, "id": N, ...}
     trainer → daemon    {"re": N, ...} or {"re": N, "error": TEXT}     an answer
-                        {"event": NAME, ...}                           news: ready, step, evaluated, saved, finished, failed
+                        {"event": NAME, ...}      news: step, evaluated, held, saved, not-saved, finished, failed
 
 Coded fragments pass through slots of a shared memory file (``arena.py``); only their number travels in a line.
 """

@@ -34,12 +34,15 @@ from lowcomm_node.trainer.interface import Ready, TrainerSettings, slots_each
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.pipe import Pipe
 from lowcomm_node.trainer.replica import Replica, choose_device
-from lowcomm_node.trainer.saving import Saving
+from lowcomm_node.trainer.saving import HANGS, Saving
+from lowcomm_node.trainer.state import Parts
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
 from lowcomm_protocol.run import MAX_GROUP, parse_canonical
 
 MAX_GENERATED = 4096
+LOOK = 1.0
+"""Seconds between two looks at whether a disk that hangs has held training long enough; a write that ends wakes it at once."""
 FP32_BYTES = 4
 
 
@@ -52,7 +55,7 @@ class TrainerLoop:
         self._coder = ThreadPoolExecutor(1, "coder")
         self._writer = ThreadPoolExecutor(1, "writer")
         self._ripening: list[tuple[int, Callable[[], None]]] = []
-        self._training = self._stopping = self._told_finished = False
+        self._training = self._stopping = self._told_finished = self._held = False
         self._speed = 0.0
 
     def run(self) -> None:
@@ -73,7 +76,7 @@ class TrainerLoop:
         while not self._stopping:
             self._release_ripe()
             try:
-                item = self._boundary.get(block=wait)
+                item = self._boundary.get(block=wait, timeout=LOOK)
             except queue.Empty:
                 return
             if item is None:  # the daemon is gone
@@ -112,7 +115,17 @@ class TrainerLoop:
     # steps
 
     def _can_step(self) -> bool:
-        return self._training and not self._finished()
+        return self._training and not self._finished() and not self._is_held()
+
+    def _is_held(self) -> bool:
+        """Whether training waits for a checkpoint; it is told when that begins, and when it lasts too long."""
+        held = self._saving.holds(self.replica.steps, monotonic())
+        if held and not self._held:
+            self._pipe.send({"event": "held"})
+        if self._held and self._saving.trouble == HANGS:
+            self._pipe.send({"event": "not-saved", "reason": HANGS})
+        self._held = held
+        return held
 
     def _finished(self) -> bool:
         return self.replica.clock.step >= self.replica.spec.run.steps
@@ -376,20 +389,24 @@ class TrainerLoop:
         self._saving.began(meta["steps"])
 
         def work() -> None:
-            try:
-                info = self.store.save(meta["swarm_step"], parts, meta, created_at=time())
-            except (LowcommError, OSError) as error:
-                if self._saving.failed(str(error), monotonic()):
-                    self._pipe.send({"event": "not-saved", "reason": str(error)})
-                if number is not None:
-                    self._pipe.send({"re": number, **describe(error)})
-                return
-            news = {"swarm_step": meta["swarm_step"], "path": str(info.path)}
-            self._pipe.send({"event": "saved", **news, "after_trouble": self._saving.succeeded()})
-            if number is not None:
-                self._pipe.send({"re": number, **news, "steps": meta["steps"], "tokens": meta["tokens"]})
+            self._write(number, parts, meta)
+            self._boundary.put(lambda: None)  # wakes training, if it is held
 
         self._writer.submit(work)
+
+    def _write(self, number: int | None, parts: Parts, meta: dict[str, Any]) -> None:
+        try:
+            info = self.store.save(meta["swarm_step"], parts, meta, created_at=time())
+        except Exception as error:  # whatever it is, it is told, and training goes on
+            if self._saving.failed(str(error), monotonic()):
+                self._pipe.send({"event": "not-saved", "reason": str(error)})
+            if number is not None:
+                self._pipe.send({"re": number, **describe(error)})
+            return
+        news = {"swarm_step": meta["swarm_step"], "path": str(info.path)}
+        self._pipe.send({"event": "saved", **news, "after_trouble": self._saving.succeeded(self.replica.steps)})
+        if number is not None:
+            self._pipe.send({"re": number, **news, "steps": meta["steps"], "tokens": meta["tokens"]})
 
     def _do_snapshot(self, number: int, request: dict[str, Any]) -> None:
         taken = transfer.Snapshot(self.replica)

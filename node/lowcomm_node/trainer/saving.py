@@ -1,22 +1,36 @@
-"""When a checkpoint is due: at every so many steps, or as soon after as the one before is written.
+"""When a checkpoint is begun, and when training waits for one: a node that is killed loses the steps of one interval at most.
 
-So a node that is killed loses the steps between two checkpoints and those that a write takes, on a slow disk, too. Pure: steps and
-time come in. Where a save failed, the next one waits: five seconds, then twice as long each time.
+A checkpoint counts once it is on the disk, so the next one is begun as long before the interval is over as a write takes, as far
+as the last one tells; where it takes longer all the same, training stands still until it is done. Pure: steps and time come in.
+
+    steps   |------ every ------|
+            ^ newest on disk    ^ no further while one is being written
+                      ^ begun: ahead of the end by twice what the last write took, half an interval at most
+
+Where a save failed, the next one waits: five seconds, then twice as long each time; and training waits for none of them.
 """
 
+from collections import deque
+
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
+PATIENCE = 30.0
+"""Seconds that training stands still for one write. It goes on after that: a disk that hangs ends no training."""
+HANGS = f"the disk has not taken one within {PATIENCE:.0f} s."
 
 
 class Saving:
     """What is known of the saves of one trainer."""
 
     def __init__(self, every: int, steps: int = 0) -> None:
-        """``every``: inner steps between two checkpoints; ``steps``: those in the newest one."""
-        self._every, self._newest = every, steps
-        self._writing = 0
+        """``every``: inner steps that may be lost; ``steps``: those in the newest checkpoint."""
+        self._every, self._written = every, steps
+        self._ahead = most_ahead(every)
+        self._writing = deque[int]()
+        """Steps in those that are being written, in the order in which they are."""
+        self._held_since: float | None = None
         self._pause, self._not_before = 0.0, 0.0
         self.trouble: str | None = None
-        """Why the last save failed; None if it went well."""
+        """Why the last save failed, or training waits for it no longer; None if all is well."""
 
     def is_due(self, steps: int, now: float) -> bool:
         """Whether to save after so many steps."""
@@ -24,24 +38,41 @@ class Saving:
             return False
         if self.trouble is not None:
             return now >= self._not_before
-        return steps // self._every > self._newest // self._every
+        return steps - self._written >= max(1, self._every - self._ahead)
+
+    def holds(self, steps: int, now: float) -> bool:
+        """Whether training waits, after so many steps: one more, and a kill would lose more than an interval."""
+        if not self._writing or self.trouble is not None or steps - self._written < self._every:
+            self._held_since = None
+            return False
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since >= PATIENCE:
+            self.trouble = HANGS
+        return self.trouble is None
 
     def began(self, steps: int) -> None:
         """A checkpoint of so many steps is being written."""
-        self._newest = steps
-        self._writing += 1
+        self._writing.append(steps)
 
     def failed(self, reason: str, now: float) -> bool:
-        """It could not be written; whether that is news."""
-        self._writing -= 1
+        """The one begun first could not be written; whether that is news."""
+        self._writing.popleft()
         is_news, self.trouble = self.trouble is None, reason
         self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
         self._not_before = now + self._pause
         return is_news
 
-    def succeeded(self) -> bool:
-        """It is written; whether that is news, because the last one failed."""
-        self._writing -= 1
+    def succeeded(self, steps: int) -> bool:
+        """The one begun first is written, and so many steps are done by now; whether that is news, because the last one failed."""
+        self._written = self._writing.popleft()
+        meanwhile = steps - self._written if self._held_since is None else self._every
+        self._ahead = min(most_ahead(self._every), 2 * meanwhile + 1)
         is_news, self.trouble = self.trouble is not None, None
         self._pause = 0.0
         return is_news
+
+
+def most_ahead(every: int) -> int:
+    """Steps before the end of an interval at which a checkpoint is begun at the earliest."""
+    return (every + 1) // 2
