@@ -151,9 +151,10 @@ class Swarm:
     def measure(self, rounds: int, seconds: float, calls: int, connections: int) -> dict[str, Any]:
         """Calm and flood in turn."""
         self.completed(3)
-        # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's.
+        # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's. As hard as
+        # those that count, so that the first calm is spent beside as much as the others.
         print("phase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd; of the stranger", flush=True)
-        self._phase("flood", seconds / 2, calls // 20, connections // 10)
+        self._phase("flood", seconds / 2, calls // rounds // 2, connections // 2)
         kinds = ["calm", "flood"] * rounds
         phases = [self._phase(kind, seconds, calls // rounds, connections) for kind in kinds]
         pairs = [(phases[i]["steps_per_second"], phases[i + 1]["steps_per_second"]) for i in range(0, len(phases), 2)]
