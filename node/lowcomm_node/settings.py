@@ -106,7 +106,7 @@ class NodeSettings(BaseModel):
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """CPU threads of the trainer; None: as many as torch likes."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 100
-    """Inner steps between two checkpoints."""
+    """Inner steps that a crash may cost at most: a checkpoint is on the disk in time."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Checkpoints to keep."""
     max_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

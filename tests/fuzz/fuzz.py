@@ -5,23 +5,26 @@
     python tests/fuzz/fuzz.py --seconds 60 record pair-link
     python tests/fuzz/fuzz.py --again out/fuzz/record/crash-...      run one input, with its traceback
 
-Corpora and crashes are kept under out/fuzz/TARGET: what was found there goes on from. Exits with 1 if there is a finding.
+Corpora and crashes are kept under out/fuzz/TARGET: what was found there goes on from. What came of each target is written to
+benchmarks/results/fuzz.json: the longest time of each. Exits with 1 if there is a finding.
 """
 
 import argparse
+import json
 import os
 import re
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out" / "fuzz"
+RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"
 SLOWEST = 5
 """Seconds for one input."""
 MEMORY = 3000
@@ -134,6 +137,15 @@ def read_log(name: str, status: int, seconds: float) -> Found:
     return Found(name, last[0], last[1], last[2], seconds, crash)
 
 
+def note(found: Found) -> None:
+    """Write down what came of a target, beside what came of others, unless it was fuzzed for longer before."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if known.get(found.name, {"seconds": 0})["seconds"] > found.seconds and not found.crash:
+        return
+    known[found.name] = {name: value for name, value in asdict(found).items() if name != "name"}
+    RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
 def again(path: Path) -> None:
     """Run one input, whose target its folder names."""
     load(instrumented=False)
@@ -171,6 +183,7 @@ def main() -> int:
         chosen = arguments.target or names()
         for found in pool.map(lambda name: fuzz_in_child(name, arguments.seconds, arguments.seed), chosen):
             print(found.line(), flush=True)
+            note(found)
             crashed += bool(found.crash)
     print(f"{crashed} findings" if crashed else "no findings")
     return int(crashed > 0)
