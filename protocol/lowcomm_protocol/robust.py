@@ -13,7 +13,8 @@ Sources: Sun et al., 1911.07963 (norm bounds); Yin et al., 1803.01498 (median an
 """
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -31,8 +32,8 @@ GROWTH = 0.75
 TINY = 2.0**-100
 AGAINST = 3.0
 """Noise of honest peers rarely points against the others by more than so many standard deviations."""
-FORGETTING = 0.1
-"""How fast what is usual follows what was applied."""
+RECENT = 16
+"""Norms, half of them our own, whose lower median is what was usual of late."""
 ALONE = 4.0
 """In a swarm of two, the other's last contribution counts for at most so many times what was applied."""
 REMEMBERED = 15
@@ -72,7 +73,11 @@ def grown_norm(own: float, steps: int, ahead: int, interval: int) -> float:
 
 
 class UsualNorm:
-    """What norm contributions usually have: of those that were applied, or more if most peers bring more.
+    """What norm contributions usually have: of late, or more if most peers bring more.
+
+    Of late is the lower median of what was applied and of our own at those times. A liar that is applied at a moment when
+    ours is large, as in the first steps of a run, so raises the bound for that moment alone: with a mean over what was applied
+    it had the bound for itself from then on.
 
     What each peer brought last counts, used or refused, by its lower median: a single liar does not move that. And where
     most are further away than was plausible, it is we who must come closer: otherwise two halves of a swarm that have once
@@ -82,18 +87,22 @@ class UsualNorm:
     """
 
     def __init__(self, before: float = 0.0) -> None:
-        self.learned = before
-        """Of those that were applied, mostly lately; 0 if nothing is known."""
+        """``before``: what was usual before a restart; 0 if nothing is known."""
+        self._recent = deque([before] if before else [], maxlen=RECENT)
         self._last: dict[str, float] = {}
+
+    @property
+    def learned(self) -> float:
+        """What was usual of late, whatever peers have brought without being applied; 0 if nothing is known."""
+        return _lower_median(self._recent) if self._recent else 0.0
 
     @property
     def value(self) -> float:
         """As of now; 0 if nothing is known."""
-        norms = list(self._last.values())  # a copy at once: contributions are decoded on other threads
-        norms.sort()
+        learned, norms = self.learned, list(self._last.values())  # a copy at once: they are decoded on other threads
         if len(norms) == 1:
-            return max(self.learned, min(norms[0], ALONE * self.learned))
-        return max(self.learned, norms[(len(norms) - 1) // 2]) if norms else self.learned
+            return max(learned, min(norms[0], ALONE * learned))
+        return max(learned, _lower_median(norms)) if norms else learned
 
     def saw(self, peer: str, norm: float) -> None:
         """Remember what a peer has brought; a norm beyond float32 is none."""
@@ -106,13 +115,17 @@ class UsualNorm:
 
     def applied(self, norm: float, own: float) -> None:
         """Learn from a contribution that was applied, when ours would have had the norm ``own``."""
-        norm = min(norm, plausible_norm(own, 0.0))
-        self.learned = norm if not self.learned else self.learned + FORGETTING * (norm - self.learned)
+        self._recent += (own, min(norm, plausible_norm(own, 0.0)))
+
+
+def _lower_median(norms: Iterable[float]) -> float:
+    ordered = sorted(norms)
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def _clipped(contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     norms = [float((one @ one).sqrt()) for one in contributions]
-    bound = CLIP * sorted(norms)[(len(norms) - 1) // 2]
+    bound = CLIP * _lower_median(norms)
     clipped = [one * (bound / norm) if norm > bound else one for one, norm in zip(contributions, norms, strict=True)]
     # All directions count alike here: of three, one liar of 1.5 times the norm would outweigh what the others share.
     directions = torch.stack([one / max(norm, TINY) for one, norm in zip(contributions, norms, strict=True)])

@@ -20,6 +20,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import Snapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.robust import PLAUSIBLE, UsualNorm
 from lowcomm_protocol.run import RunSpec
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
@@ -378,3 +379,25 @@ def test_who_is_not_there_does_not_answer():
     network.send(network.open("one", "nobody"), "one", "text")
     network.run()
     assert one.came == [("closed", None)]
+
+
+def test_the_first_steps_of_a_replica_are_no_measure_of_what_others_may_bring(dataset):
+    """They are the largest: a lie of ten times a usual interval would be within three times of what they would grow to."""
+    replica = Replica(spec("lowcomm"), "peer", dataset, CPU)
+    replica.inner_step()
+    replica.capture(0, ahead=10**9)
+    first = replica.captures[0]
+    gain = replica.spec.sync.outer_settings.gain
+    assert first.most == pytest.approx(PLAUSIBLE * gain * float(first.progress.norm()))
+    replica.drop(0)
+    replica.usual[0].applied(first.own, first.own)
+    replica.capture(0, ahead=10**9)
+    assert replica.captures[0].most > 2 * first.most, "once anything is usual, whoever claims more may bring more"
+    replica.drop(0)
+    while replica.steps < replica.spec.sync.interval:
+        replica.inner_step()
+    replica.usual[0] = UsualNorm()
+    replica.capture(0, ahead=10**9)
+    assert replica.captures[0].own > 1.2 * gain * float(replica.captures[0].progress.norm()), (
+        "so may it after an interval"
+    )

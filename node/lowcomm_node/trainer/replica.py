@@ -122,9 +122,12 @@ class Replica:
             own = float(theta.norm())
             return own, plausible_norm(own, 0.0)
         progress = self._outer.gain * float((theta - self.phi[fragment]).norm())
-        steps = self.steps - self.schedule[fragment].merged_steps
-        own = grown_norm(progress, steps, ahead, self.spec.sync.interval)
-        return own, plausible_norm(own, self.usual[fragment].value)
+        usual, interval = self.usual[fragment].value, self.spec.sync.interval
+        if not usual and self.steps < interval:
+            # A replica's first steps are the largest: what they would grow to is far from what is usual soon.
+            return progress, plausible_norm(progress, 0.0)
+        own = grown_norm(progress, self.steps - self.schedule[fragment].merged_steps, ahead, interval)
+        return own, plausible_norm(own, usual)
 
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
         """What we send of a fragment: a new vector."""
