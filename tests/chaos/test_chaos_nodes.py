@@ -117,7 +117,8 @@ def test_what_goes_wrong_at_a_donor_keeps_nobody_from_joining(swarm: Swarm, faul
     for number in range(3 * faults):  # each takes some chunks from either donor
         joiner = swarm.node(f"joiner{number}")
         joiner.until_completed(1)
-        *_, adopted = joiner.events("state.adopted")  # again where a fault made the first copy take long: the swarm went on
+        # Where a fault made the first copy take long, the swarm went on meanwhile, and the joiner copies again.
+        *_, adopted = joiner.events("state.adopted")
         assert adopted["swarm_step"] >= FAR
         if not donors[1].left():
             break
