@@ -8,7 +8,6 @@ from pathlib import Path
 PATIENCE = 120.0
 POLL = 0.5
 """Seconds between two questions: no engine tells a container when another one has begun to run."""
-
 PLACE = Path("/opt/wan")
 """Where compose.wan.yaml and the router's image have these programs."""
 

@@ -293,6 +293,7 @@ class Training:
                     self._bulletin.tell({"event": "saving-again"})
             case "not-saved":
                 self._held_no_more()
+                self._bulletin.withdraw(NOT_SAVED)
                 self._bulletin.warn(f"{NOT_SAVED} {event['reason']}")
             case "held":
                 self._bulletin.show(HELD)

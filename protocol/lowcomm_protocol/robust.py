@@ -72,12 +72,23 @@ def grown_norm(own: float, steps: int, ahead: int, interval: int) -> float:
     return own * (theirs / ours) ** GROWTH
 
 
+def comparable_norm(own: float, usual: float, done: int, steps: int, ahead: int, interval: int) -> float:
+    """Our norm as another peer's is compared with it: grown (see `grown_norm`), save in the first interval of a replica.
+
+    A replica's first steps are its largest: what they would grow to is far from what is usual soon, and while nothing is
+    usual yet (``usual`` is 0) there is nothing else to judge by. ``done``: all inner steps of the replica so far; ``steps``:
+    those since it last merged.
+    """
+    if not usual and done < interval:
+        return own
+    return grown_norm(own, steps, ahead, interval)
+
+
 class UsualNorm:
     """What norm contributions usually have: of late, or more if most peers bring more.
 
     Of late is the lower median of what was applied and of our own at those times. A liar that is applied at a moment when
-    ours is large, as in the first steps of a run, so raises the bound for that moment alone: with a mean over what was applied
-    it had the bound for itself from then on.
+    ours is large, as in the first steps of a run, so raises the bound for that moment alone; a mean would keep it raised.
 
     What each peer brought last counts, used or refused, by its lower median: a single liar does not move that. And where
     most are further away than was plausible, it is we who must come closer: otherwise two halves of a swarm that have once

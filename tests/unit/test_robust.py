@@ -19,6 +19,7 @@ from lowcomm_protocol.robust import (
     RECENT,
     REMEMBERED,
     UsualNorm,
+    comparable_norm,
     grown_norm,
     plausible_norm,
     robust_mean,
@@ -217,6 +218,16 @@ def test_who_claims_to_have_trained_for_longer_may_bring_more_up_to_a_bound():
     assert grown_norm(1.0, steps=20, ahead=10, interval=20) == pytest.approx(1.5**GROWTH)
     assert grown_norm(1.0, steps=20, ahead=10**9, interval=20) == pytest.approx(LONGER**GROWTH)
     assert grown_norm(1.0, steps=60, ahead=10**9, interval=20) == pytest.approx(LONGER**GROWTH)
+
+
+def test_the_first_steps_of_a_replica_are_no_measure_of_a_longer_time():
+    assert comparable_norm(10.0, 0.0, done=5, steps=5, ahead=35, interval=20) == 10.0
+    assert comparable_norm(10.0, 3.0, done=5, steps=5, ahead=35, interval=20) == grown_norm(10.0, 5, 35, 20), (
+        "usual tells more"
+    )
+    assert comparable_norm(10.0, 0.0, done=20, steps=5, ahead=0, interval=20) == grown_norm(10.0, 5, 0, 20), (
+        "its first is over"
+    )
 
 
 @pytest.mark.parametrize("steps", [0, 1])

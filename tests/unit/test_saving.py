@@ -7,26 +7,13 @@ from threading import Event
 from typing import Any
 
 import pytest
+from tiny import tiny_settings
 
 from lowcomm_node.checkpoint import CheckpointInfo, CheckpointStore
-from lowcomm_node.trainer.interface import TrainerSettings
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_node.trainer.saving import FIRST_PAUSE, HANGS, LONGEST_PAUSE, PATIENCE, Saving
-from lowcomm_protocol.run import parse_toml
 
 EVERY = 20
-TINY = """
-[run]
-name = "test"
-[model]
-layers = 1
-width = 32
-heads = 2
-feed_forward = 32
-context = 16
-[train]
-batch = 2
-"""
 
 
 class Disk:
@@ -95,6 +82,14 @@ def test_a_disk_that_hangs_holds_training_for_a_while_only() -> None:
     assert saving.trouble is None and saving.is_due(400, PATIENCE + 2)
 
 
+def test_why_a_disk_that_hung_failed_is_told_as_well() -> None:
+    saving = Saving(10)
+    saving.began(10)
+    assert saving.holds(10, 0.0) and saving.is_holding
+    assert not saving.holds(10, PATIENCE) and not saving.is_holding
+    assert saving.failed("The disk is gone.", PATIENCE + 1) and saving.trouble == "The disk is gone."
+
+
 def test_after_a_save_that_failed_the_next_ones_wait_longer_and_longer() -> None:
     saving, now = Saving(10), 0.0
     pauses = []
@@ -146,11 +141,7 @@ async def test_a_trainer_waits_for_a_disk_that_is_slower_and_goes_on_once_all_is
 
     monkeypatch.setattr(CheckpointStore, "save", slow)
     trainer = TrainerThread()
-    settings = TrainerSettings(
-        spec=parse_toml(TINY).canonical().decode(), peer_id="a", checkpoints=str(tmp_path / "c"),
-        data_cache=str(tmp_path / "data"), device="cpu", threads=1, checkpoint_every=EVERY,
-    )  # fmt: skip
-    await trainer.start(settings)
+    await trainer.start(tiny_settings(tmp_path, "a", checkpoint_every=EVERY))
     try:
         await trainer.train(True)
         seen = await until_told(trainer, "held")

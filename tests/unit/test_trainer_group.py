@@ -4,23 +4,13 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from tiny import tiny_settings
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.trainer.interface import GROUP_SLOTS, TrainerSettings
+from lowcomm_node.trainer.interface import GROUP_SLOTS
 from lowcomm_node.trainer.process import TrainerThread
-from lowcomm_protocol.run import parse_toml
 
-TINY = """
-[run]
-name = "test"
-[model]
-layers = 1
-width = 32
-heads = 2
-feed_forward = 32
-context = 16
-[train]
-batch = 2
+IN_GROUPS = """
 [sync]
 method = "streaming-diloco"
 group = 3
@@ -34,17 +24,9 @@ PEERS = ("a", "b", "c")
 
 async def start(folder: Path) -> dict[str, TrainerThread]:
     """Three trainers that have made a few steps each."""
-    spec, trainers = parse_toml(TINY).canonical().decode(), {peer: TrainerThread() for peer in PEERS}
+    trainers = {peer: TrainerThread() for peer in PEERS}
     for peer, trainer in trainers.items():
-        settings = TrainerSettings(
-            spec=spec,
-            peer_id=peer,
-            checkpoints=str(folder / peer),
-            data_cache=str(folder / "data"),
-            device="cpu",
-            threads=1,
-        )
-        ready = await trainer.start(settings)
+        ready = await trainer.start(tiny_settings(folder, peer, IN_GROUPS))
         assert ready.slots == 2 * GROUP_SLOTS
     await step(trainers)
     return trainers

@@ -3,7 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
-from lowcomm_node.training import Training
+import pytest
+
+from lowcomm_node.bulletin import Bulletin
+from lowcomm_node.trainer.saving import HANGS
+from lowcomm_node.training import HELD, NOT_SAVED, Training
 
 SAVED = {"swarm_step": 700, "steps": 350, "tokens": 89_600}
 
@@ -28,3 +32,39 @@ async def test_a_node_that_saves_tells_of_the_steps_in_its_checkpoint() -> None:
     await training._save()
     assert bulletin.checkpoint == {"step": 700, "path": "/checkpoints/700"}
     assert bulletin.progress == {**SAVED, "loss": 1.5}
+
+
+@pytest.mark.parametrize("then", [
+    {"event": "saved", "swarm_step": 700, "path": "/checkpoints/700", "after_trouble": False},
+    {"event": "not-saved", "reason": "No room."},
+])  # fmt: skip
+def test_a_node_whose_training_waits_for_its_disk_says_so_until_that_is_over(then: dict[str, Any]) -> None:
+    training = hearing()
+    training.on_news({"event": "held"})
+    assert training._bulletin.waiting == HELD
+    training.on_news(then)
+    assert training._bulletin.waiting is None
+
+
+def test_what_else_a_node_waits_for_by_now_is_not_taken_back() -> None:
+    training = hearing()
+    training.on_news({"event": "held"})
+    training._bulletin.show("peers")
+    training.on_news({"event": "not-saved", "reason": "No room."})
+    assert training._bulletin.waiting == "peers"
+
+
+def test_the_newest_reason_why_nothing_is_saved_takes_the_place_of_the_one_before() -> None:
+    training = hearing()
+    for reason in (HANGS, "The disk is gone."):
+        training.on_news({"event": "not-saved", "reason": reason})
+    assert training._bulletin.warnings == [f"{NOT_SAVED} The disk is gone."]
+    training.on_news({"event": "saved", "swarm_step": 700, "path": "/checkpoints/700", "after_trouble": True})
+    assert not training._bulletin.warnings
+
+
+def hearing() -> Training:
+    """The part of a node's training that hears its trainer."""
+    training = object.__new__(Training)
+    training._bulletin = Bulletin()
+    return training

@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("program", ["behind.py", "router.py"])
 def test_outside_a_container_nothing_is_changed(program: str) -> None:
-    folders = f"{ROOT / 'tests' / 'net'}"  # where the image has the emulator
+    emulator = str(ROOT / "tests" / "net")
     began = subprocess.run(
         [sys.executable, str(ROOT / "docker" / "wan" / program), "not.to.be.looked.up.invalid", "true"],
-        env={"PYTHONPATH": folders}, capture_output=True, text=True, check=False, timeout=60,
+        env={"PYTHONPATH": emulator}, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert began.returncode == 1 and began.stderr.startswith("error: ")
     assert "compose.wan.yaml alone" in began.stderr and not began.stdout

@@ -55,7 +55,7 @@ class TrainerLoop:
         self._coder = ThreadPoolExecutor(1, "coder")
         self._writer = ThreadPoolExecutor(1, "writer")
         self._ripening: list[tuple[int, Callable[[], None]]] = []
-        self._training = self._stopping = self._told_finished = self._held = False
+        self._training = self._stopping = self._told_finished = False
         self._speed = 0.0
 
     def run(self) -> None:
@@ -119,13 +119,13 @@ class TrainerLoop:
 
     def _is_held(self) -> bool:
         """Whether training waits for a checkpoint; it is told when that begins, and when it lasts too long."""
-        held = self._saving.holds(self.replica.steps, monotonic())
-        if held and not self._held:
+        was_held = self._saving.is_holding
+        is_held = self._saving.holds(self.replica.steps, monotonic())
+        if is_held and not was_held:
             self._pipe.send({"event": "held"})
-        if self._held and self._saving.trouble == HANGS:
+        if was_held and self._saving.trouble == HANGS:
             self._pipe.send({"event": "not-saved", "reason": HANGS})
-        self._held = held
-        return held
+        return is_held
 
     def _finished(self) -> bool:
         return self.replica.clock.step >= self.replica.spec.run.steps

@@ -25,7 +25,7 @@ from lowcomm_protocol.clock import SwarmClock
 from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.fragments import gather, plan_fragments, scatter
 from lowcomm_protocol.outer import contribution, merge, outer_step
-from lowcomm_protocol.robust import UsualNorm, grown_norm, plausible_norm
+from lowcomm_protocol.robust import UsualNorm, comparable_norm, plausible_norm
 from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
@@ -123,10 +123,8 @@ class Replica:
             return own, plausible_norm(own, 0.0)
         progress = self._outer.gain * float((theta - self.phi[fragment]).norm())
         usual, interval = self.usual[fragment].value, self.spec.sync.interval
-        if not usual and self.steps < interval:
-            # A replica's first steps are the largest: what they would grow to is far from what is usual soon.
-            return progress, plausible_norm(progress, 0.0)
-        own = grown_norm(progress, self.steps - self.schedule[fragment].merged_steps, ahead, interval)
+        since = self.steps - self.schedule[fragment].merged_steps
+        own = comparable_norm(progress, usual, self.steps, since, ahead, interval)
         return own, plausible_norm(own, usual)
 
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:

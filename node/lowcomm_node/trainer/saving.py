@@ -40,6 +40,11 @@ class Saving:
             return now >= self._not_before
         return steps - self._written >= max(1, self._every - self._ahead)
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether training waited when that was last asked."""
+        return self._held_since is not None
+
     def holds(self, steps: int, now: float) -> bool:
         """Whether training waits, after so many steps: one more, and a kill would lose more than an interval."""
         if not self._writing or self.trouble is not None or steps - self._written < self._every:
@@ -48,8 +53,8 @@ class Saving:
         if self._held_since is None:
             self._held_since = now
         if now - self._held_since >= PATIENCE:
-            self.trouble = HANGS
-        return self.trouble is None
+            self.trouble, self._held_since = HANGS, None
+        return self.is_holding
 
     def began(self, steps: int) -> None:
         """A checkpoint of so many steps is being written."""
@@ -58,7 +63,7 @@ class Saving:
     def failed(self, reason: str, now: float) -> bool:
         """The one begun first could not be written; whether that is news."""
         self._writing.popleft()
-        is_news, self.trouble = self.trouble is None, reason
+        is_news, self.trouble = self.trouble in (None, HANGS), reason
         self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
         self._not_before = now + self._pause
         return is_news
@@ -66,7 +71,7 @@ class Saving:
     def succeeded(self, steps: int) -> bool:
         """The one begun first is written, and so many steps are done by now; whether that is news, because the last one failed."""
         self._written = self._writing.popleft()
-        meanwhile = steps - self._written if self._held_since is None else self._every
+        meanwhile = self._every if self.is_holding else steps - self._written
         self._ahead = min(most_ahead(self._every), 2 * meanwhile + 1)
         is_news, self.trouble = self.trouble is not None, None
         self._pause = 0.0
