@@ -1,12 +1,18 @@
 """What must hold for connections on which nobody shows who it is."""
 
 import asyncio
+import socket
 import ssl
+from contextlib import suppress
+from time import monotonic
 
+import grpc
 import pytest
 from wire import CALLEE, SERVER_NAME, calling, listening, soon
 
 from lowcomm_node.exchange.strangers import MAX_KNOWN, Strangers
+from lowcomm_node.exchange.turnstile import UNBOUND, Turnstile
+from lowcomm_node.probing.ration import Allowed
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from waiting import until_async
 
@@ -72,3 +78,56 @@ async def test_half_open_connections_are_ended_and_a_peer_that_calls_is_not(encr
         assert len(callee.introduced) == 3
         for _, writer in held:
             writer.transport.abort()
+
+
+def test_all_strangers_connections_of_an_address_that_is_blocked_are_too_many():
+    one = Strangers()
+    places = [("192.0.2.1", port) for port in range(3)]
+    one.vouch(places[0])
+    assert one.surplus(places, monotonic()) == []
+    one.block("192.0.2.1")
+    assert set(one.surplus([*places, ("192.0.2.2", 1)], monotonic())) == set(places[1:])
+
+
+async def test_a_flood_of_connections_is_not_even_answered_any_more_and_a_peer_at_its_address_is_heard():
+    few = Allowed(each=2, all=UNBOUND, seconds=60.0)
+    async with listening() as callee, calling() as channels:
+        strangers = callee.service.strangers = Strangers(most_of_one=1, ended=few, blocked=2.0)
+        stub = await channels.stub(callee.info())
+        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        held = [await soon(asyncio.open_connection("127.0.0.1", callee.port)) for _ in range(5)]
+
+        def connects() -> bool:
+            strangers.look(callee.port)
+            return comes_through(callee.port)
+
+        await until_async(lambda: asyncio.to_thread(lambda: not connects()), 10, "it is blocked")
+        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        await until_async(lambda: asyncio.to_thread(connects), 20, "it is blocked no longer")
+        for _, writer in held:
+            writer.transport.abort()
+
+
+async def test_who_goes_on_with_calls_beyond_its_limits_can_t_connect_any_more():
+    none = Allowed(each=1, all=UNBOUND, seconds=60.0)
+    async with listening() as callee, calling() as channels:
+        callee.service._turnstile = Turnstile(bad_calls=none, refused=none)
+        strangers = callee.service.strangers
+        stub = await channels.stub(callee.info())
+
+        async def flood() -> bool:
+            with suppress(grpc.RpcError):
+                await stub.Describe(pb.Introduction(), timeout=5)
+            strangers.look(callee.port)
+            return not await asyncio.to_thread(comes_through, callee.port)
+
+        await until_async(flood, 20, "it is blocked")
+
+
+def comes_through(port: int) -> bool:
+    """Whether a new connection is answered; loopback takes a millisecond."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=0.5).close()
+    except TimeoutError:
+        return False
+    return True

@@ -20,8 +20,8 @@ Place = tuple[str, int]
 """Address and port of the other end."""
 
 
-def connections() -> Iterator[socket.socket]:
-    """Every TCP connection of this process, as a duplicate that whoever iterates must close."""
+def connections(port: int = 0) -> Iterator[socket.socket]:
+    """Every TCP socket of this process, or those at a port of ours, as duplicates that whoever iterates must close."""
     for number in [int(entry.name) for entry in _DESCRIPTORS.iterdir()]:
         try:
             duplicate = os.dup(number)
@@ -32,10 +32,14 @@ def connections() -> Iterator[socket.socket]:
         except OSError:  # it is something else
             os.close(duplicate)
             continue
-        if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+        if _is_tcp(one) and port in (0, one.getsockname()[1]):
             yield one
         else:
             one.close()
+
+
+def _is_tcp(one: socket.socket) -> bool:
+    return one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
 
 
 class Endings:

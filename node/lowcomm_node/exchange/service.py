@@ -177,6 +177,8 @@ class ExchangeService:
     async def _turn_away(self, call: Call, place: str, words: str) -> None:
         self._refusals.count(What.CALL, Reason.TOO_MANY)
         if self._turnstile.is_flood(place, monotonic()):
+            if (connection := self._connection(call.context)) is not None:
+                self.strangers.block(connection[0])
             call.break_off("goes on calling beyond its limits")
         await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
 

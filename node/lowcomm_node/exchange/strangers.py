@@ -2,6 +2,7 @@
 
     peers' connections    a call with a good credential has come over them; they are left alone
     strangers'            so many of one address, and of all together; beyond that the oldest are ended
+    a flooding address    no new ones for a minute, and all of its strangers' are ended
 
 A caller authenticates with its first call, a moment after it has connected, so the oldest are those that mean no good.
 """
@@ -10,24 +11,33 @@ import asyncio
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from time import monotonic
 
+from lowcomm_node.exchange.blocklist import BLOCKED, Blocklist
 from lowcomm_node.exchange.connections import Place, connections, plain
+from lowcomm_node.exchange.turnstile import UNBOUND
 from lowcomm_node.logs import log
-from lowcomm_node.probing.ration import network_of
+from lowcomm_node.probing.ration import Allowed, Ration, network_of
 
 EVERY = 1.0
 """Seconds between two looks."""
 MOST_OF_ONE, MOST = 32, 256
 """Connections of strangers from one address of IPv4 or /64 of IPv6, and of all."""
+ENDED = Allowed(each=100, all=UNBOUND, seconds=60.0)
+"""Connections that may be too many, of one address, until it is a flood: then it is blocked."""
 MAX_KNOWN = 4096
 
 
 class Strangers:
     """Tells which connections are too many."""
 
-    def __init__(self, most_of_one: int = MOST_OF_ONE, most: int = MOST) -> None:
+    def __init__(
+        self, most_of_one: int = MOST_OF_ONE, most: int = MOST, ended: Allowed = ENDED, blocked: float = BLOCKED
+    ) -> None:
+        """``blocked``: seconds for which an address that floods us can't connect."""
         self._most_of_one, self._most = most_of_one, most
+        self._blocklist, self._ration = Blocklist(blocked), Ration(ended)
         self._known: OrderedDict[Place, None] = OrderedDict()
         self._since: dict[Place, float] = {}
         self._ending: set[Place] = set()
@@ -49,41 +59,43 @@ class Strangers:
         """A call from there had a bad credential: it is a stranger's again."""
         self._known.pop(place, None)
 
+    def block(self, host: str) -> None:
+        """An address floods us: take no new connections from there for a while, and end those of strangers."""
+        self._blocklist.block(host, monotonic())
+
     def surplus(self, there: Iterable[Place], now: float) -> list[Place]:
         """Those of the connections that there are now which should end."""
         present = set(there)
         self._since = {place: self._since.get(place, now) for place in present if place not in self._known}
+        blocked = self._blocklist.networks(now)
         left, each = len(self._since), Counter(network_of(host) for host, _ in self._since)
         over: list[Place] = []
         for place in sorted(self._since, key=lambda place: self._since[place]):
             network = network_of(place[0])
-            if each[network] > self._most_of_one or left > self._most:
+            if network in blocked or each[network] > self._most_of_one or left > self._most:
                 over.append(place)
                 each[network] -= 1
                 left -= 1
         return over
 
     def look(self, port: int) -> None:
-        """End those of a server's connections that are too many."""
-        there: dict[Place, socket.socket] = {}
-        try:
-            for connection in connections():
-                place = _other_end(connection, port)
-                if place is None:
-                    connection.close()
-                else:
-                    there[place] = connection
+        """End those of a server's connections that are too many, and keep out whom we have blocked."""
+        with ExitStack() as opened:
+            ours = [opened.enter_context(one) for one in connections(port)]
+            there = {place: one for one in ours if (place := _other_end(one)) is not None}
+            now = monotonic()
             self._ending &= set(there)
-            for place in self.surplus(set(there) - self._ending, monotonic()):
-                self.ended += 1
-                self._ending.add(place)
-                try:
-                    there[place].shutdown(socket.SHUT_RDWR)
-                except OSError:  # it has ended meanwhile
-                    continue
-        finally:
-            for connection in there.values():
-                connection.close()
+            for place in self.surplus(set(there) - self._ending, now):
+                self._end(place, there[place], now)
+            self._blocklist.enforce((one for one in ours if _listens(one)), now)
+
+    def _end(self, place: Place, connection: socket.socket, now: float) -> None:
+        self.ended += 1
+        self._ending.add(place)
+        if not self._ration.take(network_of(place[0]), 1, now):
+            self.block(place[0])
+        with suppress(OSError):  # it has ended meanwhile
+            connection.shutdown(socket.SHUT_RDWR)
 
     async def run(self, port: int) -> None:
         """Look every second."""
@@ -99,11 +111,13 @@ class Strangers:
             await asyncio.sleep(EVERY)
 
 
-def _other_end(connection: socket.socket, port: int) -> Place | None:
-    """Who is at the other end of a connection that has come to our port; None if it is another one."""
+def _listens(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _other_end(connection: socket.socket) -> Place | None:
+    """Who is at the other end of a connection; None if nobody is."""
     try:
-        if connection.getsockname()[1] != port:
-            return None
         host, number = connection.getpeername()[:2]
         return plain(host), number
     except (OSError, ValueError):
