@@ -5,6 +5,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from disk import on_small_disk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -244,6 +245,27 @@ def test_this_machine_can_be_looked_at() -> None:
         seen = looks.look()
         assert seen.idle is None or (seen.idle >= 0.0 and seen.used_by)
     assert Looks(use=False, battery=False).look() == Machine(), "nobody looks where the owner has no such rule"
+
+
+@pytest.mark.parametrize(
+    ("status", "online", "on_battery"), [("Discharging", 0, True), ("Full", 1, False), ("Not charging", 1, False)]
+)
+def test_a_laptop_runs_on_its_battery_once_its_plug_is_pulled(status: str, online: int, on_battery: bool) -> None:
+    assert on_small_disk(Path("/sys/class"), 1 << 20, look_at_laptop, status, online) is on_battery
+
+
+def look_at_laptop(status: str, online: int) -> bool | None:
+    """What is seen of a battery and a plug as Linux tells of them, by the files of its ABI (sysfs-class-power)."""
+    told = {
+        "BAT0": {"status": status, "capacity": 62, "energy_now": 31_000_000, "energy_full": 50_000_000},
+        "AC0": {"online": online},
+    }
+    for device, values in told.items():
+        folder = Path("/sys/class/power_supply") / device
+        folder.mkdir(parents=True)
+        for name, value in values.items():
+            (folder / name).write_text(f"{value}\n")
+    return Looks(use=False, battery=True).look().on_battery
 
 
 def test_the_last_key_is_the_youngest_access_of_a_terminal(tmp_path: Path) -> None:
