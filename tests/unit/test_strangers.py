@@ -14,6 +14,7 @@ from lowcomm_node.exchange.strangers import MAX_KNOWN, Strangers
 from lowcomm_node.exchange.turnstile import UNBOUND, Turnstile
 from lowcomm_node.probing.ration import Allowed
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.refusals import Refusals
 from waiting import until_async
 
 
@@ -63,7 +64,8 @@ async def test_half_open_connections_are_ended_and_a_peer_that_calls_is_not(encr
     async with listening() as callee, calling() as channels:
         stub = await channels.stub(callee.info())
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
-        strangers = callee.service.strangers = Strangers(most_of_one=3)
+        refusals = Refusals()
+        strangers = callee.service.strangers = Strangers(refusals, most_of_one=3)
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
         held = [await soon(asyncio.open_connection("127.0.0.1", callee.port, **tls)) for _ in range(8)]
 
@@ -73,7 +75,7 @@ async def test_half_open_connections_are_ended_and_a_peer_that_calls_is_not(encr
 
         await until_async(lambda: asyncio.sleep(0, enough()), 10, "five of eight are ended")
         strangers.look(callee.port)
-        assert strangers.ended == 5
+        assert strangers.ended == 5 and refusals.counts() == {"connection.too-many": 5}
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
         assert len(callee.introduced) == 3
         for _, writer in held:

@@ -95,7 +95,7 @@ class ExchangeService:
         self._traffic, self._echo, self._company = traffic or Traffic(), echo or Echo(), company or Company()
         self._refusals, self._turnstile = refusals or Refusals(), turnstile or Turnstile()
         self._endings = Endings()
-        self.strangers = Strangers()
+        self.strangers = Strangers(self._refusals)
         """Who of those that are connected over TCP has not shown who it is."""
 
     @property

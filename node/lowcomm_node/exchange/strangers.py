@@ -19,6 +19,7 @@ from lowcomm_node.exchange.connections import Place, connections, plain
 from lowcomm_node.exchange.turnstile import UNBOUND
 from lowcomm_node.logs import log
 from lowcomm_node.probing.ration import Allowed, Ration, network_of
+from lowcomm_protocol.refusals import Reason, Refusals, What
 
 EVERY = 1.0
 """Seconds between two looks."""
@@ -33,9 +34,15 @@ class Strangers:
     """Tells which connections are too many."""
 
     def __init__(
-        self, most_of_one: int = MOST_OF_ONE, most: int = MOST, ended: Allowed = ENDED, blocked: float = BLOCKED
+        self,
+        refusals: Refusals | None = None,
+        most_of_one: int = MOST_OF_ONE,
+        most: int = MOST,
+        ended: Allowed = ENDED,
+        blocked: float = BLOCKED,
     ) -> None:
         """``blocked``: seconds for which an address that floods us can't connect."""
+        self._refusals = refusals or Refusals()
         self._most_of_one, self._most = most_of_one, most
         self._blocklist, self._ration = Blocklist(blocked), Ration(ended)
         self._known: OrderedDict[Place, None] = OrderedDict()
@@ -91,6 +98,7 @@ class Strangers:
 
     def _end(self, place: Place, connection: socket.socket, now: float) -> None:
         self.ended += 1
+        self._refusals.count(What.CONNECTION, Reason.TOO_MANY)
         self._ending.add(place)
         if not self._ration.take(network_of(place[0]), 1, now):
             self.block(place[0])
