@@ -137,11 +137,12 @@ class Swarm:
             time.sleep(POLL)
         raise TimeoutError((self.homes[0] / "log").read_text()[-2000:])
 
-    def spent(self) -> float:
-        """Seconds of a processor that the daemon and p2pd have taken."""
+    def spent(self) -> tuple[float, float]:
+        """Seconds of a processor that the daemon, and that p2pd has taken."""
         daemon = psutil.Process(self.victim.pid)
-        aside = [one for one in daemon.children() if "p2pd" in one.name()]
-        return sum(times.user + times.system for times in (one.cpu_times() for one in (daemon, *aside)))
+        (aside,) = [one for one in daemon.children() if "p2pd" in one.name()]
+        of_daemon, of_p2pd = (sum(one.cpu_times()[:2]) for one in (daemon, aside))
+        return of_daemon, of_p2pd
 
     def memory(self) -> int:
         """Private bytes of the daemon and all its children."""
@@ -153,7 +154,7 @@ class Swarm:
         self.completed(3)
         # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's. As hard as
         # those that count, so that the first calm is spent beside as much as the others.
-        print("phase   steps/s  exchanges  private MiB  CPU s/s of daemon and p2pd; of the stranger", flush=True)
+        print("phase   steps/s  exchanges  private MiB  CPU s/s: daemon  p2pd  stranger", flush=True)
         self._phase("flood", seconds / 2, calls // rounds // 2, connections // 2)
         kinds = ["calm", "flood"] * rounds
         phases = [self._phase(kind, seconds, calls // rounds, connections) for kind in kinds]
@@ -187,7 +188,8 @@ class Swarm:
                 while time.monotonic() - began < seconds:
                     time.sleep(min(POLL, seconds / 4))
                     peak = max(peak, self.memory())
-                after, spent, took = self.status(), self.spent() - spent, time.monotonic() - began
+                after, took = self.status(), time.monotonic() - began
+                of_daemon, of_p2pd = ((now - then) / took for now, then in zip(self.spent(), spent, strict=True))
                 share = (sum(psutil.Process(other.pid).cpu_times()[:2]) - burnt) / took
                 self.client_share = share if kind == "flood" else self.client_share
                 told = b"" if kind == "calm" else other.stdout.readline()
@@ -195,13 +197,13 @@ class Swarm:
                 other.kill()
         time.sleep(SETTLE)
         phase = {
-            "kind": kind, "daemon_cpu": spent / took, "other_cpu": share,
+            "kind": kind, "daemon_cpu": of_daemon, "p2pd_cpu": of_p2pd, "other_cpu": share,
             "steps_per_second": (after["trainer"]["steps"] - before["trainer"]["steps"]) / took,
             "exchanges": after["exchanges"]["completed"] - before["exchanges"]["completed"],
             "memory": self.memory(), "peak": peak, "ends": json.loads(told)["ends"] if kind == "flood" else {},
         }  # fmt: skip
         mib, shown = phase["memory"] / MIB, f"{kind:6}  {phase['steps_per_second']:7.2f}  {phase['exchanges']:9}"
-        print(f"{shown}  {mib:11.1f}  {phase['daemon_cpu']:12.2f} {share:12.2f}", flush=True)
+        print(f"{shown}  {mib:11.1f}  {of_daemon:14.2f} {of_p2pd:5.2f} {share:8.2f}", flush=True)
         return phase
 
     def _client(self, status: dict[str, Any], seconds: float, calls: int, connections: int) -> list[str]:
