@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from flooding import certificate_of
 from memory import first_address
 
 from lowcomm_node.control.client import ControlClient
@@ -152,6 +153,7 @@ class Swarm:
     def measure(self, rounds: int, seconds: float, calls: int, connections: int) -> dict[str, Any]:
         """Calm and flood in turn."""
         self.completed(3)
+        (self.folder / "certificate").write_text(certificate_of(self.status()["addresses"][0]))
         # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's. As hard as
         # those that count, so that the first calm is spent beside as much as the others.
         print("phase   steps/s  exchanges  private MiB  CPU s/s: daemon  p2pd  stranger", flush=True)
@@ -213,6 +215,7 @@ class Swarm:
             sys.executable, str(Path(__file__).with_name("flooding.py")), status["addresses"][0],
             status["peer_id"], str(run), "--seconds", str(seconds), "--calls", str(calls), "--connections", str(connections),
             "--parameters", str(status["trainer"]["parameters"]), "--dht-port", dht,
+            "--certificate", str(self.folder / "certificate"),
         ]  # fmt: skip
 
 

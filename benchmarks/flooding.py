@@ -17,7 +17,7 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,19 @@ from lowcomm_protocol.run import RunSpec, read_signed_run
 PATH = "/lowcomm.v1.Exchange/"
 DRIP = 0.2
 """Seconds between two bytes of a content."""
+AGAIN = 1.0
+"""Seconds until what was turned away is tried again."""
+MOST_CALLS = 4000
+"""That wait for an answer at once; where connections are dropped unanswered, all wait for as long as they may."""
 ENOUGH = 1 << 20
 
 
 class Flood:
     """One hostile peer, with one identity and as many connections as it likes."""
 
-    def __init__(self, address: str, callee: str, spec: RunSpec, seconds: float, calls: int, parameters: int) -> None:
+    def __init__(
+        self, address: str, callee: str, spec: RunSpec, seconds: float, calls: int, parameters: int, certificate: str
+    ) -> None:
         self.address, self.callee, self.spec = address, callee, spec
         self.host, _, port = address.rpartition(":")
         self.port, self.seconds, self.calls, self.parameters = int(port), seconds, calls, parameters
@@ -54,8 +60,7 @@ class Flood:
         """Another peer, that does nothing wrong until its exchange has begun."""
         self.ends: Counter[str] = Counter()
         self.until = time.monotonic() + seconds
-        pem = ssl.get_server_certificate((self.host, self.port), timeout=30)
-        self._credentials = grpc.ssl_channel_credentials(pem.encode())
+        self._credentials = grpc.ssl_channel_credentials(certificate.encode())
         self._channels: list[aio.Channel] = []
 
     def channel(self) -> aio.Channel:
@@ -87,18 +92,24 @@ class Flood:
 
     async def run(self, dht_port: int, connections: int) -> None:
         """Everything at once, until time is over."""
-        works: list[Coroutine[Any, Any, None]] = [
-            self._calls(), self._connect("tcp", self.port, connections, None),
-            self._connect("tls", self.port, connections, _trusting()),
-            self._half_open(), self._swaps(), self._oversize(), self._fetch(), self._ping(),
+        works: list[Callable[[], Awaitable[None]]] = [
+            self._calls, lambda: self._connect("tcp", self.port, connections, None),
+            lambda: self._connect("tls", self.port, connections, _trusting()),
+            self._half_open, self._swaps, self._oversize, self._fetch, self._ping,
         ]  # fmt: skip
         if dht_port:
-            works.append(self._connect("dht", dht_port, connections, None))
-        tasks = [asyncio.create_task(work) for work in works]
-        await asyncio.wait(tasks, timeout=self.seconds)
-        for task in tasks:
-            if task.done() and (error := task.exception()) is not None:
-                self.ends[f"gave up: {error!r:.80}"] += 1
+            works.append(lambda: self._connect("dht", dht_port, connections, None))
+        await asyncio.wait([asyncio.create_task(self._insist(work)) for work in works], timeout=self.seconds)
+
+    async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Begin anew whenever it is turned away."""
+        while not self.over:
+            try:
+                await work()
+                return
+            except (aio.AioRpcError, asyncio.InvalidStateError, OSError, RuntimeError) as error:
+                self.ends[f"begun anew: {type(error).__name__}"] += 1
+                await asyncio.sleep(AGAIN)
 
     async def _count(self, name: str, call: Callable[[], Awaitable[Any]]) -> None:
         try:
@@ -135,7 +146,7 @@ class Flood:
             running.add(task)
             task.add_done_callback(running.discard)
             await asyncio.sleep(max(0.0, began + number * self.seconds / self.calls * 0.9 - time.monotonic()))
-            if len(running) > 200:
+            if len(running) > MOST_CALLS:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if running:
             await asyncio.wait(running, timeout=5)
@@ -288,6 +299,12 @@ def _trusting() -> ssl.SSLContext:
     return context
 
 
+def certificate_of(address: str) -> str:
+    """What a node shows to whoever connects, as PEM."""
+    host, _, port = address.rpartition(":")
+    return ssl.get_server_certificate((host, int(port)), timeout=30)
+
+
 def main() -> None:
     """Flood, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -298,10 +315,14 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind")
     parser.add_argument("--parameters", type=int, default=1, help="of the model")
+    parser.add_argument("--certificate", type=Path, help="of the node, if it is known; else it is asked for it")
     parser.add_argument("--dht-port", type=int, default=0)
     arguments = parser.parse_args()
     spec = read_signed_run(arguments.run.read_bytes()).spec
-    flood = Flood(arguments.address, arguments.peer_id, spec, arguments.seconds, arguments.calls, arguments.parameters)
+    pem = arguments.certificate.read_text() if arguments.certificate else certificate_of(arguments.address)
+    flood = Flood(
+        arguments.address, arguments.peer_id, spec, arguments.seconds, arguments.calls, arguments.parameters, pem
+    )
     print("ready", flush=True)
     sys.stdin.readline()
     flood.until = time.monotonic() + arguments.seconds
