@@ -99,7 +99,10 @@ class Flood:
         ]  # fmt: skip
         if dht_port:
             works.append(lambda: self._connect("dht", dht_port, connections, None))
-        await asyncio.wait([asyncio.create_task(self._insist(work)) for work in works], timeout=self.seconds)
+        tasks = [asyncio.create_task(self._insist(work)) for work in works]
+        done, _ = await asyncio.wait(tasks, timeout=self.seconds)
+        for task in done:
+            task.result()  # raises what is a defect of this client
 
     async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
         """Begin anew whenever it is turned away."""

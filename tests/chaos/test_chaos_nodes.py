@@ -8,6 +8,7 @@ from broken import FaultyNode, faulty_node
 from faults import Boundary, Fault, Kind, Plan
 from invariants import Events, violations
 from kit import Node, Swarm
+from soak import INTERVAL
 
 from waiting import until
 
@@ -74,8 +75,6 @@ TO_ITS_SNAPSHOTS = Plan(
 )
 FAR = 100
 """Swarm steps after which nobody can join without a copy of the others' state."""
-INTERVAL = 20
-"""Swarm steps between two syncs of a fragment in the run of ``kit``."""
 
 
 def told_by(nodes: list[Node]) -> dict[str, Events]:

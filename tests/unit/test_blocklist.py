@@ -80,6 +80,17 @@ def test_a_socket_that_is_newer_than_the_list_takes_no_harm(listener: socket.soc
 
 
 @on_linux
+def test_a_socket_that_takes_no_program_keeps_none_of_the_others_blocked(listener: socket.socket) -> None:
+    one, closed = Blocklist(), socket.socket()
+    closed.close()
+    one.block("127.0.0.1", 0.0)
+    one.enforce([listener, closed], 0.0)
+    assert not comes_through("127.0.0.1", listener)
+    one.enforce([closed, listener], BLOCKED)
+    assert comes_through("127.0.0.1", listener)
+
+
+@on_linux
 def test_whoever_is_connected_stays_so(listener: socket.socket) -> None:
     with socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as caller, listener.accept()[0] as callee:
         one = Blocklist()

@@ -36,7 +36,7 @@ class Blocklist:
         self._seconds, self._most = seconds, most
         self._until: OrderedDict[str, float] = OrderedDict()
         self._enforced: frozenset[str] = frozenset()
-        self._works = sys.platform == "linux"
+        self._told = False
 
     def block(self, host: str, now: float) -> None:
         """Take no new connections from an address of IPv4, or from its /64 of IPv6, for a while from now on."""
@@ -57,15 +57,20 @@ class Blocklist:
     def enforce(self, listeners: Iterable[socket.socket], now: float) -> None:
         """Have the kernel drop what comes to these sockets from those that are blocked now, and from nobody else."""
         networks = self.networks(now)
-        if not self._works or not (networks or self._enforced):
+        if sys.platform != "linux" or not (networks or self._enforced):
             return
-        try:
-            for listener in listeners:
+        for listener in listeners:
+            try:
                 _attach(listener, networks)
-        except OSError as error:  # a kernel that has no such filters, as in some sandboxes
-            self._works = False
-            log.warning("blocklist.not_enforced", reason=str(error))
+            except OSError as error:  # a kernel that has no such filters, as in some sandboxes; or too little memory
+                self._tell(error)
+        # Where that failed the program before is there still: it is replaced next time, or taken back at the end.
         self._enforced = networks
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            log.warning("blocklist.not_enforced", reason=str(error))
+        self._told = True
 
 
 def program(networks: Iterable[str]) -> bytes:

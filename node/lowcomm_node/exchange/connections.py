@@ -32,7 +32,7 @@ def connections(port: int = 0) -> Iterator[socket.socket]:
         except OSError:  # it is something else
             os.close(duplicate)
             continue
-        if _is_tcp(one) and port in (0, one.getsockname()[1]):
+        if _is_tcp(one) and port in (0, _port(one)):
             yield one
         else:
             one.close()
@@ -40,6 +40,13 @@ def connections(port: int = 0) -> Iterator[socket.socket]:
 
 def _is_tcp(one: socket.socket) -> bool:
     return one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
+
+
+def _port(one: socket.socket) -> int | None:
+    try:
+        return one.getsockname()[1]
+    except OSError:  # it has ended, which not every system tells apart
+        return None
 
 
 class Endings:
