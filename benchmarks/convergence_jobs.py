@@ -119,7 +119,9 @@ def attacks(quick: bool) -> Iterator[Job]:
     for row in BY_SCENE[1:] if quick else BY_SCENE:
         for seed in (0,) if quick else SEEDS:
             for scene in (
-                ("three honest", "huge") if quick else ("three honest", "nan", "huge", "flipped", "flipped-huge")
+                ("three honest", "huge")
+                if quick
+                else ("three honest", "nan", "huge", "flipped", "flipped-huge", "stale")
             ):
                 yield Job("attacks", row, "adamw", 4, QUICK_STEPS if quick else 400, seed, scene)
 

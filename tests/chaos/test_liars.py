@@ -18,7 +18,7 @@ LIAR = Path(__file__).parent / "liar.py"
 STEPS = 600
 MOST = 5
 """Exchanges with a liar that an honest node may apply."""
-REFUSED = tuple(lie for lie in LIES if lie not in ("flipped", "stale"))
+REFUSED = tuple(lie for lie in LIES if lie != "flipped")
 """Progress of plausible norm that points elsewhere looks like that of an honest peer in a pair; it only must not harm."""
 
 

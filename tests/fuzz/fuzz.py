@@ -134,7 +134,8 @@ def read_log(name: str, status: int, seconds: float) -> Found:
     crash = ""
     if status != 0:
         written = re.findall(r"Test unit written to (\S+)", text)
-        crash = written[-1] if written else f"ended with {os.waitstatus_to_exitcode(status)}: see {OUT / name / 'log'}"
+        told = written[-1] if written else f"ended with {os.waitstatus_to_exitcode(status)}: see {OUT / name / 'log'}"
+        crash = told.replace(f"{ROOT}/", "")
     last = [int(found[-1]) if found else 0 for found in (runs, coverage, corpus)]
     return Found(name, last[0], last[1], last[2], seconds, crash)
 

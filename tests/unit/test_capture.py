@@ -6,6 +6,7 @@ import torch
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.errors import ImplausibleError
+from lowcomm_protocol.repeats import Repeats
 from lowcomm_protocol.robust import PLAUSIBLE, UsualNorm
 
 NUMEL = 1024
@@ -22,6 +23,11 @@ def captured(me: str, vector: torch.Tensor, usual: UsualNorm) -> dict:
 
 def group(me: str, vector: torch.Tensor, usual: UsualNorm) -> GroupCapture:
     return GroupCapture(**captured(me, vector, usual), coder=shard_coder("fp32", NUMEL), kind="clip", members=MEMBERS)
+
+
+def pair(me: str, vector: torch.Tensor, usual: UsualNorm, repeats: Repeats | None = None) -> PairCapture:
+    known = Repeats(NUMEL) if repeats is None else repeats
+    return PairCapture(**captured(me, vector, usual), coder=coder("fp32", NUMEL), repeats=known)
 
 
 def mean_of(owner: str, scale: float) -> memoryview:
@@ -59,10 +65,30 @@ def test_a_mean_that_is_not_applied_teaches_nothing():
 
 def test_a_contribution_of_a_pair_that_is_refused_does_not_move_what_is_usual():
     usual, out = UsualNorm(1.0), memoryview(bytearray(8 * NUMEL))
-    theirs = PairCapture(**captured("b", 100 * torch.ones(NUMEL), UsualNorm()), coder=coder("fp32", NUMEL))
-    mine = PairCapture(**captured("a", torch.ones(NUMEL), usual), coder=coder("fp32", NUMEL))
+    theirs, mine = pair("b", 100 * torch.ones(NUMEL), UsualNorm()), pair("a", torch.ones(NUMEL), usual)
     with pytest.raises(ImplausibleError):
         mine.receive("b", out[: theirs.encode(out)])
     mine.pool({"a": 1})
     mine.commit()
     assert usual.learned == 1.0
+
+
+def test_what_was_applied_is_not_applied_again_and_what_was_not_is():
+    repeats, ones = Repeats(NUMEL), torch.ones(NUMEL)
+
+    def bring(vector: torch.Tensor, apply: bool = True) -> None:
+        out = memoryview(bytearray(8 * NUMEL))
+        size = pair("b", vector, UsualNorm()).encode(out)
+        mine = pair("a", ones, UsualNorm(), repeats)
+        mine.receive("b", out[:size])
+        mine.pool({"a": 1, "b": 1})
+        mine.commit() if apply else mine.forget()
+
+    bring(ones, apply=False)
+    bring(ones)
+    with pytest.raises(ImplausibleError, match="what it has brought before"):
+        bring(ones)
+    with pytest.raises(ImplausibleError):
+        bring(ones)
+    bring(1.01 * ones)
+    bring(ones)

@@ -308,3 +308,17 @@ def test_a_coder_decodes_only_next_to_a_vector_of_its_own():
     data = coded(one, np.ones(4, dtype=np.float32))
     with pytest.raises(CodecError, match="encode first"):
         two.decode(data, np.zeros(4, dtype=np.float32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_steps_that_are_told_are_those_of_what_lies_on_a_lattice(name):
+    numel, coders = 8 * BLOCK, pair(name, 8 * BLOCK)
+    meet(*near(numel, 1e-3), *coders)
+    assert not coders[1].lattice_steps.any(), "the first exchange is bf16"
+    a, b = near(numel, 1e-3, seed=1)
+    b[:BLOCK] += 1.0  # wraps, and comes again as bf16
+    sent, _ = meet(a, b, *coders)
+    steps = coders[1].lattice_steps
+    assert sent.wrapped and steps[0] == 0 and steps[1:].all()
+    points = sent.decoded.reshape(8, BLOCK)[1:] / steps[1:, None]
+    assert np.abs(points - np.round(points)).max() < 1e-3

@@ -94,6 +94,7 @@ async def test_one_that_hangs_though_nobody_sees_it_is_overdue() -> None:
         for _ in range(int(one._pace.deadline + END_DEADLINE) + 2):
             one._pace.tick(later := later + 1.0)
         assert "longer than it may" in (one.overdue(later) or "")
+        os.kill(one.pid, signal.SIGKILL)  # stopped, it would be waited for until END_DEADLINE
 
 
 async def test_what_it_says_of_its_end_goes_before_how_its_process_ended() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,7 +17,7 @@ from lowcomm_protocol.outer import worst_block_spread
 from lowcomm_protocol.pieces import Piece
 from lowcomm_protocol.run import RunSpec
 
-Attack = Literal["nan", "huge", "flipped", "flipped-huge"]
+Attack = Literal["nan", "huge", "flipped", "flipped-huge", "stale"]
 _FACTORS = {"huge": 100.0, "flipped": -1.0, "flipped-huge": -10.0}
 RECORD_LIFETIME = 30.0
 """Seconds that others still believe in a peer that died."""
@@ -94,7 +94,7 @@ class Swarm:
         cpu = torch.device("cpu")
         for number, member in enumerate(members):
             name = f"peer-{number}"
-            made = liar(kind, _FACTORS.get(member.attack, 1.0)) if member.attack else kind
+            made = liar(kind, member.attack) if member.attack else kind
             peer = Peer(self, name, made(spec, name, dataset, cpu, compiled), member.speed)
             self.peers.append(peer)
             self.network.after(member.joins, lambda peer=peer, late=member.joins > 0: self._join(peer, late))
@@ -194,13 +194,25 @@ def simulate(
     return swarm.result()
 
 
-def liar(kind: type[Replica], factor: float) -> type[Replica]:
-    """A replica that multiplies what it contributes, from a quarter of the run on."""
+def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
+    """A replica that multiplies what it contributes, or brings the same again and again, from a quarter of the run on."""
+    factor = _FACTORS.get(attack, 1.0)
 
     class Liar(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, *rest: Any) -> None:
+            super().__init__(*rest)
+            self.kept: dict[int, torch.Tensor] = {}
+            self.captured = 0
+
+        def capture(self, fragment: int, *rest: Any, **named: Any) -> None:
+            self.captured = fragment
+            super().capture(fragment, *rest, **named)
+
         def contribution(self, phi: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-            lies = self.clock.step >= self.spec.run.steps // 4
-            return super().contribution(phi, torch.lerp(phi, theta, factor) if lies else theta)
+            if self.clock.step < self.spec.run.steps // 4:
+                return super().contribution(phi, theta)
+            brought = super().contribution(phi, torch.lerp(phi, theta, factor))
+            return self.kept.setdefault(self.captured, brought).clone() if attack == "stale" else brought
 
     return Liar
 

@@ -17,6 +17,7 @@ from lowcomm_protocol.codecs import Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.errors import ImplausibleError
 from lowcomm_protocol.outer import mean_contribution, token_weights, worst_block_spread
+from lowcomm_protocol.repeats import Brought, Repeats
 from lowcomm_protocol.robust import UsualNorm, robust_mean
 
 Ranges = Sequence[tuple[int, int]]
@@ -72,7 +73,10 @@ class PairCapture(Capture):
     """Two members send each other the whole fragment."""
 
     coder: Coder
+    repeats: Repeats
+    """Learns what they bring, to know it again."""
     received: dict[str, Tensor] = field(default_factory=dict)
+    brought: dict[str, Brought] = field(default_factory=dict)
 
     def encode(self, out: memoryview) -> int:
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
@@ -105,7 +109,10 @@ class PairCapture(Capture):
         self.usual.saw(peer, norm)
         if not norm <= self.most:
             raise ImplausibleError(f"brings progress of norm {norm:.3g} where {self.most:.3g} is plausible")
-        self.norms[peer] = norm
+        brought = self.repeats.sample(self.received[peer], torch.from_numpy(self.coder.lattice_steps))
+        if self.repeats.repeats(peer, brought):
+            raise ImplausibleError("brings what it has brought before, as if it had not trained since")
+        self.norms[peer], self.brought[peer] = norm, brought
 
     def pool(self, tokens: Mapping[str, int]) -> None:
         """Take the mean over the peers in ``tokens``, in the order that all of them sum in, weighted by tokens."""
@@ -117,6 +124,8 @@ class PairCapture(Capture):
     def commit(self) -> None:
         """See Capture."""
         super().commit()
+        for peer, brought in self.brought.items():
+            self.repeats.applied(peer, brought)
         self.coder.commit()
 
     def forget(self) -> None:

@@ -25,6 +25,7 @@ from lowcomm_protocol.clock import SwarmClock
 from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.fragments import gather, plan_fragments, scatter
 from lowcomm_protocol.outer import contribution, merge, outer_step
+from lowcomm_protocol.repeats import Repeats
 from lowcomm_protocol.robust import UsualNorm, comparable_norm, plausible_norm
 from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
@@ -50,6 +51,7 @@ class Replica:
         self.delta = [torch.zeros_like(phi) for phi in self.phi]
         self.usual = [UsualNorm() for _ in self.phi]
         """Norm of the progress that others usually bring to each fragment."""
+        self.repeats = [Repeats(phi.numel()) for phi in self.phi]
         self.worst_block = [0.0 for _ in self.phi]
         """How far apart contributions to each fragment were in their worst block, at the last merge."""
         self.captures: dict[int, Capture] = {}
@@ -114,7 +116,8 @@ class Replica:
             self.captures[fragment] = GroupCapture(**common, coder=coding, kind=self.spec.sync.mean, members=members)
         else:
             coding = coder("fp32", theta.numel()) if realign else coding
-            self.captures[fragment] = PairCapture(**common, coder=coding)
+            repeats = Repeats(theta.numel()) if realign else self.repeats[fragment]
+            self.captures[fragment] = PairCapture(**common, coder=coding, repeats=repeats)
 
     def _plausible(self, fragment: int, theta: Tensor, realign: bool, ahead: int) -> tuple[float, float]:
         """The norm of what we bring, as if we had trained for as long as the others, and the largest that theirs may have."""

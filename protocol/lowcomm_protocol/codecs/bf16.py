@@ -16,7 +16,7 @@ from lowcomm_protocol.errors import CodecError
 OVERFLOW = (2.0 - 2.0**-8) * 2.0**127
 """From here on a value is nearer to 2**128 than to the largest bf16 (the tie included: 2**128 is the even one)."""
 
-EXPONENT = np.uint16(0x7F80)
+MAGNITUDE, INFINITY = np.uint16(0x7FFF), 0x7F80
 
 
 class Bf16(Codec):
@@ -43,7 +43,7 @@ class Bf16(Codec):
     def _decode(self, data: Bytes, out: Vector) -> None:
         codes, bits = data.view("<u2"), out.view(np.uint32)
         for start in range(0, out.size, CHUNK):
-            if bool(((codes[start : start + CHUNK] & EXPONENT) == EXPONENT).any()):
+            if int((codes[start : start + CHUNK] & MAGNITUDE).max()) >= INFINITY:
                 raise CodecError("bf16: the coded data holds NaN or infinity: drop this contribution")
         for start in range(0, out.size, CHUNK):
             part = bits[start : start + CHUNK]

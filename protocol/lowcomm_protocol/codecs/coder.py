@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowcomm_protocol.codecs.base import Codec, Vector
+from lowcomm_protocol.codecs.kernels import BLOCK
 from lowcomm_protocol.errors import CodecError
 
 State = Mapping[str, npt.NDArray[np.float32]]
@@ -35,6 +36,11 @@ class Coder:
     def min_size(self) -> int:
         """Fewest bytes that ``encode`` writes."""
         return self.max_size
+
+    @property
+    def lattice_steps(self) -> Vector:
+        """Of the lattice of each block of 256 that was decoded last: float32; 0 where equal values are decoded to equal ones."""
+        return np.zeros(-(-self.numel // BLOCK), dtype=np.float32)
 
     def encode(self, vector: Vector, out: memoryview) -> int:
         """Code into ``out``; bytes written. ``vector`` becomes what others decode. Raises `CodecError` if not finite."""

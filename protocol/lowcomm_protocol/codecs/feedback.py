@@ -132,6 +132,11 @@ class FeedbackCoder(Coder):
         """See Coder."""
         return self.inner.min_size
 
+    @property
+    def lattice_steps(self) -> Vector:
+        """See Coder."""
+        return self.inner.lattice_steps
+
     def encode(self, vector: Vector, out: memoryview) -> int:
         """See Coder."""
         self._drop()

@@ -28,6 +28,7 @@ from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.codecs.coder import Coder, State
 from lowcomm_protocol.codecs.kernels import (
     BLOCK,
+    MODULO_STEPS,
     modulo_check,
     modulo_decode,
     modulo_encode,
@@ -58,6 +59,7 @@ class ModuloCoder(Coder):
         self._theirs: Vector | None = None
         self._sent_hashes, self._hashes = (np.zeros(self._blocks, dtype=np.uint64) for _ in range(2))
         self._bad: Flags = np.zeros(self._blocks, dtype=np.uint8)
+        self._codes: Flags = np.zeros(self._blocks, dtype=np.uint8)
 
     @property
     def max_size(self) -> int:
@@ -68,6 +70,11 @@ class ModuloCoder(Coder):
     def min_size(self) -> int:
         """See Coder."""
         return HEADER * self._blocks + self.numel * self.bits // 8 + TOTAL
+
+    @property
+    def lattice_steps(self) -> Vector:
+        """See Coder."""
+        return np.where(self._bad, np.float32(0.0), MODULO_STEPS[self._codes])
 
     def encode(self, vector: Vector, out: memoryview) -> int:
         """See Coder."""
@@ -87,7 +94,7 @@ class ModuloCoder(Coder):
         end = modulo_check(coded, self.numel, self.bits)
         if end < 0 or coded.size != end + TOTAL or out.size != self.numel:
             raise CodecError(f"{self.name}: {coded.size} bytes are no fragment of {self.numel} values: drop this peer")
-        self._theirs = out
+        self._theirs, self._codes = out, coded[: HEADER * self._blocks : HEADER].copy()
         wrapped = modulo_decode(coded, own, self.bits, out, self._hashes, self._bad)
         if not wrapped and self._total(self._hashes, self._bad) != bytes(coded[end:]):
             self._bad[:] = 1  # two errors that cancel: very rare, so everything comes again
