@@ -6,7 +6,7 @@ a value lies within a step: two of them can stand for one value if they are less
 codec has no lattice, equal values are decoded to equal values. Measured in simulated swarms with steps of up to 160
 times what a value moves in an interval: of honest peers at least 1.6 % of all values have moved further, of stale ones none.
 
-It finds a replica that does not learn, a checkpoint that is served for ever, and who saves itself the work. Who adds noise to
+It finds weights that are stuck, a checkpoint that is served for ever, and who saves itself the work. Who adds noise to
 what is stale is not found: that is a plausible lie.
 """
 
