@@ -79,11 +79,12 @@ FAR = 100
 
 def told_by(nodes: list[Node]) -> dict[str, Events]:
     """What nodes have printed, by peer id."""
-    told: dict[str, Events] = {}
-    for node in nodes:
-        peer_id = node.until(bool, "answering")["peer_id"]
-        told[peer_id] = [json.loads(line) for line in node.output.splitlines() if line.startswith('{"time"')]
-    return told
+    peers = [node.until(bool, "answering")["peer_id"] for node in nodes]
+    outputs = [node.output for node in nodes]  # one right after the other: they go on exchanging
+    return {
+        peer: [json.loads(line) for line in output.splitlines() if line.startswith('{"time"')]
+        for peer, output in zip(peers, outputs, strict=True)
+    }
 
 
 def until_all_has_happened(node: FaultyNode, deadline: float) -> None:
