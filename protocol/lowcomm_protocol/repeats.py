@@ -22,7 +22,7 @@ SAMPLE = 64
 FEWEST = 8
 """Of those that are compared so many, or all that there are, must have been coded alike both times."""
 REMEMBERED = 32
-"""Peers whose last contribution is kept."""
+"""Peers whose last contribution is kept: 2 MiB of each fragment at most."""
 ROUNDING = 1e-3
 """Part of a step that values may be off."""
 

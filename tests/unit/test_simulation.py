@@ -295,11 +295,12 @@ def test_honest_peers_end_where_they_would_without_the_liar(dataset, calm, metho
     assert result.spread < 2 * without.spread
 
 
-@pytest.mark.parametrize("attack", ["huge", "stale"])
+@pytest.mark.parametrize(("attack", "reason"), [("huge", "is plausible"), ("stale", "what it has brought before")])
 @pytest.mark.parametrize("method", PAIRS)
-def test_in_pairs_contributions_that_are_far_too_large_or_come_again_are_refused(dataset, method, attack):
+def test_in_pairs_contributions_that_are_far_too_large_or_come_again_are_refused(dataset, method, attack, reason):
     swarm = swarm_of(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)])
     assert sum(peer.implausible for peer in swarm.peers[:3]) > 0
+    assert any(reason in peer.trust.reason("peer-3") for peer in swarm.peers[:3])
     honest = swarm_of(spec(method, steps=80), dataset, [Member()] * 4)
     assert sum(peer.implausible for peer in honest.peers) == 0
 
