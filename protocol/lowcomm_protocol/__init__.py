@@ -4,5 +4,5 @@ No sockets, no files, no clock and no randomness of its own: time, seeds and byt
 carries out what is decided here.
 """
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Peers exchange only with peers of the same protocol version."""
