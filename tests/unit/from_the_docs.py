@@ -1,0 +1,378 @@
+"""Fragments, partners and codecs once more: written from docs/*.md alone, in plain Python, one value at a time.
+
+Nothing of ours is imported here: what these functions need and the pages lack is a gap in the pages.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import struct
+from fractions import Fraction
+
+import numpy as np
+
+F = np.float32
+BLOCK = 256
+GOLDEN = 0x9E3779B97F4A7C15
+WORD = 2**64
+
+
+# docs/fragments.md
+
+
+def cut_column(sizes: list[tuple[int, int]], count: int) -> list[list[tuple[int, int, int]]]:
+    """Cut tensors of (rows, width) into ``count`` parts: for each the (tensor, first row, row after the last)."""
+    total = sum(rows * width for rows, width in sizes)
+    all_rows = sum(rows for rows, _ in sizes)
+    cuts = [0]
+    for k in range(1, count):
+        target = Fraction(total * k, count)
+        row = value = 0
+        found = (0, 0, 1)
+        for rows, width in sizes:
+            if value <= target:
+                found = (row, value, width)
+            row, value = row + rows, value + rows * width
+        at = found[0] + round((target - found[1]) / found[2])
+        cuts.append(min(max(at, cuts[-1] + 1), all_rows - (count - k)))
+    cuts.append(all_rows)
+    parts = []
+    for start, stop in itertools.pairwise(cuts):
+        part, row = [], 0
+        for index, (rows, _) in enumerate(sizes):
+            low, high = max(start, row), min(stop, row + rows)
+            if low < high:
+                part.append((index, low - row, high - row))
+            row += rows
+        parts.append(part)
+    return parts
+
+
+def plan(
+    tensors: list[tuple[str, int, int, str, int]], count: int, pattern: str
+) -> list[list[tuple[str, int, int, int]]]:
+    """Slices (tensor, start, stop, values) of each fragment; tensors are (name, rows, width, role, layer)."""
+    place = {name: index for index, (name, *_) in enumerate(tensors)}
+    layers = sorted({layer for *_, role, layer in tensors if role == "block"})
+    parts: list[list[tuple[str, int, int, int]]] = [[] for _ in range(count)]
+    if len(layers) < count:
+        for index, spans in enumerate(cut_column([(rows, width) for _, rows, width, *_ in tensors], count)):
+            parts[index] = [(tensors[t][0], a, b, (b - a) * tensors[t][2]) for t, a, b in spans]
+    else:
+        parts = whole_layers(tensors, layers, count, pattern)
+    return [sorted(part, key=lambda one: (place[one[0]], one[1])) for part in parts]
+
+
+def whole_layers(tensors, layers, count, pattern):
+    if pattern == "strided":
+        home = {layer: layer % count for layer in layers}
+    else:
+        values = [sum(r * w for _, r, w, role, of in tensors if role == "block" and of == layer) for layer in layers]
+        runs = cut_column([(1, size) for size in values], count)
+        home = {layers[t]: index for index, spans in enumerate(runs) for t, _, _ in spans}
+    parts: list[list[tuple[str, int, int, int]]] = [[] for _ in range(count)]
+    load = [0] * count
+    limit = Fraction(5 * sum(r * w for _, r, w, *_ in tensors), 4 * count)
+    aside = []
+    for wanted in ("block", "embedding", "norm", "head"):
+        for name, rows, width, role, layer in tensors:
+            if role != wanted:
+                continue
+            fragment = home[layer] if role == "block" else 0 if role == "embedding" else count - 1
+            if role != "block" and load[fragment] + rows * width > limit:
+                aside.append((name, rows, width))
+                continue
+            parts[fragment].append((name, 0, rows, rows * width))
+            load[fragment] += rows * width
+    left = poured(load, sum(rows * width for _, rows, width in aside))
+    for name, rows, width in aside:
+        before, filled = 0, Fraction(0)
+        for fragment in range(count):
+            amount = min(left[fragment], rows * width - filled)
+            left[fragment] -= amount
+            filled += amount
+            stop = round(filled / width)
+            if stop > before:
+                parts[fragment].append((name, before, stop, (stop - before) * width))
+            before = stop
+    return parts
+
+
+def poured(load: list[int], volume: int) -> list[Fraction]:
+    heights = sorted(load)
+    for used in range(len(heights), 0, -1):
+        level = Fraction(volume + sum(heights[:used]), used)
+        if level >= heights[used - 1]:
+            return [max(Fraction(0), level - one) for one in load]
+    raise AssertionError
+
+
+def digest(parts, pattern: str) -> str:
+    text = json.dumps(["lowcomm fragment plan 1", pattern, [[list(one) for one in part] for part in parts]])
+    return hashlib.sha256(text.replace(", ", ",").encode("ascii")).hexdigest()
+
+
+def offset(fragment: int, count: int, interval: int) -> int:
+    return round(Fraction(interval * (fragment + 1), count)) % interval
+
+
+# docs/outer.md
+
+
+def permutation(seed: int, fragment: int, number: int, peers) -> list[str]:
+    return sorted(set(peers), key=lambda one: hashlib.sha256(f"{seed}/{fragment}/{number}/{one}".encode()).digest())
+
+
+def hypercube_partner(seed: int, fragment: int, round_: int, me: str, peers) -> str | None:
+    everybody = {me, *peers}
+    levels = max(1, math.ceil(math.log2(len(everybody))))
+    line = permutation(seed, fragment, round_ // levels, everybody)
+    bit = 2 ** (round_ % levels)
+    if line.index(me) ^ bit < len(line):
+        return line[line.index(me) ^ bit]
+    alone = [one for place, one in enumerate(line) if place ^ bit >= len(line)]
+    pairs = [alone[k : k + 2] for k in range(0, len(alone), 2)]
+    return next((other for pair in pairs if me in pair for other in pair if other != me), None)
+
+
+# docs/codecs.md
+
+
+def bits_of(value) -> int:
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def float_of(bits: int) -> np.float32:
+    return F(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+def to_bf16(value) -> int:
+    bits = bits_of(value)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+
+
+def of_bf16(code: int) -> np.float32:
+    return float_of(code << 16)
+
+
+def blocks(vector) -> list:
+    return [vector[start : start + BLOCK] for start in range(0, len(vector), BLOCK)]
+
+
+def pack(codes: list[int], bits: int) -> bytes:
+    """Codes one after the other, the first in the lowest bits."""
+    whole = sum(int(code) << (bits * place) for place, code in enumerate(codes))
+    return whole.to_bytes(-(-len(codes) * bits // 8), "little")
+
+
+def unpack(data: bytes, bits: int, count: int) -> list[int]:
+    whole = int.from_bytes(data, "little")
+    return [(whole >> (bits * place)) & (2**bits - 1) for place in range(count)]
+
+
+def encode_fp32(vector) -> bytes:
+    return b"".join(struct.pack("<f", value) for value in vector)
+
+
+def decode_fp32(data: bytes, count: int) -> list:
+    return [F(one) for one in struct.unpack(f"<{count}f", data)]
+
+
+def encode_bf16(vector) -> bytes:
+    return b"".join(struct.pack("<H", to_bf16(value)) for value in vector)
+
+
+def decode_bf16(data: bytes, count: int) -> list:
+    return [of_bf16(one) for one in struct.unpack(f"<{count}H", data)]
+
+
+def encode_int8(vector) -> bytes:
+    out = b""
+    for block in blocks(vector):
+        scale = float_of((bits_of(F(max(abs(block)) / F(127))) + 0x40) & 0xFFFFFF80)
+        if scale < 2.0**-100:
+            out += bytes(4 + len(block))
+            continue
+        codes = [max(-127, min(127, int(np.rint(F(value / scale))))) for value in block]
+        out += struct.pack("<f", scale) + struct.pack(f"{len(codes)}b", *codes)
+    return out
+
+
+def decode_int8(data: bytes, count: int) -> list:
+    out = []
+    for start in range(0, count, BLOCK):
+        at, size = start // BLOCK * (4 + BLOCK), min(BLOCK, count - start)
+        scale = F(struct.unpack_from("<f", data, at)[0])
+        out += [F(F(code) * scale) for code in struct.unpack_from(f"{size}b", data, at + 4)]
+    return out
+
+
+E3M0 = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+def encode_e3m0(vector) -> bytes:
+    out = b""
+    for block in blocks(vector):
+        scale = F(max(abs(block)) / F(16))
+        if scale < 2.0**-100:
+            out += bytes(4 + -(-len(block) // 2))
+            continue
+        codes = []
+        for value in block:
+            ratio = F(value / scale)
+            code = max(range(8), key=lambda e: (-abs(abs(float(ratio)) - E3M0[e]), E3M0[e]))
+            codes.append(code + (8 if code and ratio < 0 else 0))
+        out += struct.pack("<f", scale) + pack(codes, 4)
+    return out
+
+
+def decode_e3m0(data: bytes, count: int) -> list:
+    out = []
+    for start in range(0, count, BLOCK):
+        at, size = start // BLOCK * (4 + BLOCK // 2), min(BLOCK, count - start)
+        scale = F(struct.unpack_from("<f", data, at)[0])
+        for code in unpack(data[at + 4 : at + 4 + -(-size // 2)], 4, size):
+            magnitude = F(scale * F(E3M0[code & 7]))
+            out.append(-magnitude if code & 8 else magnitude)
+    return out
+
+
+def integers(block) -> tuple[list[int], np.float32]:
+    top = float_of(bits_of(max(abs(block))) & 0x7F800000)
+    factor = F(F(2.0**23) / top)
+    return [int(F(abs(value) * factor)) for value in block], top
+
+
+def short_scale(upper: int, lower: int, top, largest: float) -> int:
+    """Bits of a bf16; 0 where the scale is too small."""
+    scale = min(of_bf16(to_bf16(F(np.float64(upper) / np.float64(lower) * (np.float64(top) * 2.0**-23)))), F(largest))
+    return to_bf16(scale) if scale >= 2.0**-100 else 0
+
+
+def encode_q2(vector) -> bytes:
+    out = b""
+    for block in blocks(vector):
+        empty = bytes(2 + -(-len(block) // 4))
+        if max(abs(block)) < 2.0**-100:
+            out += empty
+            continue
+        whole, top = integers(block)
+        total, count = sum(whole), len(block)
+        threshold = total // count
+        for _ in range(3):
+            outer = sum(one > threshold for one in whole)
+            outside = sum(one for one in whole if one > threshold)
+            upper, lower = 4 * total + 10 * outside, 4 * count + 45 * outer
+            threshold = 9 * upper // (4 * lower)
+        code = short_scale(upper, lower, top, 146 * 2.0**119)
+        if all(abs(value) >= F(of_bf16(code) * F(2.25)) for value in block):
+            code = short_scale(total, count, top, 146 * 2.0**119)
+        if not code:
+            out += empty
+            continue
+        edge = F(of_bf16(code) * F(2.25))
+        out += struct.pack("<H", code) + pack([2 * (value < 0) + (abs(value) >= edge) for value in block], 2)
+    return out
+
+
+def decode_q2(data: bytes, count: int) -> list:
+    out = []
+    for start in range(0, count, BLOCK):
+        at, size = start // BLOCK * (2 + BLOCK // 4), min(BLOCK, count - start)
+        scale = of_bf16(struct.unpack_from("<H", data, at)[0])
+        for code in unpack(data[at + 2 : at + 2 + -(-size // 4)], 2, size):
+            level = F(scale * F(3.5)) if code & 1 else scale
+            out.append(-level if code & 2 else level)
+    return out
+
+
+def encode_q1(vector) -> bytes:
+    out = b""
+    for block in blocks(vector):
+        code = 0
+        if max(abs(block)) >= 2.0**-100:
+            whole, top = integers(block)
+            code = short_scale(sum(whole), len(block), top, 255 * 2.0**120)
+        signs = [int(value < 0) if code else 0 for value in block]
+        out += struct.pack("<H", code) + pack(signs, 1)
+    return out
+
+
+def decode_q1(data: bytes, count: int) -> list:
+    out = []
+    for start in range(0, count, BLOCK):
+        at, size = start // BLOCK * (2 + BLOCK // 8), min(BLOCK, count - start)
+        scale = of_bf16(struct.unpack_from("<H", data, at)[0])
+        out += [-scale if code else scale for code in unpack(data[at + 2 : at + 2 + -(-size // 8)], 1, size)]
+    return out
+
+
+def step_of(code: int) -> np.float32:
+    k = code - 1
+    return F(F((1, 1.189207, 1.414214, 1.681793)[k % 4]) * F(2.0 ** (k // 4 - 40)))
+
+
+def hash_of(number: int, points: list[int]) -> int:
+    value = number
+    for point in points:
+        value = (value ^ (point % 2**32)) * GOLDEN % WORD
+        value ^= value >> 29
+    return value
+
+
+def check_of(hashes: list[int]) -> bytes:
+    total = 1
+    for one in hashes:
+        total = (total ^ one) * GOLDEN % WORD
+        total ^= total >> 32
+    return total.to_bytes(8, "little")
+
+
+def encode_modulo(vector, ranges, bits: int) -> tuple[bytes, list]:
+    """What travels, and what the others decode."""
+    header, body, hashes, decoded = b"", b"", [], []
+    for number, (block, range_) in enumerate(zip(blocks(vector), ranges, strict=True), 1):
+        peak, wanted = max(abs(block)), F(range_ * F(4 / 2**bits))
+        fits = [c for c in range(1, 256) if step_of(c) >= max(wanted, F(peak / F(2.0**22)))]
+        code = fits[0] if range_ >= 0 and fits else 0
+        if code and step_of(code) > F(peak * F(2.0 ** (2 - bits))):
+            code = 0
+        if code:
+            points = [int(np.floor(F(F(value / step_of(code)) + F(0.5)))) for value in block]
+            hashes.append(hash_of(number, points))
+            body += pack([point % 2**bits for point in points], bits)
+            decoded += [F(F(point) * step_of(code)) for point in points]
+        else:
+            hashes.append(0)
+            body += encode_bf16(block)
+            decoded += decode_bf16(encode_bf16(block), len(block))
+        header += bytes([code]) + (hashes[-1] % 2**24).to_bytes(3, "little")
+    return header + body + check_of(hashes), decoded
+
+
+def decode_modulo(data: bytes, own, bits: int) -> tuple[list, list[int]]:
+    """Values, and the numbers of the blocks that wrapped, from 0."""
+    parts = blocks(own)
+    at, out, wrapped, hashes = 4 * len(parts), [], [], []
+    for number, block in enumerate(parts):
+        code, sent = data[4 * number], int.from_bytes(data[4 * number + 1 : 4 * number + 4], "little")
+        size = -(-len(block) * (bits if code else 16) // 8)
+        body, at = data[at : at + size], at + size
+        if not code:
+            hashes.append(0)
+            out += decode_bf16(body, len(block))
+            continue
+        points, far = [], False
+        for value, rest in zip(block, unpack(body, bits, len(block)), strict=True):
+            near = int(np.floor(F(F(value / step_of(code)) + F(0.5))))
+            away = (rest - near) % 2**bits
+            points.append(near + away - (2**bits if away >= 2 ** (bits - 1) else 0))
+            far |= abs(near) >= 2**23
+        hashes.append(hash_of(number + 1, points))
+        if far or hashes[-1] % 2**24 != sent:
+            wrapped.append(number)
+        out += [F(F(point) * step_of(code)) for point in points]
+    if not wrapped and check_of(hashes) != data[at:]:
+        wrapped = list(range(len(parts)))
+    return out, wrapped
