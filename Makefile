@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test check format proto table soak memory fuzz installed release clean
+.PHONY: setup demo test check format proto table tables soak memory fuzz installed release clean
 
 setup: $(READY)
 
@@ -41,6 +41,9 @@ proto: $(READY)  ## regenerate the committed stubs
 
 table: $(READY)  ## the table of methods in README.md: real processes, three seeds
 	$(BIN)/python benchmarks/methods.py
+
+tables: $(READY)  ## write the tables in docs/ that come from the code
+	$(BIN)/python docs/tables.py
 
 MINUTES ?= 60
 soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds

@@ -1,4 +1,4 @@
-"""Fragments, partners and codecs once more: written from docs/*.md alone, in plain Python, one value at a time.
+"""The model, fragments, partners and codecs once more: written from docs/*.md alone, in plain Python, one value at a time.
 
 Nothing of ours is imported here: what these functions need and the pages lack is a gap in the pages.
 """
@@ -16,6 +16,68 @@ F = np.float32
 BLOCK = 256
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = 2**64
+
+
+# docs/specification.md
+
+
+def start(seed: int, name: str, shape: tuple[int, ...], layers: int) -> np.ndarray:
+    """The first weights of one tensor."""
+    if len(shape) == 1:
+        return np.ones(shape, dtype=F)
+    stream = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest(), "big")
+    into_residual = "attention.output" in name or "feed_forward.down" in name
+    factor = F(0.02 / math.sqrt(2 * layers) if into_residual else 0.02)
+    return np.random.default_rng(stream).standard_normal(shape, dtype=F) * factor
+
+
+def logits(weights: dict[str, np.ndarray], tokens: np.ndarray, heads: int, rope_base: float) -> np.ndarray:
+    """Of an untied model, [token, vocab]."""
+    x = weights["embedding.weight"][tokens]
+    layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks"))
+    for layer in range(layers):
+        part = {name.split(".", 2)[2]: one for name, one in weights.items() if name.startswith(f"blocks.{layer}.")}
+        x = x + attention(normed(x, part["attention_norm.weight"]), part, heads, rope_base)
+        n = normed(x, part["feed_forward_norm.weight"])
+        gate = n @ part["feed_forward.gate.weight"].T
+        inside = gate / (1 + np.exp(-gate)) * (n @ part["feed_forward.up.weight"].T)
+        x = x + inside @ part["feed_forward.down.weight"].T
+    return normed(x, weights["norm.weight"]) @ weights["head.weight"].T
+
+
+def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * weight
+
+
+def attention(x: np.ndarray, part: dict[str, np.ndarray], heads: int, rope_base: float) -> np.ndarray:
+    length, width = x.shape
+    d = width // heads
+    angle = np.arange(length)[:, None] * rope_base ** (-2 * np.arange(d // 2) / d)
+    mixed = []
+    for head in range(heads):
+        rows = slice(head * d, (head + 1) * d)
+        query, key, value = (x @ part[f"attention.{one}.weight"][rows].T for one in ("query", "key", "value"))
+        query, key = (
+            turned(normed(one, part[f"attention.{name}_norm.weight"]), angle)
+            for one, name in ((query, "query"), (key, "key"))
+        )
+        scores = np.where(np.tril(np.ones((length, length))) > 0, query @ key.T / math.sqrt(d), -np.inf)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        mixed.append(shares / shares.sum(axis=1, keepdims=True) @ value)
+    return np.concatenate(mixed, axis=1) @ part["attention.output.weight"].T
+
+
+def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    first, second = np.split(x, 2, axis=1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: int, final: float) -> float:
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    d = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return peak * (final + (1 - final) * (1 + math.cos(math.pi * d)) / 2)
 
 
 # docs/fragments.md

@@ -1,17 +1,19 @@
-"""docs/fragments.md, outer.md and codecs.md are enough: what was written from them alone does what ours does, to the bit."""
+"""The pages in docs/ are enough: what was written from them alone does what ours does, to the bit."""
 
 from pathlib import Path
 
 import from_the_docs as theirs
 import numpy as np
 import pytest
+import torch
 
 from lowcomm_node.model import build_model, tensor_specs
+from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol import fragments, matching
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.modulo import ModuloCoder
 from lowcomm_protocol.fragments import TensorSpec
-from lowcomm_protocol.run import ModelSettings
+from lowcomm_protocol.run import ModelSettings, TrainSettings
 
 SHAPES = [0, 1, 7, 255, 256, 257, 600]
 
@@ -140,3 +142,28 @@ def test_a_peer_written_from_the_page_meets_the_partner_that_ours_expects(count)
             ours = matching.candidates(11, 2, round_, me, peers, 2)
             partner = theirs.hypercube_partner(11, 2, round_, me, peers)
             assert partner is None or ours[0] == partner
+
+
+@pytest.mark.parametrize("settings", [ModelSettings(), ModelSettings(layers=2, tied=True, width=32, heads=2)])
+def test_a_start_written_from_the_page_has_the_weights_of_ours(settings):
+    for name, weight in build_model(settings, 7).named_parameters():
+        expected = theirs.start(7, name, tuple(weight.shape), settings.layers)
+        assert weight.detach().numpy().tobytes() == expected.tobytes()
+
+
+def test_a_model_written_from_the_page_gives_the_logits_of_ours():
+    settings = ModelSettings(layers=2)
+    model = build_model(settings, 3)
+    for norm in [one for name, one in model.named_parameters() if "norm" in name]:
+        norm.data.uniform_(0.5, 1.5)
+    weights = {name: weight.detach().numpy().astype(np.float64) for name, weight in model.named_parameters()}
+    tokens = np.random.default_rng(0).integers(0, 256, settings.context)
+    ours = model(torch.from_numpy(tokens)[None]).detach().numpy()[0]
+    np.testing.assert_allclose(theirs.logits(weights, tokens, settings.heads, settings.rope_base), ours, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", [0, 7, 40, 41, 399, 400, 1000])
+def test_the_learning_rate_of_the_page_is_ours(step):
+    train = TrainSettings()
+    theirs_now = theirs.learning_rate(step, 400, train.learning_rate, train.warmup, train.final_learning_rate)
+    assert theirs_now == pytest.approx(learning_rate(train, step, 400), rel=1e-12)
