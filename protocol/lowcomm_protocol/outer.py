@@ -24,6 +24,8 @@ from lowcomm_protocol.errors import PlanError, SpecError
 from lowcomm_protocol.outer_settings import OuterSettings
 
 MAX_CLAIM = 2
+_PIECE = 256 * BLOCK
+"""Values that `worst_block_spread` looks at in one go."""
 
 
 def contribution(
@@ -82,9 +84,20 @@ def worst_block_spread(vectors: Sequence[torch.Tensor]) -> float:
     loss. Raises `PlanError` for vectors that are not alike.
     """
     _check_alike(**{f"vector {index}": one for index, one in enumerate(vectors)})
-    variance = torch.stack(list(vectors)).var(0, correction=0)
-    blocks = torch.nn.functional.pad(variance, (0, -variance.numel() % BLOCK)).view(-1, BLOCK)
-    return float(blocks.mean(1).max().sqrt())
+    # Piece by piece, so that intermediate results stay in the cache; torch's var over a dimension of 2 costs 30 times as much.
+    pieces = zip(*(one.split(_PIECE) for one in vectors), strict=True)
+    return max((_worst_variance(piece) for piece in pieces), default=0.0) ** 0.5
+
+
+def _worst_variance(vectors: Sequence[torch.Tensor]) -> float:
+    """Mean variance across vectors in the block where it is largest."""
+    mean = mean_contribution(vectors)
+    squares = torch.zeros_like(mean)
+    for one in vectors:
+        apart = one - mean
+        squares.addcmul_(apart, apart)
+    blocks = torch.nn.functional.pad(squares, (0, -squares.numel() % BLOCK)).view(-1, BLOCK)
+    return float(blocks.sum(1).max()) / (BLOCK * len(vectors))
 
 
 def outer_step(

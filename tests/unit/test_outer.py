@@ -357,6 +357,15 @@ def test_in_groups_who_starts_equal_ends_equal_to_the_bit_with_a_consensus_term_
     assert all(torch.allclose(one, group[0], atol=1e-6) for one in pairs), "the same rule up to rounding"
 
 
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("numel", [1, 255, 256, 257, 65_536, 200_001])
+def test_the_spread_is_the_variance_across_vectors_whatever_their_number_and_length(count: int, numel: int):
+    vectors = [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(count)]
+    variance = torch.stack(vectors).var(0, correction=0)
+    blocks = torch.nn.functional.pad(variance, (0, -numel % 256)).view(-1, 256)
+    assert worst_block_spread(vectors) == pytest.approx(float(blocks.mean(1).max().sqrt()), rel=1e-6)
+
+
 def test_the_worst_block_is_found_where_the_vectors_differ_most():
     base = torch.zeros(1000)
     other = base.clone()
