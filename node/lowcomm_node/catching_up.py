@@ -28,7 +28,7 @@ SHOW_EVERY = 0.25
 
 def state_form(run: SignedRun, ready: Ready) -> StateForm:
     """What a state of this run looks like."""
-    return StateForm.of(run.spec.run_id, ready.plan, run.spec.run.steps, ready.runs, ready.ranges)
+    return StateForm.of(run.run_id, ready.plan, run.spec.run.steps, ready.runs, ready.ranges)
 
 
 @dataclass(frozen=True, kw_only=True)

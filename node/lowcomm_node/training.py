@@ -329,7 +329,7 @@ class Training:
     def _trainer_settings(self) -> TrainerSettings:
         settings = self._settings
         return TrainerSettings(
-            spec=self._run.spec.canonical().decode(),
+            spec=self._run.document.decode(),
             peer_id=self._peer_id,
             checkpoints=str(settings.paths.checkpoints(self._run.fingerprint)),
             data_cache=str(settings.paths.data),

@@ -1,8 +1,10 @@
 """The run specification: what a swarm agrees on.
 
-A creator writes it as TOML; presets fill in what it leaves out; the canonical form (JSON, sorted keys, every setting
-explicit) is signed, and its SHA-256 is the run id. A specification comes from strangers, so nothing in it can name a
-file, a module or an address: it can only choose from what is listed here, within bounds.
+A creator writes it as TOML; presets fill in what it leaves out; the document (JSON, see document.py) is signed, and its SHA-256
+is the run id. A specification comes from strangers, so nothing in it can name a file, a module or an address: it can only
+choose from what is listed here, within bounds.
+
+A new setting needs a line in ``document.ADDED``: what a run means that was signed before the setting existed.
 """
 
 import hashlib
@@ -10,11 +12,13 @@ import json
 import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lowcomm_protocol.choices import COARSE_CODECS, CODEC_NAMES, MODULO_BITS, Mean
+from lowcomm_protocol.document import MAX_OPTIONAL, fill, is_encoding, read_content, write_document
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, public_key_of, verify
 from lowcomm_protocol.outer_settings import OuterSettings, validate_outer
@@ -297,6 +301,8 @@ class RunSpec(_Settings):
     """Everything that the peers of one run agree on, with every setting explicit."""
 
     version: int = SPEC_VERSION
+    optional: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_OPTIONAL)] = ()
+    """Settings (``sync.codec``) that a peer may ignore whose release does not know them, sorted."""
     run: RunSettings
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
@@ -323,16 +329,22 @@ class RunSpec(_Settings):
             train = {"optimizer": "muon"} | cast("dict[str, Any]", train)
         return spec | {"sync": settings, "train": train}
 
+    @field_validator("optional", mode="before")
+    @classmethod
+    def _optional_has_one_order(cls, optional: Any) -> Any:
+        given = cast("list[object]", optional)
+        if isinstance(optional, list | tuple) and all(isinstance(name, str) for name in given):
+            return tuple(sorted(set(cast("list[str]", given))))
+        return given
+
     def canonical(self) -> bytes:
-        """The one encoding that is signed: JSON with sorted keys and every setting explicit."""
-        return json.dumps(
-            self.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        ).encode()
+        """The document that this release signs for these settings. A run that is signed already has its own."""
+        return write_document(self.model_dump())
 
     @property
     def run_id(self) -> str:
-        """SHA-256 of the canonical form, 64 hexadecimal digits."""
-        return hashlib.sha256(self.canonical()).hexdigest()
+        """The id of a run that this release signs with just these settings. A run that is signed already has its own."""
+        return run_id_of(self.canonical())
 
     @property
     def tokens_per_step(self) -> int:
@@ -348,11 +360,13 @@ class SignedRun:
     creator: str
     """Peer id of the creator."""
     signature: bytes
+    document: bytes
+    """What was signed, to the byte: this release may read less of it, or would write it in another way."""
 
     @property
     def run_id(self) -> str:
-        """The id of the run: digest of its specification."""
-        return self.spec.run_id
+        """The id of the run: digest of its document."""
+        return run_id_of(self.document)
 
     @property
     def fingerprint(self) -> str:
@@ -360,10 +374,15 @@ class SignedRun:
         return self.run_id[:12]
 
     def to_bytes(self) -> bytes:
-        """The form that is published and kept in files."""
+        """The form that is published and kept in files. Only the envelope is made anew, so nobody can pad it."""
         return json.dumps(
-            {"creator": self.creator, "signature": self.signature.hex(), "spec": self.spec.canonical().decode()}
+            {"creator": self.creator, "signature": self.signature.hex(), "spec": self.document.decode()}
         ).encode()
+
+
+def run_id_of(document: bytes) -> str:
+    """The id of the run that has this document: SHA-256, 64 hexadecimal digits."""
+    return hashlib.sha256(document).hexdigest()
 
 
 def parse_toml(text: str, source: str = "run specification") -> RunSpec:
@@ -374,15 +393,32 @@ def parse_toml(text: str, source: str = "run specification") -> RunSpec:
         raise SpecError(f"{source}: not valid TOML: {error}. Correct that line.") from None
     except (ValueError, RecursionError):
         raise SpecError(f"{source}: a number is too long or a list too deep: nothing in a run needs that.") from None
-    return _parse(data, source)
+    _check_version(data, source)
+    spec = _validate(data, source)
+    check_new_run(spec, source)
+    return spec
 
 
-def parse_canonical(text: str) -> RunSpec:
-    """Read a canonical form back. Raises SpecError or VersionError."""
-    try:
-        return _parse(json.loads(text), "run specification")
-    except (ValueError, RecursionError):
-        raise SpecError("run specification: not in its canonical form.") from None
+def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
+    """What a new run must keep to, beside the bounds of its settings. Raises SpecError.
+
+    A run that is signed already is read all the same, for it may train since an earlier release.
+    """
+    known = _known()
+    for name in spec.optional:
+        section, _, setting = name.partition(".")
+        if section not in known or (setting and setting not in known[section]):
+            raise SpecError(f"{source}: optional names {_show(name)}, which is no setting: correct or remove it.")
+
+
+def parse_canonical(text: str, source: str = "run specification") -> RunSpec:
+    """Read the document of a run, of any release. Raises SpecError or VersionError."""
+    content, known = read_content(text, source), _known()
+    _check_version(content, source)
+    spec = _validate(fill(content, known, source), source)
+    if not is_encoding(text, content, spec.model_dump(), known):
+        raise SpecError(f"{source}: the document is not in its canonical form; its creator must sign it anew.")
+    return spec
 
 
 def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
@@ -394,13 +430,14 @@ def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
         raise SpecError(
             f"run.creator = {spec.run.creator!r}, but {creator.peer_id} signs: remove that line, or sign with its key."
         )
+    check_new_run(spec)
     spec = spec.model_copy(update={"run": spec.run.model_copy(update={"creator": creator.peer_id})})
-    payload = spec.canonical()
-    if len(payload) > MAX_SPEC_BYTES:
+    document = spec.canonical()
+    if len(document) > MAX_SPEC_BYTES:
         raise SpecError(
-            f"The specification has {len(payload)} bytes, more than {MAX_SPEC_BYTES}: shorten description or members."
+            f"The specification has {len(document)} bytes, more than {MAX_SPEC_BYTES}: shorten description or members."
         )
-    return SignedRun(spec, creator.peer_id, creator.sign(_PURPOSE, payload))
+    return SignedRun(spec, creator.peer_id, creator.sign(_PURPOSE, document), document)
 
 
 def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun:
@@ -414,29 +451,27 @@ def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun
     try:
         envelope = json.loads(data)
         creator, spec_text = str(envelope["creator"]), str(envelope["spec"])
-        signature = bytes.fromhex(envelope["signature"])
-        payload, content = spec_text.encode(), json.loads(spec_text)
+        signature, document = bytes.fromhex(envelope["signature"]), spec_text.encode()
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SpecError(f"{source}: not a signed run; create one with `lowcomm-node create run.toml`.") from None
-    verify(creator, _PURPOSE, payload, signature)
-    spec = _parse(content, source)
-    if spec.canonical() != payload:
-        raise SignatureError(
-            f"{source}: the specification is not in its canonical form; its creator must sign it anew."
-        )
+    verify(creator, _PURPOSE, document, signature)
+    spec = parse_canonical(spec_text, source)
     if spec.run.creator != creator:
         # Or anybody could sign a copy of a run, and invite and remove in its name.
         raise SignatureError(f"{source}: signed by {creator}, but its creator is {spec.run.creator or 'not named'}.")
-    return SignedRun(spec, creator, signature)
+    return SignedRun(spec, creator, signature, document)
 
 
-def _parse(data: dict[str, Any], source: str) -> RunSpec:
-    version = data.get("version", SPEC_VERSION) if isinstance(data, dict) else SPEC_VERSION  # pyright: ignore[reportUnnecessaryIsInstance]
+def _check_version(data: dict[str, Any], source: str) -> None:
+    version = data.get("version", SPEC_VERSION)
     if version != SPEC_VERSION:
         raise VersionError(
             f"{source}: version {_show(version)} is not {SPEC_VERSION}, which this release speaks: "
             "install the release that the run's creator names."
         )
+
+
+def _validate(data: dict[str, Any], source: str) -> RunSpec:
     try:
         return RunSpec.model_validate(data)
     except ValidationError as error:
@@ -465,6 +500,15 @@ def _show(value: object) -> str:
     """A value of a stranger, short, whatever it is: a huge number or a deep list has no ``repr``."""
     plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
     return repr(value)[:80] if plain else f"({type(value).__name__})"
+
+
+@cache
+def _known() -> dict[str, frozenset[str]]:
+    """All settings, by section; a setting at the top has none below it."""
+    return {
+        section: frozenset(kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ())
+        for section, kind in ((name, field.annotation) for name, field in RunSpec.model_fields.items())
+    }
 
 
 def _keys_at(path: list[str]) -> list[str]:

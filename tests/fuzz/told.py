@@ -39,6 +39,7 @@ from lowcomm_node.exchange.tunnel_session import Session, Slabs
 from lowcomm_node.probing.measuring import answer_to
 from lowcomm_protocol import probes
 from lowcomm_protocol.admission import Admission, Rules
+from lowcomm_protocol.document import encode as encode_document
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.invites import issue_invite, read_claim, read_token
@@ -195,6 +196,7 @@ def run_specification() -> Made:
     return run, [
         *(b"\xff" + text.encode() for text in texts),
         *(b"\0" + parse_toml(text).canonical() for text in texts[:3]),
+        b"\0" + encode_document(json.loads(parse_toml(texts[0]).canonical()) | {"optional": ["b"], "b": [1.5]}),
     ]
 
 

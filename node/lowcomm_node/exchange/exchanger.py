@@ -158,7 +158,7 @@ class Exchanger:
         progress = self.schedule[fragment]
         return Offer(
             protocol=PROTOCOL_VERSION,
-            run_id=self.spec.run_id,
+            run_id=self.roster.run_id,
             plan=self.ready.plan,
             codec=self.spec.sync.codec,
             fragment=fragment,

@@ -109,7 +109,7 @@ class Peer:
         replica, progress = self.replica, self.replica.schedule[fragment]
         return Offer(
             protocol=PROTOCOL_VERSION,
-            run_id=replica.spec.run_id,
+            run_id=replica.run_id,
             plan=replica.plan.digest,
             codec=self.sync.codec,
             fragment=fragment,

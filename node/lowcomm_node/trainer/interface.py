@@ -33,7 +33,7 @@ class TrainerSettings:
     """What a trainer is started with; JSON-able."""
 
     spec: str
-    """Canonical form of the run specification."""
+    """Document of the run, as it was signed."""
     peer_id: str
     checkpoints: str
     """Folder of this run's checkpoints."""

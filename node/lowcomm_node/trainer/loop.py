@@ -38,7 +38,7 @@ from lowcomm_node.trainer.saving import HANGS, Saving
 from lowcomm_node.trainer.state import Parts
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
-from lowcomm_protocol.run import MAX_GROUP, parse_canonical
+from lowcomm_protocol.run import MAX_GROUP, parse_canonical, run_id_of
 
 MAX_GENERATED = 4096
 LOOK = 1.0
@@ -189,7 +189,8 @@ class TrainerLoop:
         if tokenizer is None:
             raise TrainerError("This run needs its tokenizer file: name it with --tokenizer PATH.")
         dataset = open_data(source, tokenizer, Path(self.settings.data_cache), allotment=allotment)
-        self.replica = Replica(spec, self.settings.peer_id, dataset, device)
+        run_id = run_id_of(self.settings.spec.encode())
+        self.replica = Replica(spec, self.settings.peer_id, dataset, device, run_id=run_id)
         _warm_up(spec.sync.codec)
         self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep, allotment)
         found = self.store.load_newest_usable()

@@ -35,9 +35,17 @@ class Replica:
     """The model, its inner optimizer, and the slow weights of every fragment."""
 
     def __init__(
-        self, spec: RunSpec, peer_id: str, dataset: Dataset, device: torch.device, compiled: bool | None = None
+        self,
+        spec: RunSpec,
+        peer_id: str,
+        dataset: Dataset,
+        device: torch.device,
+        compiled: bool | None = None,
+        run_id: str | None = None,
     ) -> None:
+        """``run_id``: that of the signed run; None in a simulation, where nobody has signed any."""
         self.spec, self.peer_id, self.dataset, self.device = spec, peer_id, dataset, device
+        self.run_id = run_id or spec.run_id
         self.model = build_model(spec.model, spec.run.seed).to(device)
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
         self.optimizer = InnerOptimizer(self.model, spec.train, device)

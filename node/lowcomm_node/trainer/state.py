@@ -32,7 +32,7 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
         "inner": replica.optimizer.moments(),
     }
     meta = {
-        "run_id": replica.spec.run_id,
+        "run_id": replica.run_id,
         "peer_id": replica.peer_id,
         "plan": replica.plan.digest,
         "swarm_step": replica.clock.step,
@@ -59,9 +59,9 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
 
 
 def _check(replica: Replica, meta: dict[str, Any]) -> None:
-    if meta.get("run_id") != replica.spec.run_id or meta.get("plan") != replica.plan.digest:
+    if meta.get("run_id") != replica.run_id or meta.get("plan") != replica.plan.digest:
         raise CheckpointError(
-            f"The state is of run {str(meta.get('run_id'))[:12]}, not of {replica.spec.run_id[:12]}: use another --home."
+            f"The state is of run {str(meta.get('run_id'))[:12]}, not of {replica.run_id[:12]}: use another --home."
         )
     progress = meta.get("progress")
     if not isinstance(progress, list) or len(progress) != len(replica.plan.fragments):
