@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from lowcomm_protocol.document import ADDED
 from lowcomm_protocol.run import PRESETS, RunSpec
 
 DOCS = Path(__file__).parent
@@ -50,7 +51,15 @@ def presets() -> Iterator[str]:
         yield f"| `{name}` | " + " | ".join(cells) + " |"
 
 
-TABLES: dict[str, Callable[[], Iterator[str]]] = {"settings": settings, "presets": presets}
+def added() -> Iterator[str]:
+    """The settings that came after 0.1, and what a document without them means."""
+    yield from ("| setting | since | a document without it means |", "|---|---|---|")
+    for name, one in ADDED.items():
+        value = list(one.before) if isinstance(one.before, tuple) else one.before
+        yield f"| `{name}` | {one.since} | {_plain(value)} |"
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {"settings": settings, "presets": presets, "added": added}
 
 
 def filled(text: str) -> str:
