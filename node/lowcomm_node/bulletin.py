@@ -24,6 +24,8 @@ class Bulletin:
         """Of the trainer, by the names that ``status`` has for it."""
         self.checkpoint: dict[str, Any] | None = None
         """The newest: ``step`` and ``path``."""
+        self.tokenizing: dict[str, Any] | None = None
+        """While text is tokenized: ``done`` and ``total`` bytes, ``tokens``, ``rate`` and seconds that are ``remaining``."""
         self.warnings: list[str] = []
         """The last ones, the newest last."""
         self._queues: dict[asyncio.Queue[dict[str, Any]], bool] = {}

@@ -53,6 +53,7 @@ def report(node: "Daemon") -> dict[str, Any]:
             "device": ready.device if ready else None,
             "parameters": ready.parameters if ready else None,
             "total_steps": node.run_.spec.run.steps if node.run_ else None,
+            "tokenizing": node.bulletin.tokenizing,
             **{key: _finite(node.bulletin.progress.get(key)) for key in _PROGRESS},
         },
         "exchanges_running": running,

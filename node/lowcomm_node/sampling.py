@@ -9,6 +9,9 @@ from torch import Tensor
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.model import KeyValueCache, Transformer
 
+TOP_K = 40
+"""Tokens to draw from where nobody says otherwise: the same for a running node and a checkpoint."""
+
 
 def generate(
     model: Transformer,

@@ -90,7 +90,9 @@ class NodeSettings(BaseModel):
     ephemeral: bool = False
     """A fresh identity, in memory only; the one of the home is neither read nor made."""
     data: Text | None = None
-    """Training text of this machine: a file or folder, or ``text:``, ``jsonl:``, ``parquet:`` and a path."""
+    """Training text of this machine: a file, folder or glob, or ``text:``, ``jsonl:``, ``parquet:`` and a path."""
+    field: Text = "text"
+    """Field of JSON lines, or column of Parquet, that holds the text."""
     tokenizer: Text | None = None
     """A tokenizer.json of this machine, where the run asks for a local one."""
     host: Text | None = None

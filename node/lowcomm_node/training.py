@@ -30,6 +30,7 @@ from lowcomm_node.snapshots import Snapshots
 from lowcomm_node.supervision.failures import Failures
 from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.words import tokenizing_in_words
 from lowcomm_protocol.records import Phase
 from lowcomm_protocol.run import SignedRun
 from lowcomm_protocol.snapshot import tolerated_lag
@@ -147,7 +148,10 @@ class Training:
         phase = "restarting" if self.ready else "joining"
         self._bulletin.enter(phase, "starting the trainer: text, model, newest checkpoint")
         self._over.clear()  # what it has saved may be from before the end
-        ready = await self._supervisor.start(self._trainer_settings())
+        try:
+            ready = await self._supervisor.start(self._trainer_settings())
+        finally:
+            self._bulletin.tokenizing = None
         for skipped in ready.skipped:
             self._bulletin.warn(f"checkpoint skipped: {skipped}")
         self._take_over(ready)
@@ -298,6 +302,10 @@ class Training:
             case "held":
                 self._bulletin.show(HELD)
                 return
+            case "tokenizing":
+                self._bulletin.tokenizing = {key: value for key, value in event.items() if key != "event"}
+                self._bulletin.show(tokenizing_in_words(event))
+                return
             case "finished":
                 self._over.set()
         self._bulletin.tell(event)
@@ -334,6 +342,7 @@ class Training:
             checkpoints=str(settings.paths.checkpoints(self._run.fingerprint)),
             data_cache=str(settings.paths.data),
             data=settings.data,
+            field=settings.field,
             tokenizer=settings.tokenizer,
             device=settings.device,
             threads=settings.threads,

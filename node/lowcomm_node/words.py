@@ -6,7 +6,7 @@ Single exchanges come by the second: those that were applied are in the line on 
 from collections.abc import Mapping
 from typing import Any
 
-from lowcomm_node.formatting import clean, loss, quantity, short_peer, size
+from lowcomm_node.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
 
 Event = Mapping[str, Any]
 _SILENT = ("exchange.applied", "exchange.no-partner", "limits", "finished")
@@ -29,6 +29,14 @@ def progress_in_words(status: Mapping[str, Any]) -> str:
         f"{status['peers']} other {'peer' if status['peers'] == 1 else 'peers'}",
     )
     return clean(", ".join(parts) + (f"; {status['waiting']}" if status["waiting"] else ""))
+
+
+def tokenizing_in_words(progress: Mapping[str, Any]) -> str:
+    """How far the text is tokenized, how fast, and how long it takes yet."""
+    done, total, remaining = progress["done"], progress["total"], progress["remaining"]
+    share = f"{100 * done // total} %" if total else MISSING
+    left = f", about {seconds(remaining)} left" if remaining is not None else ""
+    return f"tokenizing the text: {share}, {size(done)} of {size(total)}, {size(progress['rate'])}/s{left}"
 
 
 def _words(name: str, event: Event) -> str:

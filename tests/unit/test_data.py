@@ -27,11 +27,13 @@ import lowcomm_node.data.corpus as corpus_module
 import lowcomm_node.data.shards as shards_module
 from lowcomm_node.data import Split, TrainStream, held_out_windows, open_data, open_tokenizer
 from lowcomm_node.data.corpus import Document, PythonCorpus, open_corpus
-from lowcomm_node.data.documents import find_files, read_jsonl, read_parquet, read_text
-from lowcomm_node.data.shards import open_shards
+from lowcomm_node.data.documents import Reading, find_files, read_jsonl, read_parquet, read_text
+from lowcomm_node.data.kinds import kind_of
+from lowcomm_node.data.shards import Tokenized, open_shards
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.durable import write_sealed_json
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
+from lowcomm_node.trainer.text import Telling
 
 TEXT = "Grüße, 世界! 🌍 naïve — one two three\n"
 
@@ -346,15 +348,106 @@ def test_files_are_found_sorted_at_any_depth_and_never_hidden_ones(tmp_path: Pat
         path.parent.mkdir(exist_ok=True)
         path.write_text("")
 
-    def found(where: str, kind: str) -> list[str]:
-        return [path.relative_to(tmp_path).as_posix() for path in find_files(where, kind)]
+    def found(where: str) -> list[str]:
+        return [path.relative_to(tmp_path).as_posix() for path in find_files(where)]
 
-    assert found(str(tmp_path), "jsonl") == ["a/c.jsonl.gz", "a/d.ndjson", "b.jsonl"]
-    assert found(str(tmp_path), "parquet") == ["g.parquet"]
-    assert found(str(tmp_path), "text") == ["a/c.jsonl.gz", "a/d.ndjson", "b.jsonl", "f.txt", "g.parquet"]
-    assert found(str(tmp_path / "f.txt"), "jsonl") == ["f.txt"], "a file by its name is what its owner says it is"
-    assert found(f"{tmp_path}/**/*.jsonl*", "jsonl") == ["a/c.jsonl.gz", "b.jsonl"]
-    assert found(str(tmp_path / "nothing"), "text") == []
+    assert found(str(tmp_path)) == ["a/c.jsonl.gz", "a/d.ndjson", "b.jsonl", "f.txt", "g.parquet"]
+    assert found(str(tmp_path / "f.txt")) == ["f.txt"]
+    assert found(f"{tmp_path}/**/*.jsonl*") == ["a/c.jsonl.gz", "b.jsonl"]
+    assert found(str(tmp_path / "nothing")) == []
+
+
+# Kinds
+
+
+def write_parquet(path: Path, texts: Sequence[str]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path)
+    return path
+
+
+PARQUET = b"PAR1"
+PACKED_LINES = gzip.compress(b'{"text": "one"}\n')
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.txt", b"one", "text"),
+        ("a.md", b"# one", "text"),
+        ("README", b"one", "text"),
+        ("a.py", b"\x0c\x1b[1m one", "text"),
+        ("a.txt", "Gr\u00fc\u00dfe".encode("latin-1"), "text"),
+        ("empty", b"", "text"),
+        ("a.txt.gz", gzip.compress(b"one"), "text"),
+        ("a.jsonl", b"{}", "jsonl"),
+        ("A.JSONL", b"{}", "jsonl"),
+        ("a.ndjson", b"{}", "jsonl"),
+        ("a.jsonl.gz", PACKED_LINES, "jsonl"),
+        ("a.ndjson.gz", PACKED_LINES, "jsonl"),
+        ("a.parquet", b"", "parquet"),
+        ("a.txt", PARQUET, "parquet"),
+        ("a", PARQUET + bytes(20), "parquet"),
+        ("a.txt", b"%PDF-1.7", "PDF"),
+        ("a.txt", b"PK\x03\x04", "a zip archive or an office document"),
+        ("a.jsonl.zst", b"\x28\xb5\x2f\xfd", "packed with zstd"),
+        ("a.txt", "one".encode("utf-16"), "UTF-16 rather than UTF-8"),
+        ("a.png", b"\x89PNG\r\n\x1a\n\0", "not text"),
+        ("a.txt.gz", gzip.compress(b"\0\1"), "not text"),
+    ],
+)
+def test_a_file_is_what_its_ending_and_its_first_bytes_say(
+    tmp_path: Path, name: str, content: bytes, kind: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert kind_of(path) == kind
+
+
+def test_a_folder_of_json_lines_or_parquet_is_read_as_such(tmp_path: Path) -> None:
+    lines, table = tmp_path / "lines", tmp_path / "table"
+    lines.mkdir()
+    table.mkdir()
+    for number in range(3):
+        write_lines(lines / f"{number}.jsonl", sentences(9, number))
+        write_parquet(table / f"{number}.parquet", sentences(9, number))
+    expected = [text.encode() for number in range(3) for text in sentences(9, number)]
+    for folder, kind in ((lines, "jsonl"), (table, "parquet")):
+        corpus = open_corpus(str(folder))
+        assert corpus.name == f"{kind}:{folder.name}"
+        assert [document.text for document in corpus.documents()] == expected
+
+
+def test_a_folder_of_several_kinds_is_refused_with_its_files_and_the_remedy_works(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", sentences(9))
+    write_lines(tmp_path / "b.jsonl", sentences(9))
+    (tmp_path / "README.md").write_text("# one\ntwo\n")
+    with pytest.raises(ConfigError, match="several kinds") as caught:
+        open_corpus(str(tmp_path))
+    for told in ("1 parquet (a.parquet)", "1 jsonl (b.jsonl)", "1 text (README.md)", f"--data jsonl:{tmp_path}"):
+        assert told in str(caught.value)
+    for kind, count in (("parquet", 9), ("jsonl", 9), ("text", 1)):
+        assert len(list(open_corpus(f"{kind}:{tmp_path}").documents())) == count
+
+
+def test_binary_files_are_refused_by_name_and_text_beside_them_can_be_had(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\0")
+    for source in (str(tmp_path), str(tmp_path / "b.png"), f"text:{tmp_path}/*", f"text:{tmp_path / 'b.png'}"):
+        with pytest.raises(ConfigError, match=r"binary files: b\.png \(not text\)"):
+            open_corpus(source)
+    assert [document.text for document in open_corpus(f"text:{tmp_path}").documents()] == [b"one\n"]
+    write_parquet(tmp_path / "c.txt", ["one"])
+    with pytest.raises(ConfigError, match=r"c\.txt \(parquet\)"):
+        open_corpus(f"text:{tmp_path / 'c.txt'}")
+
+
+def test_the_field_that_the_owner_names_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "one", "id": 3}\n{"body": "two"}\n')
+    with pytest.raises(DataError, match="no field 'text', but body: name the field with --field"):
+        open_data(str(path), "bytes", tmp_path / "cache")
+    dataset = open_data(str(path), "bytes", tmp_path / "cache", "body")
+    assert dataset.tokens == len("one two ")
 
 
 # Corpora: what is trained on and what is held out
@@ -368,10 +461,10 @@ def test_files_are_found_sorted_at_any_depth_and_never_hidden_ones(tmp_path: Pat
         ("text:{}/a.jsonl", "text"),
         ("jsonl:{}/a.txt", "jsonl"),
         ("{}/*.jsonl", "jsonl"),
-        ("{}", "text"),
+        ("text:{}", "text"),
     ],
 )
-def test_the_kind_of_a_source_is_told_or_seen_from_its_ending(tmp_path: Path, source: str, kind: str) -> None:
+def test_the_kind_of_a_source_is_told_or_seen_from_its_files(tmp_path: Path, source: str, kind: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "a.txt").write_text('{"text": "a"}\n')
     corpus = open_corpus(source.format(tmp_path))
@@ -570,10 +663,60 @@ def test_a_text_is_tokenized_by_the_file_that_its_owner_names(source: Path, cach
     assert len(tokens_of(cache)) == 2, "each tokenizer has a cache of its own"
 
 
+def test_many_texts_at_once_become_the_same_tokens_as_one_by_one(tokenizer_file: Path) -> None:
+    texts = [TEXT.encode(), b"", b"a\xffb", *(text.encode() for text in sentences(50))]
+    for tokenizer in (open_tokenizer(str(tokenizer_file)), open_tokenizer("bytes")):
+        together = [tokens.tolist() for tokens in tokenizer.encode_all(texts)]
+        assert together == [tokenizer.encode(text).tolist() for text in texts]
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "jsonl.gz", "parquet"])
+def test_tokenizing_tells_how_far_it_is(
+    tmp_path: Path, cache: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number in range(3):
+        path = folder / f"{number}.{kind}"
+        if kind == "parquet":
+            write_parquet(path, sentences(800, number))
+        elif kind == "text":
+            path.write_text("\n".join(sentences(800, number)))
+        else:
+            write_lines(path, sentences(800, number))
+            if kind == "jsonl.gz":
+                path.write_bytes(gzip.compress(path.read_bytes()))
+    monkeypatch.setattr(shards_module, "BATCH_BYTES", 1000)
+    told: list[Tokenized] = []
+    dataset = open_data(str(folder), "bytes", cache, tell=told.append)
+    assert len(told) > 9
+    assert all(one.total == sum(path.stat().st_size for path in folder.iterdir()) for one in told)
+    done = [one.done for one in told]
+    assert done == sorted(done)
+    assert len(set(done)) > 2, "it gets on within the text, not only at its end"
+    assert (told[-1].done, told[-1].tokens) == (told[-1].total, dataset.tokens)
+    open_data(str(folder), "bytes", cache, tell=told.append)
+    assert len(told) == len(done), "what is in the cache is not tokenized again"
+
+
+def test_news_of_tokenizing_come_each_second_with_rate_and_the_time_that_remains() -> None:
+    now, news = [100.0], []
+    telling = Telling(news.append, lambda: now[0])
+    for second, done in ((0.5, 1), (2.0, 400), (2.5, 500), (4.0, 800), (5.0, 1000)):
+        now[0] = 100.0 + second
+        telling(Tokenized(done, 1000, done // 4))
+    assert [(each["done"], each["rate"], each["remaining"]) for each in news] == [
+        (400, 200.0, 3.0),
+        (800, 200.0, 1.0),
+        (1000, 200.0, 0.0),
+    ]
+
+
 class WideTokenizer:
     """As many tokens as asked for; the last byte of a document becomes the highest."""
 
     separator = None
+    sha256 = ""
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
@@ -581,6 +724,9 @@ class WideTokenizer:
 
     def encode(self, text: bytes) -> NDArray[Any]:
         return np.array([*text[:-1], self.vocab - 1], np.uint32)
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
         raise AssertionError("writing shards never decodes")
@@ -754,12 +900,12 @@ def test_all_who_start_at_once_share_the_work_of_one(source: Path, cache: Path) 
     barrier, results = threading.Barrier(4), []
 
     class CountingCorpus:
-        name, origin = corpus.name, corpus.origin
+        name, origin, size = corpus.name, corpus.origin, corpus.size
         fingerprint = staticmethod(corpus.fingerprint)
 
-        def documents(self) -> Iterator[Document]:
+        def documents(self, reading: Reading | None = None) -> Iterator[Document]:
             readers.append(1)
-            return corpus.documents()
+            return corpus.documents(reading)
 
     def start() -> None:
         barrier.wait(10)

@@ -63,6 +63,15 @@ def test_the_newest_reason_why_nothing_is_saved_takes_the_place_of_the_one_befor
     assert not training._bulletin.warnings
 
 
+def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() -> None:
+    training = hearing()
+    progress = {"done": 52_000_000, "total": 400_000_000, "tokens": 11_000_000, "rate": 2.9e6, "remaining": 120.0}
+    training.on_news({"event": "tokenizing", **progress})
+    assert training._bulletin.tokenizing == progress
+    expected = "tokenizing the text: 13 %, 52.0 MB of 400.0 MB, 2.9 MB/s, about 2:00 left"
+    assert training._bulletin.waiting == expected
+
+
 def hearing() -> Training:
     """The part of a node's training that hears its trainer."""
     training = object.__new__(Training)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async
+from lowcomm_node.formatting import clean
 from lowcomm_node.logs import configure_logs, log
 from lowcomm_node.service import ServiceManager
 from lowcomm_node.trainer.process import TrainerProcess
@@ -39,7 +40,12 @@ def join(
     ephemeral: Annotated[
         bool | None, typer.Option("--ephemeral", help="A fresh identity, in memory only: for containers.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Your training text, where the run asks for it.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Your training text: file, folder or glob of text, JSON lines or Parquet.")
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(help="Field of JSON lines, or column of Parquet, with the text; text.")
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Your tokenizer.json, where the run asks for it.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port for exchanges; 0: any.")] = None,
@@ -149,12 +155,13 @@ async def _print_events(daemon: "Daemon") -> None:
 
 
 async def _print_words(daemon: "Daemon") -> None:
+    from lowcomm_node.report import summary
     from lowcomm_node.words import event_in_words, progress_in_words
 
     bulletin = daemon.bulletin
-    events, told_at, told_step = bulletin.subscribe(every_step=False), monotonic(), None
+    events, told_at, told = bulletin.subscribe(every_step=False), monotonic(), None
     while True:
-        line, step = None, bulletin.progress.get("swarm_step")
+        line = None
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, told_at + PROGRESS_EVERY - monotonic())):
                 line = event_in_words(await events.get())
@@ -162,9 +169,11 @@ async def _print_words(daemon: "Daemon") -> None:
             _print_line(line)
         if monotonic() >= told_at + PROGRESS_EVERY:
             told_at = monotonic()
-            if bulletin.phase == "training" and step != told_step:
-                told_step = step
-                _print_line(progress_in_words(daemon.status()))
+            status = daemon.status()
+            where = progress_in_words(status) if bulletin.phase == "training" else summary(status)
+            if where != told:
+                told = where
+                _print_line(clean(where))
 
 
 def _print_line(text: str) -> None:

@@ -5,11 +5,20 @@ from pathlib import Path
 
 from lowcomm_node.allotment import Allotment
 from lowcomm_node.data.corpus import open_corpus
-from lowcomm_node.data.shards import Split, open_shards
+from lowcomm_node.data.shards import Split, Tell, Tokenized, open_shards
 from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.data.tokenizer import Tokenizer, open_tokenizer
 
-__all__ = ["Dataset", "Split", "Tokenizer", "TrainStream", "held_out_windows", "open_data", "open_tokenizer"]
+__all__ = [
+    "Dataset",
+    "Split",
+    "Tokenized",
+    "Tokenizer",
+    "TrainStream",
+    "held_out_windows",
+    "open_data",
+    "open_tokenizer",
+]
 
 
 @dataclass(frozen=True)
@@ -34,17 +43,23 @@ class Dataset:
 
 
 def open_data(
-    source: str, tokenizer: str, cache_dir: Path, field: str = "text", allotment: Allotment | None = None
+    source: str,
+    tokenizer: str | Tokenizer,
+    cache_dir: Path,
+    field: str = "text",
+    allotment: Allotment | None = None,
+    tell: Tell = lambda _: None,
 ) -> Dataset:
     """Open a source that the run offers or the machine's owner names; tokenized once into ``cache_dir``.
 
-    ``allotment``: what the home may take of the disk.
+    ``allotment``: what the home may take of the disk; ``tell`` hears how far tokenizing is.
 
-    ``source`` is ``builtin:python``, a path, or ``text:``, ``jsonl:`` or ``parquet:`` and a path (file, folder or
-    glob); ``field`` is the column of the last two. ``tokenizer`` is ``bytes`` or the path of a tokenizer.json. Raises
-    ConfigError, DataError if the text is missing, malformed or too short, DiskFull.
+    ``source`` is ``builtin:python``, or the path of a file, folder or glob, whose kind its files tell, or ``text:``,
+    ``jsonl:`` or ``parquet:`` and a path; ``field`` is the column of the last two. ``tokenizer`` is ``bytes``, the path
+    of a tokenizer.json, or one that is open. Raises ConfigError, DataError if the text is missing, malformed or too
+    short, DiskFull.
     """
     corpus = open_corpus(source, field)
-    encoder = open_tokenizer(tokenizer)
-    train, held_out = open_shards(corpus, encoder, cache_dir, allotment)
+    encoder = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    train, held_out = open_shards(corpus, encoder, cache_dir, allotment, tell)
     return Dataset(corpus.name, encoder, train, held_out)

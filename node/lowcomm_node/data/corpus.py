@@ -16,6 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from lowcomm_node.data import documents
+from lowcomm_node.data.documents import Reading
+from lowcomm_node.data.kinds import JSONL, KINDS, TEXT, one_kind, refuse_binary, sort_by_kind
 from lowcomm_node.errors import ConfigError, DataError
 
 PYTHON_BYTES = 12 << 20
@@ -52,8 +54,13 @@ class Corpus(Protocol):
         """Changes when the text does."""
         ...
 
-    def documents(self) -> Iterator[Document]:
-        """All documents, always in the same order, with bounded memory. Raises DataError."""
+    @property
+    def size(self) -> int:
+        """Bytes of all files as they lie on the disk."""
+        ...
+
+    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
+        """All documents, always in the same order, with bounded memory; ``reading`` follows. Raises DataError."""
         ...
 
 
@@ -69,8 +76,14 @@ class PythonCorpus:
         sizes = [(name, path.stat().st_size) for name, path in self._files]
         return _digest(["python", platform.python_version(), sizes])
 
-    def documents(self) -> Iterator[Document]:
+    @property
+    def size(self) -> int:
+        return sum(path.stat().st_size for _, path in self._files)
+
+    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
         for name, path in self._files:
+            if reading is not None:
+                reading.end(path.stat().st_size)
             yield Document(path.read_bytes(), _one_in(_HELD_OUT_FILES, name.encode()))
 
     @cached_property
@@ -112,33 +125,38 @@ class FileCorpus:
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
         return _digest([self.kind, self.field, stats])
 
-    def documents(self) -> Iterator[Document]:
+    @property
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.files)
+
+    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
         """At least one document is held out, with all its copies."""
         spare = self._spare()
-        for text, ends in self._texts():
+        for text, ends in self._texts(reading or Reading()):
             held_out = _one_in(_HELD_OUT_DOCUMENTS, text) or (spare is not None and _hash(text) == spare)
             yield Document(text, held_out, ends)
 
     def _spare(self) -> int | None:
         """The hash of the document to hold out if no other is; of a large corpus this reads only the beginning."""
         smallest: int | None = None
-        for text, _ in self._texts():
+        for text, _ in self._texts(Reading()):
             if _one_in(_HELD_OUT_DOCUMENTS, text):
                 return None
             smallest = _hash(text) if smallest is None else min(smallest, _hash(text))
         return smallest
 
-    def _texts(self) -> Iterable[tuple[bytes, bool]]:
-        if self.kind == "text":
-            return documents.read_text(self.files)
-        read = documents.read_jsonl if self.kind == "jsonl" else documents.read_parquet
-        return ((text, True) for text in read(self.files, self.field))
+    def _texts(self, reading: Reading) -> Iterable[tuple[bytes, bool]]:
+        if self.kind == TEXT:
+            return documents.read_text(self.files, reading)
+        read = documents.read_jsonl if self.kind == JSONL else documents.read_parquet
+        return ((text, True) for text in read(self.files, self.field, reading))
 
 
 def open_corpus(source: str, field: str = "text") -> Corpus:
-    """``builtin:python``, or a path with its kind (``text:``, ``jsonl:``, ``parquet:``) or an ending that tells it.
+    """``builtin:python``, or a path: a file, a folder or a glob, whose kind its files tell.
 
-    Raises ConfigError if it names nothing that is there.
+    ``text:``, ``jsonl:`` or ``parquet:`` before the path overrules what files tell; of a folder it takes the files of
+    that kind. Raises ConfigError if the path names nothing that is there, binary files, or files of several kinds.
     """
     if source == "builtin:python":
         return PythonCorpus(Path(sysconfig.get_path("stdlib")))
@@ -146,21 +164,26 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
         raise ConfigError("This run leaves the text to each owner: name a file, folder or glob with --data PATH.")
     if source.startswith("builtin:"):
         raise ConfigError(f"data source = {source!r} is not known: use builtin:python, or --data PATH.")
-    kind, path = _kind_and_path(source)
-    files = documents.find_files(path, kind)
+    told, separator, path = source.partition(":")
+    if separator and told in KINDS:
+        kind, files = told, _of_kind(told, path)
+    else:
+        kind, path, files = TEXT, source, documents.find_files(source)
+        if files:
+            kind = one_kind(source, files)
     if not files:
         raise ConfigError(f"data source = {source!r} names no {kind} file: check the path that --data gives.")
     return FileCorpus(kind, source, f"{kind}:{PurePosixPath(path).name}", tuple(files), field)
 
 
-def _kind_and_path(source: str) -> tuple[str, str]:
-    kind, separator, path = source.partition(":")
-    if separator and kind in documents.ENDINGS:
-        return kind, path
-    for kind, endings in documents.ENDINGS.items():
-        if source.endswith(endings):
-            return kind, source
-    return "text", source
+def _of_kind(kind: str, path: str) -> list[Path]:
+    """The files of a kind in a folder; a file or a glob is what its owner says it is, but text is never binary."""
+    files = documents.find_files(path)
+    if documents.is_folder(path):
+        return sort_by_kind(files).get(kind, [])
+    if kind == TEXT:
+        refuse_binary(path, sort_by_kind(files), (TEXT, JSONL))
+    return files
 
 
 def _belongs(name: str) -> bool:

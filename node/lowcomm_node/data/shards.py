@@ -13,6 +13,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowcomm_node.allotment import Allotment
-from lowcomm_node.data.corpus import Corpus
+from lowcomm_node.data.corpus import Corpus, Document
+from lowcomm_node.data.documents import Reading
 from lowcomm_node.data.tokenizer import Tokenizer
 from lowcomm_node.durable import (
     disk_full_error,
@@ -39,9 +41,24 @@ FORMAT = 2
 SHARD_BYTES = 256 << 20
 CHECKED_BYTES = 1 << 30
 """Data up to this size is hashed at every start; of more, only the sizes are compared, as hashing takes minutes."""
+BATCH_BYTES = 4 << 20
+"""Bytes of text that are tokenized at once: enough for all cores, and little memory."""
 _MANIFEST = "manifest.json"
 _WRITING = ".writing-"
 _SPLITS = ("train", "held_out")
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """How far a text is tokenized."""
+
+    done: int
+    """Bytes of the files as they lie on the disk."""
+    total: int
+    tokens: int
+
+
+Tell = Callable[[Tokenized], None]
 
 
 @dataclass(frozen=True)
@@ -75,11 +92,11 @@ class Split:
 
 
 def open_shards(
-    corpus: Corpus, tokenizer: Tokenizer, cache: Path, allotment: Allotment | None = None
+    corpus: Corpus, tokenizer: Tokenizer, cache: Path, allotment: Allotment | None = None, tell: Tell = lambda _: None
 ) -> tuple[Split, Split]:
     """The train and held-out splits of a corpus; made if they are not there, or not as they were made.
 
-    Raises DataError if there is too little text, DiskFull.
+    ``tell`` hears after each batch how far tokenizing is. Raises DataError if there is too little text, DiskFull.
     """
     cache.mkdir(parents=True, exist_ok=True)
     key = json.dumps([FORMAT, corpus.fingerprint(), tokenizer.name, tokenizer.vocab]).encode()
@@ -87,7 +104,7 @@ def open_shards(
     with folder_lock(cache):
         manifest = _read_manifest(folder)
         if manifest is None:
-            _make(corpus, tokenizer, cache, folder, allotment or Allotment(cache))
+            _make(corpus, tokenizer, cache, folder, allotment or Allotment(cache), tell)
             manifest = read_sealed_json(folder / _MANIFEST)
         # Opened under the lock: a maker of a newer version may remove these files once we have them mapped.
         train, held_out = (_open_split(folder, manifest, split) for split in _SPLITS)
@@ -114,14 +131,14 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path, allotment: Allotment) -> None:
+def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path, allotment: Allotment, tell: Tell) -> None:
     for leftover in cache.glob(f"{_WRITING}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=cache))
     try:
         with disk_full_error(cache):
-            _tokenize(corpus, tokenizer, temporary, allotment)
+            _tokenize(corpus, tokenizer, temporary, allotment, tell)
             sync_folder(temporary)
             temporary.rename(folder)
             sync_folder(cache)
@@ -130,20 +147,24 @@ def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path, allot
     _remove_former(corpus, tokenizer, cache, folder)
 
 
-def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, allotment: Allotment) -> None:
+def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, allotment: Allotment, tell: Tell) -> None:
     room = allotment.room()
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
     separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
     train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
+    reading, total = Reading(), corpus.size
     with closing(train), closing(held_out):
-        for document in corpus.documents():
-            writer = held_out if document.held_out else train
-            writer.write(tokenizer.encode(document.text))
-            if document.ends:
-                writer.write(separator)
-            # How many tokens a text has is known only afterwards.
-            if (size := train.size + held_out.size) > room:
-                raise allotment.refusal(size, f"The text of {corpus.name}")
+        for batch in _batches(corpus.documents(reading)):
+            encoded = tokenizer.encode_all([document.text for document in batch])
+            for document, tokens in zip(batch, encoded, strict=True):
+                writer = held_out if document.held_out else train
+                writer.write(tokens)
+                if document.ends:
+                    writer.write(separator)
+                # How many tokens a text has is known only afterwards.
+                if (size := train.size + held_out.size) > room:
+                    raise allotment.refusal(size, f"The text of {corpus.name}")
+            tell(Tokenized(min(reading.done, total), total, (train.size + held_out.size) // dtype.itemsize))
         train.finish_shard()
         held_out.finish_shard()
     if not train.shards or not held_out.shards:
@@ -156,6 +177,20 @@ def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, allotment: All
         "shards": train.shards + held_out.shards,
     }
     write_sealed_json(folder / _MANIFEST, content)
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Documents in their order, several at a time."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _remove_former(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path) -> None:

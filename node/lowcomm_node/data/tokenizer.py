@@ -10,7 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lowcomm_node.durable import sha256_file
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.files import write_atomic
+
+KEPT = "tokenizer.json"
+"""Name of the copy in the folder of a run."""
 
 _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
@@ -37,8 +42,17 @@ class Tokenizer(Protocol):
         """Tokens of a text, one-dimensional, of any unsigned integer type."""
         ...
 
+    def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
+        """Tokens of several texts, as ``encode`` gives them, on all the cores that this process may use."""
+        ...
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens; U+FFFD for bytes that are not UTF-8."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Of its file, 64 hexadecimal digits; empty if it has none."""
         ...
 
 
@@ -48,9 +62,13 @@ class BytesTokenizer:
     name = "bytes"
     vocab = 256
     separator = 0
+    sha256 = ""
 
     def encode(self, text: bytes) -> NDArray[Any]:
         return np.frombuffer(text, dtype=np.uint8)
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
         # A model may know more tokens than there are bytes; 255 never is text.
@@ -72,13 +90,21 @@ class FileTokenizer:
         # Files of models for short texts ask to cut each text off, and to fill it up.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.name = f"tokenizers:{hashlib.sha256(content).hexdigest()[:16]}"
+        self.path, self.content = path, content
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        self.name = f"tokenizers:{self.sha256[:16]}"
         known = (self._tokenizer.token_to_id(token) for token in _SEPARATORS)
         self.separator: int | None = next((token for token in known if token is not None), None)
 
     def encode(self, text: bytes) -> NDArray[Any]:
         encoding = self._tokenizer.encode(text.decode(errors="replace"), add_special_tokens=False)
         return np.asarray(encoding.ids, dtype=np.uint32)
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
+        # The library does this on threads of its own (RAYON_NUM_THREADS) and lets go of the interpreter meanwhile.
+        decoded = [text.decode(errors="replace") for text in texts]
+        encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(list(tokens))
@@ -96,6 +122,34 @@ def open_tokenizer(name: str) -> Tokenizer:
             f"tokenizer = {name!r} is neither 'bytes' nor a file: name a tokenizer.json with --tokenizer."
         )
     return FileTokenizer(path)
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab: int) -> None:
+    """Raise ConfigError if a model of ``vocab`` tokens has no room for all of a tokenizer's."""
+    if tokenizer.vocab > vocab:
+        raise ConfigError(
+            f"model.vocab = {vocab} is too small for the tokenizer {describe(tokenizer)}, which has {tokenizer.vocab} "
+            f"tokens: name the run's own tokenizer, or have its creator publish a run with vocab = {tokenizer.vocab}."
+        )
+
+
+def describe(tokenizer: Tokenizer) -> str:
+    """A tokenizer as messages name it: its file, or ``bytes``."""
+    return str(tokenizer.path) if isinstance(tokenizer, FileTokenizer) else tokenizer.name
+
+
+def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Keep a copy of a tokenizer's file beside the checkpoints of its run, so that they can be used later."""
+    path = folder / KEPT
+    if isinstance(tokenizer, FileTokenizer) and not (path.is_file() and sha256_file(path) == tokenizer.sha256):
+        write_atomic(path, tokenizer.content)
+
+
+def use_threads(count: int | None) -> None:
+    """Have tokenizers work on so many threads (None: one for each core); to be said before the first one works."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # or it stops using them after a fork, with a warning
+    if count is not None:
+        os.environ["RAYON_NUM_THREADS"] = str(count)
 
 
 def _tokenizers(path: Path) -> Any:

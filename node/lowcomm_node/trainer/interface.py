@@ -39,6 +39,8 @@ class TrainerSettings:
     """Folder of this run's checkpoints."""
     data_cache: str
     data: str | None = None
+    field: str = "text"
+    """Of JSON lines and Parquet, where the text lies."""
     tokenizer: str | None = None
     device: str = "auto"
     threads: int | None = None

@@ -23,10 +23,9 @@ import torch
 
 from lowcomm_node.allotment import Allotment
 from lowcomm_node.checkpoint import CheckpointStore
-from lowcomm_node.data import open_data
-from lowcomm_node.errors import Diverged, TrainerError
+from lowcomm_node.errors import Diverged
 from lowcomm_node.limits import check_memory, limit_vram
-from lowcomm_node.sampling import generate
+from lowcomm_node.sampling import TOP_K, generate
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import Arena
 from lowcomm_node.trainer.evaluation import held_out_loss
@@ -36,6 +35,7 @@ from lowcomm_node.trainer.pipe import Pipe
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_node.trainer.saving import HANGS, Saving
 from lowcomm_node.trainer.state import Parts
+from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
 from lowcomm_protocol.run import MAX_GROUP, parse_canonical, run_id_of
@@ -182,13 +182,7 @@ class TrainerLoop:
         check_memory(spec.model, device, self.settings.max_memory)
         limit_vram(device, self.settings.max_vram)
         allotment = Allotment(Path(self.settings.home), self.settings.max_disk)
-        source = spec.data.source if spec.data.source != "local" else self.settings.data
-        if source is None:
-            raise TrainerError("This run trains on text of your own: name it with --data PATH.")
-        tokenizer = spec.data.tokenizer if spec.data.tokenizer != "local" else self.settings.tokenizer
-        if tokenizer is None:
-            raise TrainerError("This run needs its tokenizer file: name it with --tokenizer PATH.")
-        dataset = open_data(source, tokenizer, Path(self.settings.data_cache), allotment=allotment)
+        dataset = open_text(spec, self.settings, allotment, self._pipe.send)
         run_id = run_id_of(self.settings.spec.encode())
         self.replica = Replica(spec, self.settings.peer_id, dataset, device, run_id=run_id)
         _warm_up(spec.sync.codec)
@@ -254,9 +248,7 @@ class TrainerLoop:
         count = min(MAX_GENERATED, int(request["tokens"]))
         tokenizer = self.replica.dataset.tokenizer
         prompt = [int(token) for token in tokenizer.encode((request["prompt"] or "\n").encode())]
-        tokens = generate(
-            self.replica.model, prompt, count, float(request["temperature"]), request.get("top_k"), int(request["seed"])
-        )
+        tokens = generate(self.replica.model, prompt, count, float(request["temperature"]), TOP_K, int(request["seed"]))
         return {"text": tokenizer.decode(list(tokens))}
 
     # requests: exchange

@@ -25,7 +25,7 @@ from lowcomm_node.trainer.arena import Arena, create_file
 from lowcomm_node.trainer.interface import MAX_LINE, Again, Captured, Merged, Ready, Shared, TrainerSettings
 
 BUILD_DEADLINE = 3600.0
-"""Seconds: the first start on a large corpus tokenizes it."""
+"""Seconds that building may be silent: while text is tokenized it tells how far it is."""
 STEP_DEADLINE = 600.0
 """Seconds that a request may wait for a step boundary."""
 STOP_DEADLINE = 30.0
@@ -53,6 +53,7 @@ class Trainer(ABC):
         """Requests under way that hold up its steps."""
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
+        self._building: asyncio.Timeout | None = None
         self._is_gone = False
         """Whether it has closed its end of the socket."""
         self._memory = -1
@@ -213,12 +214,14 @@ class Trainer(ABC):
         line = json.dumps({"do": do, "id": number, **arguments}, separators=(",", ":")).encode() + b"\n"
         try:
             self._writer.write(line)
-            async with asyncio.timeout(deadline):
+            async with asyncio.timeout(deadline) as limit:
+                self._building = limit if do == "build" else self._building
                 return await future
         except TimeoutError:
             raise TrainerLost(f"The trainer did not answer {do!r} within {deadline:.0f} s.") from None
         finally:
             self.occupied -= do in _LONG
+            self._building = None if do == "build" else self._building
             self._answers.pop(number, None)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -239,6 +242,8 @@ class Trainer(ABC):
 
     def _take_in(self, message: dict[str, Any]) -> None:
         if "event" in message:
+            if message["event"] == "tokenizing" and self._building is not None:
+                self._building.reschedule(asyncio.get_running_loop().time() + BUILD_DEADLINE)
             self.news.put_nowait(message)
             return
         future = self._answers.get(message["re"])
