@@ -16,6 +16,7 @@ from wire import Cable, cabled, calling, misbehaving, soon
 from lowcomm_node.errors import DiskFull, LinkLost
 from lowcomm_node.exchange import donor as donor_module
 from lowcomm_node.exchange import fetch as fetch_module
+from lowcomm_node.exchange import turns as turns_module
 from lowcomm_node.exchange.donor import MAX_JOINERS
 from lowcomm_node.exchange.gathering import Gathering
 from lowcomm_node.exchange.throttle import Throttle
@@ -441,9 +442,9 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
         tasks, served, told = [], [], [[] for _ in range(12)]
         serve = giver.donor._serve_pieces
 
-        async def serve_pieces(peer, *more) -> None:
-            served.append([identity(50 + number).peer_id for number in range(12)].index(peer))
-            await serve(peer, *more)
+        async def serve_pieces(turn, *more) -> None:
+            served.append([identity(50 + number).peer_id for number in range(12)].index(turn.peer))
+            await serve(turn, *more)
 
         monkeypatch.setattr(giver.donor, "_serve_pieces", serve_pieces)
         for number in range(12):
@@ -573,7 +574,7 @@ async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):
     """Who asks for nothing is dropped; and while others wait, a turn ends after a while."""
     monkeypatch.setattr(donor_module, "PATIENCE", 0.2)
     monkeypatch.setattr(donor_module, "SLOWEST", 1e9)
-    monkeypatch.setattr(donor_module, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(turns_module, "LOOK_EVERY", 0.05)
     async with giving(tmp_path, 11) as giver, calling() as channels, calling(identity(50)) as other:
         giver.donor._turns.served = 1
         idle = (await channels.stub(giver.info())).Fetch(metadata=channels.metadata(giver.peer_id))
@@ -583,6 +584,7 @@ async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):
         assert giver.donor.joiners == 0
 
         monkeypatch.setattr(donor_module, "PATIENCE", 30.0)
+        giver.donor._turns.turn_seconds = 0.2
         giver.up.allow(1e6)
         both = [
             Joiner(caller, tmp_path / name, lambda: [giver.info()]) for caller, name in ((channels, "a"), (other, "b"))

@@ -140,8 +140,9 @@ class Rogue:
 class Cable:
     """A TCP connection between two ends that can be cut."""
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, port: int, source: str = "") -> None:
+        """``source``: the address that it comes from at the other end, such as 127.9.0.1."""
+        self._target, self._from = port, (source, 0) if source else None
         self._writers: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -167,7 +168,7 @@ class Cable:
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
     async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        there, back = await asyncio.open_connection("127.0.0.1", self._target, local_addr=self._from)
         self._writers |= {writer, back}
         for source, sink in ((reader, back), (there, writer)):
             task = asyncio.create_task(self._pump(source, sink))
@@ -207,9 +208,9 @@ async def misbehaving() -> AsyncIterator[Rogue]:
 
 
 @asynccontextmanager
-async def cabled(port: int) -> AsyncIterator[Cable]:
+async def cabled(port: int, source: str = "") -> AsyncIterator[Cable]:
     """A cable to a port."""
-    cable = Cable(port)
+    cable = Cable(port, source)
     await cable.start()
     try:
         yield cable

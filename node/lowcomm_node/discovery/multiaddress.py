@@ -119,6 +119,11 @@ def host_of(dial: str) -> str | None:
         return None
 
 
+def place_in(dial: str) -> str:
+    """What counts as one caller in quotas: the IP address of a connection, or its relay, as all that come through it are one."""
+    return host_of(dial) or f"relay {relay_of(dial) or 'unknown'}"
+
+
 def port_of(dial: str) -> int | None:
     """The port in an address; None if there is none."""
     port = [*dial.split("/"), "", "", "", "", ""][4]

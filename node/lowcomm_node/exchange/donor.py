@@ -2,8 +2,8 @@
 
     enter ──► position 3, 2, 1 ──► opened, manifest ──► (wanted ──► chunks)*
 
-A turn is not held for ever: whoever takes or asks too slowly is dropped, and while others wait a turn ends after a while. Who was
-served in part queues again, and goes on with what it has.
+A turn is not held for ever: a joiner that takes or asks too slowly is dropped, and while others wait a turn ends after a while
+(turns.py). A joiner that was served in part queues again, and goes on with what it has.
 """
 
 import asyncio
@@ -11,13 +11,12 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from time import monotonic
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.exchange.readahead import ReadAhead
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.throttle import Throttle
-from lowcomm_node.exchange.turns import Turns
+from lowcomm_node.exchange.turns import Turn, Turns
 from lowcomm_node.snapshots import Snapshot, Snapshots
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -28,8 +27,10 @@ MAX_JOINERS = 2
 """Peers that are served at once."""
 MAX_WAITING = 16
 """Peers that may wait for that."""
-TURN_SECONDS = 600.0
-"""How long a turn lasts at most while others wait."""
+SHORTEST_TURN, LONGEST_TURN = 60.0, 600.0
+"""Seconds that a turn lasts while others wait: as many as the whole state takes at"""
+TURN_RATE = 1_000_000.0
+"""bytes a second."""
 MAX_REQUESTS, REQUEST_BYTES = 64, 64
 """Requests of one joiner that may wait, and bytes of one."""
 ENTER_DEADLINE = 10.0
@@ -54,7 +55,8 @@ class Donor:
         """``may``: whether a peer may take part in the run still."""
         self._form, self._offsets = form, form.offsets
         self._snapshots, self._up, self._may = snapshots, up or Throttle(), may
-        self._turns = Turns(MAX_JOINERS, MAX_WAITING)
+        turn_seconds = min(LONGEST_TURN, max(SHORTEST_TURN, form.size / TURN_RATE))
+        self._turns = Turns(MAX_JOINERS, MAX_WAITING, turn_seconds)
 
     @property
     def joiners(self) -> int:
@@ -75,34 +77,42 @@ class Donor:
         enter = await self._receive(requests, ENTER_DEADLINE)
         if enter is None or enter.WhichOneof("kind") != "enter":
             raise ProtocolViolation("a fetch begins with enter")
-        turn = self._turns.enter(peer)
+        turn = self._turns.enter(peer, stream.place)
         try:
-            async for position in turn.wait_served():
-                await self._send(stream, pb.FetchReply(position=position))
-            async with self._snapshot(stream, enter.enter.snapshot) as snapshot:
-                opened = pb.Opened(snapshot=snapshot.name, size=(snapshot.path / "manifest").stat().st_size)
-                await self._send(stream, pb.FetchReply(opened=opened))
-                if enter.enter.snapshot != snapshot.name:
-                    await self._send_file(peer, stream, snapshot.path / "manifest", 0, 0, opened.size)
-                await self._serve_pieces(peer, stream, requests, snapshot.path / "state")
+            await self._serve_turn(turn, stream, requests, enter.enter.snapshot)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not turn.lost or task is None or task.uncancel():
+                raise
+            raise RetryLater(turn.lost) from None
         finally:
             turn.leave()
 
+    async def _serve_turn(self, turn: Turn, stream: CalleeStream, requests: ReadAhead, wanted: bytes) -> None:
+        async for position in turn.wait_served():
+            await self._send(stream, pb.FetchReply(position=position))
+        async with self._snapshot(turn, stream, wanted) as snapshot:
+            opened = pb.Opened(snapshot=snapshot.name, size=(snapshot.path / "manifest").stat().st_size)
+            await self._send(stream, pb.FetchReply(opened=opened))
+            if wanted != snapshot.name:
+                await self._send_file(turn, stream, snapshot.path / "manifest", 0, 0, opened.size)
+            await self._serve_pieces(turn, stream, requests, snapshot.path / "state")
+
     @asynccontextmanager
-    async def _snapshot(self, stream: CalleeStream, wanted: bytes) -> AsyncIterator[Snapshot]:
+    async def _snapshot(self, turn: Turn, stream: CalleeStream, wanted: bytes) -> AsyncIterator[Snapshot]:
         """Hold on to a snapshot. One of a large model takes a while to be made: meanwhile the joiner hears that we are there."""
         async with AsyncExitStack() as stack:
             using = asyncio.ensure_future(stack.enter_async_context(self._snapshots.use(wanted)))
             try:
-                while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
-                    await self._send(stream, pb.FetchReply(position=0))
+                with turn.ours():
+                    while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
+                        await self._send(stream, pb.FetchReply(position=0))
                 yield await using
             finally:
                 using.cancel()
                 await asyncio.gather(using, return_exceptions=True)
 
-    async def _serve_pieces(self, peer: str, stream: CalleeStream, requests: ReadAhead, path: Path) -> None:
-        ends = monotonic() + TURN_SECONDS
+    async def _serve_pieces(self, turn: Turn, stream: CalleeStream, requests: ReadAhead, path: Path) -> None:
         largest = max(piece.size for piece in self._form.pieces)
         while True:
             request = await self._receive(requests, PATIENCE + largest / SLOWEST)
@@ -115,23 +125,24 @@ class Donor:
             if wanted.offset >= piece.size:
                 raise ProtocolViolation(f"byte {wanted.offset} of a piece of {piece.size} bytes")
             start = self._offsets[piece.index]
-            await self._send_file(peer, stream, path, start, wanted.offset, piece.size)
-            if self.waiting and monotonic() > ends:
-                # What it has asked for since is lost; it knows what it has.
-                raise RetryLater("Your turn is over, and others wait: come again.")
+            await self._send_file(turn, stream, path, start, wanted.offset, piece.size)
 
-    async def _send_file(self, peer: str, stream: CalleeStream, path: Path, start: int, offset: int, size: int) -> None:
+    async def _send_file(
+        self, turn: Turn, stream: CalleeStream, path: Path, start: int, offset: int, size: int
+    ) -> None:
         """Bytes ``offset`` to ``size`` of what begins at ``start``."""
         with _opened(path) as descriptor:
             while offset < size:
-                if not self._may(peer):
+                if not self._may(turn.peer):
                     raise CheckpointError("This run does not take you any more.")
                 count = min(size - offset, self._up.piece(CHUNK_BYTES))
-                data = await asyncio.to_thread(os.pread, descriptor, count, start + offset)
-                if not data:
-                    raise CheckpointError("The snapshot is damaged: ask another peer.")
-                await self._up.pass_(len(data))
+                with turn.ours():
+                    data = await asyncio.to_thread(os.pread, descriptor, count, start + offset)
+                    if not data:
+                        raise CheckpointError("The snapshot is damaged: ask another peer.")
+                    await self._up.pass_(len(data))
                 await self._send(stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data))
+                turn.took(len(data))
                 offset += len(data)
 
     async def _send(self, stream: CalleeStream, reply: pb.FetchReply, size: int = 0) -> None:

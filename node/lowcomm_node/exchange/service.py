@@ -133,7 +133,7 @@ class ExchangeService:
         """Pieces of a snapshot of ours, for a joiner."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
-            stream = CalleeStream(context, self._traffic.of(peer), call.taking)
+            stream = CalleeStream(context, self._traffic.of(peer), call.taking, self._address(context))
             await self._guard(call, peer, lambda: self._handlers.fetch(peer, stream))
 
     async def Describe(self, request_iterator: Any, context: Any) -> pb.Introduction:  # noqa: N802
@@ -215,6 +215,13 @@ class ExchangeService:
             return connection[0]
         name = context.peer().partition(":")[2]
         return (self._tunnels.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
+
+    def _address(self, context: Any) -> str:
+        """What quotas by address count a call by: the address that it comes from, or the relay if it comes through one."""
+        connection = self._connection(context)
+        if connection is not None:
+            return connection[0]
+        return self._tunnels.place_of(unquote(context.peer().partition(":")[2])) if self._tunnels is not None else ""
 
     def _caller(self, context: Any) -> str:
         metadata = dict(context.invocation_metadata() or ())

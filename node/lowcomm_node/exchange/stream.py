@@ -112,9 +112,10 @@ class CalleeStream:
         context: Any,
         meter: Meter | None = None,
         taking: Callable[[], AbstractContextManager[None]] = nullcontext,
+        place: str = "",
     ) -> None:
-        """``taking`` is entered while the caller must take what it is sent."""
-        self._context, self._meter, self._taking = context, meter or Meter(), taking
+        """``taking`` is entered while the caller must take what it is sent; ``place``: what its quotas are counted by."""
+        self._context, self._meter, self._taking, self.place = context, meter or Meter(), taking, place
         self._dropped = asyncio.Event()
 
     async def send(self, frame: Message) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 
 from lowcomm_node.discovery.control import read_exactly
 from lowcomm_node.discovery.interface import OpenStream, Streams
+from lowcomm_node.discovery.multiaddress import place_in
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.crowd import Arrivals, gives_way
 from lowcomm_node.exchange.pipe import Pipe
@@ -139,6 +140,11 @@ class Tunnels:
         """Whose session is carried under the name of a unix socket that has dialed the gRPC server; None: not one of ours."""
         inbound = self._names.get(name)
         return inbound.peer if inbound is not None else None
+
+    def place_of(self, name: str) -> str:
+        """Where the session under a name comes from: an IP address, or the peer id of a relay, behind which none is seen."""
+        inbound = self._names.get(name)
+        return place_in(inbound.address) if inbound is not None else ""
 
     def accept(self, name: str) -> None:
         """A call that has come under a name was accepted: its session need not make room for strangers any more."""

@@ -3,6 +3,7 @@
 import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_CALLERS = 4096
 
@@ -61,3 +62,16 @@ def network_of(host: str) -> str:
     """Who counts as one caller: an address of IPv4, or a /64 of IPv6, out of which a household takes what it likes."""
     address = ipaddress.ip_address(host)
     return host if address.version == 4 else str(ipaddress.ip_network((int(address), 64), strict=False))
+
+
+@lru_cache(maxsize=4096)
+def prefixes_of(place: str) -> tuple[str, ...]:
+    """What a place counts as, the narrowest first: an address of IPv4 and its /24, a /64 of IPv6 and its /48.
+
+    What is no address (a relay, whose peers have none that we could see) counts as it is.
+    """
+    try:
+        network = ipaddress.ip_network(network_of(place))
+    except ValueError:
+        return (place,)
+    return str(network).removesuffix("/32"), str(network.supernet(new_prefix=24 if network.version == 4 else 48))

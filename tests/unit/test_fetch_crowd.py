@@ -1,0 +1,92 @@
+"""What must hold for a newcomer where free identities crowd the donors: it gets its whole state."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from time import time
+
+import pytest
+from donating import SMALL, Giver, Joiner, giving, identity
+from wire import RUN, cabled, calling, calling_raw, soon
+
+from lowcomm_node.exchange import fetch as fetch_module
+from lowcomm_node.exchange import turns as turns_module
+from lowcomm_node.exchange.security import Gatekeeper
+from lowcomm_node.exchange.throttle import Throttle
+from lowcomm_node.exchange.turns import LEAST, WINDOW
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
+from waiting import until_async
+
+NEWCOMER, SHARED = "127.9.0.1", "127.9.1.1"
+AT_EACH = 18
+SLOW_LINE = 125_000.0
+"""Bytes a second: 1 Mbit/s."""
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rates are the real ones, over shorter times."""
+    monkeypatch.setattr(fetch_module, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(fetch_module, "LATER", 0.5)
+    monkeypatch.setattr(turns_module, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(turns_module, "WINDOW", WINDOW / 10)
+    monkeypatch.setattr(turns_module, "LEAST", LEAST / 10)
+
+
+async def _idle(giver: Giver, stub: ExchangeStub, who: Identity) -> None:
+    """Stand in line, be served, and ask for nothing; begin anew when that ends."""
+    keeper = Gatekeeper(who, RUN, time)
+    while True:
+        call = stub.Fetch(metadata=keeper.credential_for(giver.peer_id))
+        await call.write(pb.FetchRequest(enter=pb.Enter()))
+        await call.code()
+        await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def crowded(givers: Sequence[Giver]) -> AsyncIterator[None]:
+    """All places of all donors are taken by identities of one address, which come again whenever they are dropped."""
+    tasks: list[asyncio.Task[None]] = []
+    async with AsyncExitStack() as stack:
+        for number, giver in enumerate(givers):
+            stub = ExchangeStub(await stack.enter_async_context(calling_raw(giver.callee.info())))
+            keys = [Identity(bytes([100 + number, one]) * 16) for one in range(AT_EACH)]
+            tasks += [asyncio.create_task(_idle(giver, stub, one)) for one in keys]
+        for giver in givers:
+            await until_async(
+                lambda giver=giver: asyncio.sleep(0, len(giver.donor._turns) == AT_EACH), 30, "it is full"
+            )
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_newcomer_gets_its_state_from_three_donors_with_fifty_four_idle_joiners(tmp_path):
+    async with AsyncExitStack() as stack:
+        givers = [await stack.enter_async_context(giving(tmp_path, number)) for number in (11, 12, 13)]
+        await stack.enter_async_context(crowded(givers))
+        for giver in givers:
+            giver.port = (await stack.enter_async_context(cabled(giver.port, NEWCOMER))).port
+        channels = await stack.enter_async_context(calling(identity(50)))
+        joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info() for giver in givers])
+        await soon(joiner.fetch())
+        assert sum(joiner.given_by(givers)) == len(SMALL.pieces)
+
+
+async def test_a_slow_joiner_behind_one_address_with_eight_others_gets_its_state_all_the_same(tmp_path):
+    async with AsyncExitStack() as stack:
+        giver = await stack.enter_async_context(giving(tmp_path, 11))
+        await stack.enter_async_context(crowded([giver]))
+        giver.port = (await stack.enter_async_context(cabled(giver.port, SHARED))).port
+        joiners = []
+        for number in range(9):
+            channels = await stack.enter_async_context(calling(identity(50 + number)))
+            down = Throttle(SLOW_LINE) if number == 0 else None
+            joiners.append(Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()], down=down))
+        await soon(asyncio.gather(*(joiner.fetch() for joiner in joiners)))
+        assert all(joiner.given_by([giver]) == [len(SMALL.pieces)] for joiner in joiners)
