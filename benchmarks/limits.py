@@ -86,7 +86,7 @@ class Node(End):
         address = f"127.0.0.1:{self.port if self.route == 'direct' else 1}"
         return PeerInfo(
             peer_id=self.identity.peer_id, run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 600,
-            addresses=(address,), certificate=self.certificate.der,
+            addresses=(address,), certificate=self.certificate.digest,
             entry_points=self.discovery.addresses() if self.route == "tunnel" else (),
         )  # fmt: skip
 

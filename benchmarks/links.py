@@ -297,7 +297,7 @@ async def our_callee(told: dict[str, Any]) -> None:
         await node.start()
         await stream_callee(node)
         entries = [entry for entry in node.discovery.addresses() if told["host"] in entry and told["over"] in entry]
-        certificate = node.certificate.der.hex()
+        certificate = node.certificate.digest.hex()
         say({"peer": node.identity.peer_id, "port": node.port, "certificate": certificate, "entries": entries})
         await forever()
     finally:

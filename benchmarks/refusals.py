@@ -61,7 +61,7 @@ def record(**fields: object) -> bytes:
     """A record of Ada, of bytes that nobody has seen."""
     info = PeerInfo(
         peer_id=ADA.peer_id, run_id=RUN, phase=Phase.TRAINING, issued=NOW - 5, expires=NOW + 25,
-        addresses=("203.0.113.7:31331",), certificate=bytes(400), swarm_step=next(_fresh),
+        addresses=("203.0.113.7:31331",), certificate=bytes(32), swarm_step=next(_fresh),
     )  # fmt: skip
     return write_record(replace(info, **fields), ADA)
 

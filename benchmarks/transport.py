@@ -278,7 +278,7 @@ async def our_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, 
     try:
         await node.start()
         entries = list(node.discovery.addresses()) if way != "direct-tls" else []
-        certificate = node.certificate.der.hex()
+        certificate = node.certificate.digest.hex()
         yield {"peer": node.identity.peer_id, "port": node.port, "certificate": certificate, "entries": entries}
     finally:
         await node.close()

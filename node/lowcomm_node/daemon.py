@@ -320,7 +320,7 @@ class Daemon:
                 self._prober.keep_to(allowance.bandwidth.up, allowance.bandwidth.down)
             await tunnels.serve(server.local)
             told = self.settings.announce or tuple(f"{address}:{port}" for address in announce)
-            self.membership = self._make_membership(discovery, roster, certificate.der, told)
+            self.membership = self._make_membership(discovery, roster, certificate.digest, told)
             self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
             self.lifeline.on_move(lambda: self._move(port))
             watches = (CongestionWatch(self.bulletin.tell).run(), service.strangers.run(port))

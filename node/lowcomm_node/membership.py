@@ -21,7 +21,7 @@ from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import MAX_RECORD_BYTES, PeerInfo, Phase, read_record, write_record
+from lowcomm_protocol.records import MAX_ENTRY_POINTS, MAX_RECORD_BYTES, PeerInfo, Phase, read_record, write_record
 from lowcomm_protocol.refusals import Reason, Refusals, What
 from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
@@ -322,7 +322,7 @@ class Membership:
             swarm_step=swarm_step,
             steps=steps,
             tokens_per_second=speed,
-            entry_points=self.entry_points[:4],
+            entry_points=self.entry_points[:MAX_ENTRY_POINTS],
             claim=self._standing.claim,
         )
         return write_record(info, self._identity)

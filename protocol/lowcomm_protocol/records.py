@@ -6,7 +6,7 @@ field is within bounds. Nothing in a record is used before that.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from google.protobuf.message import DecodeError
@@ -18,13 +18,17 @@ from lowcomm_protocol.invites import MAX_CLAIM_BYTES
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Reason
 
-MAX_RECORD_BYTES = 8 * 1024
+MAX_RECORD_BYTES = 2048
+"""The longest that a node writes has 1650: an invite, eight addresses of IPv6 and four relays. Most have 330 to 1200."""
+MAX_ADDRESSES = 8
+MAX_ENTRY_POINTS = 4
 MAX_CREDENTIAL_BYTES = 1024
 MAX_MULTIADDRESS = 256
 """Characters of an entry point."""
 MAX_LIFE = 600.0
 """Longest life of a record in seconds; a stranger could otherwise store one for centuries."""
 MAX_CLOCK_SKEW = 60.0
+DIGEST_BYTES = 32
 CREDENTIAL_LIFE = 60.0
 """Seconds that a credential is good for, before and after its time of issue."""
 _RECORD, _CREDENTIAL = "peer record", "credential"
@@ -55,7 +59,7 @@ class PeerInfo:
     addresses: tuple[str, ...] = ()
     """``host:port`` of its Exchange service, best first."""
     certificate: bytes = b""
-    """DER of its TLS certificate."""
+    """SHA-256 of its TLS certificate (DER); empty: it can't be called directly."""
     swarm_step: int = 0
     steps: int = 0
     tokens_per_second: float = 0.0
@@ -78,7 +82,16 @@ class Caller:
 
 
 def write_record(info: PeerInfo, identity: Identity) -> bytes:
-    """Sign what a peer tells of itself; the serialized SignedRecord."""
+    """Sign what a peer tells of itself; the serialized SignedRecord. The last addresses are left out if it is too long."""
+    data = _sign_record(info, identity)
+    while len(data) > MAX_RECORD_BYTES and (info.addresses or info.entry_points):
+        longer = "addresses" if len(info.addresses) >= len(info.entry_points) else "entry_points"
+        info = replace(info, **{longer: getattr(info, longer)[:-1]})
+        data = _sign_record(info, identity)
+    return data
+
+
+def _sign_record(info: PeerInfo, identity: Identity) -> bytes:
     payload = pb.PeerRecord(
         protocol=PROTOCOL_VERSION,
         run_id=bytes.fromhex(info.run_id),
@@ -203,16 +216,19 @@ def _check_fields(record: pb.PeerRecord) -> None:
         raise RecordError(f"The record of {record.peer_id} names a run of {len(record.run_id)} bytes: expected 32.")
     if record.phase not in tuple(Phase):
         raise RecordError(f"The record of {record.peer_id} tells of an unknown phase {record.phase[:20]!r}.")
-    if len(record.certificate) > 2048:
-        raise RecordError(f"The record of {record.peer_id} holds a certificate of {len(record.certificate)} bytes.")
+    if len(record.certificate) not in (0, DIGEST_BYTES):
+        raise RecordError(f"The record of {record.peer_id} names a certificate by {len(record.certificate)} bytes.")
     if len(record.claim) > MAX_CLAIM_BYTES:
         raise RecordError(f"The record of {record.peer_id} holds a claim of {len(record.claim)} bytes.")
     if not math.isfinite(record.tokens_per_second) or record.tokens_per_second < 0:
         raise RecordError(f"The record of {record.peer_id} claims {record.tokens_per_second} tokens a second.")
     if max(record.swarm_step, record.steps) >= 2**53:
         raise RecordError(f"The record of {record.peer_id} claims step {max(record.swarm_step, record.steps)}.")
-    if len(record.addresses) > 8 or len(record.entry_points) > 8:
-        raise RecordError(f"The record of {record.peer_id} names too many addresses: at most 8.")
+    if len(record.addresses) > MAX_ADDRESSES or len(record.entry_points) > MAX_ENTRY_POINTS:
+        raise RecordError(
+            f"The record of {record.peer_id} names {len(record.addresses)} addresses and {len(record.entry_points)} entry "
+            f"points: at most {MAX_ADDRESSES} and {MAX_ENTRY_POINTS}."
+        )
     if any(
         len(entry) > MAX_MULTIADDRESS or not (entry.isascii() and entry.isprintable()) for entry in record.entry_points
     ):

@@ -79,7 +79,7 @@ def seeds_of(*whole: bytes, kind: Any) -> list[bytes]:
 def info(**changes: Any) -> PeerInfo:
     fields: dict[str, Any] = {
         "peer_id": ADA.peer_id, "run_id": RUN, "phase": Phase.TRAINING, "issued": NOW, "expires": NOW + 60,
-        "addresses": ("192.0.2.1:5000", "[2001:db8::1]:5000"), "certificate": b"c" * 300,
+        "addresses": ("192.0.2.1:5000", "[2001:db8::1]:5000"), "certificate": b"c" * 32,
         "entry_points": (f"/ip4/192.0.2.1/tcp/31330/p2p/{ADA.peer_id}",), "swarm_step": 7, "steps": 5,
     }  # fmt: skip
     return PeerInfo(**fields | changes)

@@ -104,7 +104,7 @@ class Peer(ABC):
 
     def told(self, **changes: Any) -> bytes:
         """Its signed record."""
-        info = record(self.identity, self.port, self.certificate.der, run_id=self.spec.run_id, **changes)
+        info = record(self.identity, self.port, self.certificate.digest, run_id=self.spec.run_id, **changes)
         return write_record(info, self.identity)
 
 
@@ -229,7 +229,7 @@ class Puppet(Peer):
     async def call(self, node: Node) -> CallerStream:
         """Call a node; nothing is said yet."""
         info = node.roster.hear(node.told(), time()) or record(
-            node.identity, node.port, node.certificate.der, run_id=self.spec.run_id
+            node.identity, node.port, node.certificate.digest, run_id=self.spec.run_id
         )
         stub = await self.channels.stub(info)
         return CallerStream(stub.Swap(metadata=self.channels.metadata(node.peer_id), timeout=NEVER))

@@ -62,7 +62,7 @@ class Party:
         gatekeeper = Gatekeeper(
             self.identity, self.run.run_id, time, admission=admission, claim=self.standing.claim, refusals=self.refusals
         )
-        self.channels = Channels(gatekeeper)
+        self.channels = Channels(gatekeeper, refusals=self.refusals)
         stack.push_async_callback(self.channels.close)
         self.certificate = new_certificate()
         server = ExchangeServer(self.certificate, ExchangeService(gatekeeper, self))  # pyright: ignore[reportArgumentType]
@@ -72,7 +72,7 @@ class Party:
         self.roster = Roster(self.peer_id, self.run.run_id, admission, self.refusals)
         self.membership = Membership(
             identity=self.identity, run=self.run, roster=self.roster, discovery=self.discovery, channels=self.channels,
-            settings=settings, certificate=self.certificate.der, addresses=(f"127.0.0.1:{self.port}",),
+            settings=settings, certificate=self.certificate.digest, addresses=(f"127.0.0.1:{self.port}",),
             progress=lambda: (0, 0, 0.0), warn=self.warnings.append, standing=self.standing, refusals=self.refusals,
             on_removals=self._on_removals, on_barred=self.barred.append,
         )  # fmt: skip
@@ -98,7 +98,7 @@ class Party:
         """How a call of Describe ends."""
         info = PeerInfo(
             peer_id=other.peer_id, run_id=self.run.run_id, phase=Phase.TRAINING, issued=time(), expires=time() + 30,
-            addresses=(f"127.0.0.1:{other.port}",), certificate=other.certificate.der,
+            addresses=(f"127.0.0.1:{other.port}",), certificate=other.certificate.digest,
         )  # fmt: skip
         stub = await self.channels.stub(info)
         try:

@@ -192,7 +192,7 @@ async def test_a_stranger_is_not_answered(tmp_path: Path):
     from grpc import aio
 
     async with pair(tmp_path) as (ada, bob):
-        channel = ada.channels._dialers.direct(reachable(bob))
+        channel = await ada.channels._dialers.direct(reachable(bob))
         call = ExchangeStub(channel).Ping(timeout=20)
         with pytest.raises(aio.AioRpcError, match="UNAUTHENTICATED"):
             await soon(call.read())

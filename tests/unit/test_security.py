@@ -25,8 +25,8 @@ from wire import (
 )
 
 from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
+from lowcomm_node.exchange import certificates, security, service, turnstile
 from lowcomm_node.exchange import channels as channels_module
-from lowcomm_node.exchange import security, service, turnstile
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.security import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
@@ -261,11 +261,10 @@ def test_every_call_gets_a_credential_of_its_own():
 
 async def test_another_certificate_than_that_in_the_record_is_not_talked_to():
     async with listening() as callee, calling() as channels:
-        stub = await channels.stub(callee.info(certificate=new_certificate().der))
-        with pytest.raises(aio.AioRpcError) as caught:
-            await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=10)
-        assert caught.value.code() is Status.UNAVAILABLE
-        assert not callee.introduced
+        with pytest.raises(LinkLost, match="another certificate"):
+            await channels.stub(callee.info(certificate=new_certificate().digest))
+        assert not channels._open, "nobody is called there"
+        assert channels._refusals.counts() == {"connection.other-certificate": 1}
         assert (await describe(channels, callee))[0] is Status.OK
 
 
@@ -286,12 +285,47 @@ def version_2() -> bytes:
 
 
 @pytest.mark.parametrize("der", [b"", b"rubbish", bytes(2048), new_certificate().der[:-1], version_2()])
-async def test_a_certificate_that_is_none_is_one_clear_error(der):
+def test_a_certificate_that_is_none_is_one_clear_error(der):
     with pytest.raises(RecordError, match="certificate can't be read"):
         pinned(der)
+
+
+async def test_a_peer_whose_record_names_no_certificate_is_not_called_directly():
     async with listening() as callee, calling() as channels:
-        with pytest.raises(LinkLost, match="certificate can't be read"):
-            await channels.stub(callee.info(certificate=der))
+        with pytest.raises(LinkLost, match="no certificate"):
+            await channels.stub(callee.info(certificate=b""))
+
+
+async def test_a_certificate_is_fetched_once_and_pinned_afterwards():
+    async with listening() as callee, cabled(callee.port) as cable, calling() as channels:
+        info = callee.info(addresses=(f"127.0.0.1:{cable.port}",))
+        first = await channels._certificates.fetch(info.certificate, info.addresses)
+        await cable.close()
+        assert await channels._certificates.fetch(info.certificate, info.addresses) == first == callee.certificate.der
+
+
+async def test_what_speaks_no_tls_gets_one_connection_and_no_call():
+    connected: list[int] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(len(await reader.read(4096)))
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, listening() as callee, calling() as channels:
+        with pytest.raises(LinkLost, match="can't be reached"):
+            await channels.stub(callee.info(addresses=(f"127.0.0.1:{port}",)))
+        assert len(connected) == 1
+
+
+async def test_memory_for_certificates_is_bounded(monkeypatch):
+    monkeypatch.setattr(certificates, "MAX_CERTIFICATES", 2)
+    known = certificates.Certificates()
+    for _ in range(3):
+        async with listening() as callee:
+            await known.fetch(callee.certificate.digest, callee.info().addresses)
+    assert len(known._known) == 2
 
 
 def test_the_key_of_a_certificate_is_not_shown():
@@ -323,9 +357,8 @@ async def test_an_address_can_not_name_a_path_on_this_machine(tmp_path, monkeypa
     called = asyncio.Event()
     server = await asyncio.start_unix_server(lambda reader, writer: called.set(), "4711")
     async with server, listening() as callee, calling() as channels:
-        stub = await channels.stub(callee.info(addresses=("unix:4711",)))
-        with pytest.raises(aio.AioRpcError):
-            await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=10)
+        with pytest.raises(LinkLost):
+            await channels.stub(callee.info(addresses=("unix:4711",)))
         assert not called.is_set()
 
 
@@ -334,8 +367,14 @@ async def test_a_peer_has_one_channel_and_a_new_certificate_a_new_one():
         for _ in range(3):
             await channels.stub(callee.info())
         assert len(channels._open) == 1
-        await channels.stub(callee.info(certificate=new_certificate().der))
-        assert len(channels._open) == 2
+        other = new_certificate()
+        second = ExchangeServer(other, callee.service)
+        port = await second.start("127.0.0.1", 0)
+        try:
+            await channels.stub(callee.info(certificate=other.digest, addresses=(f"127.0.0.1:{port}",)))
+            assert len(channels._open) == 2
+        finally:
+            await second.close()
         assert (await describe(channels, callee))[0] is Status.OK
 
 

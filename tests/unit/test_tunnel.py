@@ -285,7 +285,7 @@ async def test_streams_that_come_and_go_are_bounded_too(tmp_path, monkeypatch):
 
 async def test_somebody_else_at_a_peers_address_is_told_and_counted_and_the_tunnel_taken(tmp_path):
     async with pair(tmp_path, EVE) as (ada, bob, eve):
-        meddled = bob.info(addresses=(f"127.0.0.1:{eve.port}",), certificate=new_certificate().der)
+        meddled = bob.info(addresses=(f"127.0.0.1:{eve.port}",), certificate=new_certificate().digest)
         assert await soon(ada.introduce(meddled)) == ada.peer_id
         assert bob.callers and not eve.callers
         told = ada.channels.describe(bob.peer_id)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc import aio
 
+from lowcomm_node.exchange.certificates import Certificates
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.link import Link, PairLink
 from lowcomm_node.exchange.security import SERVER_NAME, Certificate, Gatekeeper, make_certificate, pinned
@@ -31,11 +32,11 @@ def new_certificate() -> Certificate:
     return make_certificate(datetime.datetime.now(datetime.UTC))
 
 
-def record(identity: Identity, port: int, der: bytes, **changes: Any) -> PeerInfo:
+def record(identity: Identity, port: int, digest: bytes, **changes: Any) -> PeerInfo:
     """What callers know of a peer that listens on loopback."""
     fields: dict[str, Any] = {
         "peer_id": identity.peer_id, "run_id": RUN, "phase": Phase.TRAINING, "issued": time(), "expires": time() + 60,
-        "addresses": (f"127.0.0.1:{port}",), "certificate": der,
+        "addresses": (f"127.0.0.1:{port}",), "certificate": digest,
     }  # fmt: skip
     return PeerInfo(**fields | changes)
 
@@ -89,7 +90,7 @@ class Callee:
 
     def info(self, **changes: Any) -> PeerInfo:
         """The record that callers go by."""
-        return record(self.identity, self.port, self.certificate.der, **changes)
+        return record(self.identity, self.port, self.certificate.digest, **changes)
 
 
 class Rogue:
@@ -120,7 +121,7 @@ class Rogue:
 
     def info(self) -> PeerInfo:
         """The record that callers go by."""
-        return record(CALLEE, self.port, self.certificate.der)
+        return record(CALLEE, self.port, self.certificate.digest)
 
     async def _swap(self, requests: Any, context: Any) -> None:
         for frame in self.frames:
@@ -232,7 +233,8 @@ async def calling(identity: Identity = CALLER, clock: Callable[[], float] = time
 async def calling_raw(peer: PeerInfo) -> AsyncIterator[aio.Channel]:
     """A channel of a caller that sends and takes bytes as they are."""
     options = (("grpc.ssl_target_name_override", SERVER_NAME),)
-    async with aio.secure_channel(peer.addresses[0], pinned(peer.certificate), options=options) as channel:
+    der = await Certificates().fetch(peer.certificate, peer.addresses)
+    async with aio.secure_channel(peer.addresses[0], pinned(der), options=options) as channel:
         yield channel
 
 

@@ -1,4 +1,4 @@
-"""The calling side: channels to peers, over TLS pinned to the certificate in the signed record, or through a tunnel."""
+"""The calling side: channels to peers, over TLS pinned to the certificate that the signed record names, or through a tunnel."""
 
 import asyncio
 import socket
@@ -10,6 +10,7 @@ from typing import Any
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange.certificates import Certificates, OtherCertificate
 from lowcomm_node.exchange.company import Company
 from lowcomm_node.exchange.line import MEASURE_DEADLINE, Dialers, Line, name_tunnel
 from lowcomm_node.exchange.pinging import RouteSpeed, measure_channel
@@ -73,6 +74,7 @@ class Channels:
         self._gatekeeper, self._tunnels, self._traffic = gatekeeper, tunnels, traffic or Traffic()
         self._open: OrderedDict[tuple[str, bytes], aio.Channel] = OrderedDict()
         self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._certificates = Certificates()
         self._learned = Learned()
         self._dialers = Dialers(self._dial, self._dial_local, self._ping, self._doubt)
 
@@ -144,9 +146,13 @@ class Channels:
         key = (",".join(peer.addresses), peer.certificate)
         if key not in self._open:
             try:
-                self._open[key] = self._dial(peer)
+                channel = await self._dial(peer)
             except RecordError as error:
                 raise LinkLost(str(error)) from None
+            if key in self._open:  # another call was quicker
+                await channel.close()
+            else:
+                self._open[key] = channel
         self._open.move_to_end(key)
         while len(self._open) > MAX_CHANNELS:
             _, oldest = self._open.popitem(last=False)
@@ -181,10 +187,14 @@ class Channels:
             return RouteSpeed(route=route.value, reason=str(error))
         return RouteSpeed(route=name, round_trip=speed.round_trip, up=speed.up, down=speed.down)
 
-    def _dial(self, peer: PeerInfo) -> aio.Channel:
-        return aio.secure_channel(
-            _target(peer.addresses), pinned(peer.certificate), options=(*_TLS_OPTIONS, *self._flow)
-        )
+    async def _dial(self, peer: PeerInfo) -> aio.Channel:
+        scheme, addresses = _callable(peer.addresses)
+        try:
+            der = await self._certificates.fetch(peer.certificate, addresses)
+        except OtherCertificate:
+            self._doubt()
+            raise
+        return aio.secure_channel(scheme + ",".join(addresses), pinned(der), options=(*_TLS_OPTIONS, *self._flow))
 
     def _dial_local(self, target: str) -> aio.Channel:
         return aio.insecure_channel(target, options=(*_LOCAL_OPTIONS, *self._flow))
@@ -197,14 +207,14 @@ class Channels:
         await stub.Describe(pb.Introduction(), metadata=self.metadata(peer_id), timeout=MEASURE_DEADLINE)
 
 
-def _target(addresses: tuple[str, ...]) -> str:
-    """All addresses of one kind at once, which gRPC tries in turn; it can't mix names, IPv4 and IPv6."""
+def _callable(addresses: tuple[str, ...]) -> tuple[str, list[str]]:
+    """gRPC's scheme, and all addresses of one kind, which it tries in turn; it can't mix names, IPv4 and IPv6."""
     numbers = [address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()]
     longer = [address for address in addresses if address.startswith("[")]
     if numbers and (not longer or _has_way(numbers[0])):
-        return "ipv4:" + ",".join(numbers)
+        return "ipv4:", numbers
     # With its scheme, or a host named "unix" would be a path on this machine.
-    return "ipv6:" + ",".join(longer) if longer else f"dns:///{addresses[0]}"
+    return ("ipv6:", longer) if longer else ("dns:///", [addresses[0]])
 
 
 def _has_way(address: str) -> bool:

@@ -5,7 +5,7 @@ another is opened with the next call; so no call waits for a dead address.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -16,6 +16,7 @@ from grpc import aio
 
 from lowcomm_node.discovery.multiaddress import CIRCUIT, relay_of
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange.certificates import ELSEWHERE
 from lowcomm_node.exchange.routes import Attempt, Choice, Learned, Route
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_node.exchange.way import Way
@@ -35,8 +36,8 @@ MEASURE_DEADLINE = 10.0
 OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 """In gRPC's words when a peer shows another certificate than the one that is pinned."""
 
-Dial = Callable[[PeerInfo], aio.Channel]
-"""A new channel straight to a peer. Raises LowcommError if its record does not allow it."""
+Dial = Callable[[PeerInfo], Awaitable[aio.Channel]]
+"""A new channel straight to a peer. Raises LowcommError if it can't be reached, or its record does not allow it."""
 DialLocal = Callable[[str], aio.Channel]
 """A new channel to a unix socket of ours."""
 Ping = Callable[[aio.Channel, str], Any]
@@ -121,7 +122,7 @@ class Line:
         try:
             try:
                 async with asyncio.timeout(self._choice.renewal(route).deadline):
-                    connected = self._dial(route)
+                    connected = await self._dial(route)
                     if not await _is_ready(connected):
                         raise LinkLost(await self._why(route, connected))
             except TimeoutError:
@@ -246,7 +247,7 @@ class Line:
         connected: Connected | None = None
         try:
             async with asyncio.timeout(attempt.deadline):
-                connected = self._dial(route)
+                connected = await self._dial(route)
                 if not await _is_ready(connected):
                     raise LinkLost(await self._why(route, connected))
         except TimeoutError:
@@ -267,11 +268,11 @@ class Line:
         except TimeoutError:
             return
 
-    def _dial(self, route: Route) -> Connected:
+    async def _dial(self, route: Route) -> Connected:
         if route is Route.DIRECT:
             if not self._info.addresses:
                 raise LinkLost("tells no address that can be called")
-            return Connected(self._dialers.direct(self._info), address=self._info.addresses[0])
+            return Connected(await self._dialers.direct(self._info), address=self._info.addresses[0])
         way = self._tunnels.way(self._info.peer_id)
         way.entry_points = self._info.entry_points
         return Connected(self._dialers.local(way.target), way)
@@ -286,7 +287,7 @@ class Line:
             if OTHER_CERTIFICATE not in (error.details() or ""):
                 return "can't be reached"
             self._dialers.doubt()
-            return "somebody else answers there, with another certificate than the one in its record"
+            return ELSEWHERE
         except LowcommError as error:
             return str(error)
         return "was lost as soon as it was reached"

@@ -1,7 +1,7 @@
 """TLS and proof of who calls.
 
-Every node makes a self-signed P-256 certificate at start (gRPC can't use Ed25519 certificates) and tells of it in its signed
-record; a caller pins exactly that certificate. The caller proves its own identity by a credential in the metadata of each
+Every node makes a self-signed P-256 certificate at start (gRPC can't use Ed25519 certificates) and tells its SHA-256 in its
+signed record; a caller pins exactly that certificate. The caller proves its own identity by a credential in the metadata of each
 call, signed by its key and bound to the callee, the run and the time.
 """
 
@@ -10,6 +10,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import grpc
 from cryptography import x509
@@ -38,6 +39,11 @@ class Certificate:
     der: bytes
     pem: bytes
     key_pem: bytes = field(repr=False)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of ``der``, as records tell it."""
+        return sha256(self.der).digest()
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server."""

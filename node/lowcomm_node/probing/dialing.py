@@ -33,17 +33,24 @@ def multiaddress(host: str, kind: Kind, port: int) -> str:
     return f"/{'ip6' if ':' in host else 'ip4'}/{host}/{_TRANSPORTS[kind].format(port)}"
 
 
-async def _shows_certificate(host: str, target: Target) -> bool:
+async def shown_certificate(host: str, port: int) -> bytes | None:
+    """The certificate (DER) that is shown at an address. Raises OSError if nobody speaks TLS there."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is compared below
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # whoever asks compares its digest
     context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname="lowcomm")
+    try:
+        return writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    finally:
+        writer.transport.abort()
+
+
+async def _shows_certificate(host: str, target: Target) -> bool:
     try:
         async with asyncio.timeout(DIAL_DEADLINE):
-            _, writer = await asyncio.open_connection(host, target.port, ssl=context)
+            shown = await shown_certificate(host, target.port)
     except (OSError, TimeoutError):  # ssl.SSLError is an OSError
         return False
-    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    writer.transport.abort()
     return shown is not None and sha256(shown).digest() == target.certificate
 
 

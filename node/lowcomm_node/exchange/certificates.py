@@ -1,0 +1,86 @@
+"""The certificates that peers show, found by the SHA-256 that their signed records tell.
+
+gRPC can pin a whole certificate only, so the first direct call to a peer fetches it over a TLS connection of its own. Nothing
+is sent there before the certificate has the digest, and then it is kept: a peer has one for as long as its process lives.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import sha256
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.probing.dialing import shown_certificate
+
+FETCH_DEADLINE = 10.0
+HEAD_START = 0.5
+"""Seconds that an address has before the next one is tried beside it."""
+MAX_CERTIFICATES = 1024
+MAX_CERTIFICATE_BYTES = 2048
+ELSEWHERE = "somebody else answers there, with another certificate than the one in its record"
+
+
+class OtherCertificate(LinkLost):
+    """Somebody else answers at a peer's address."""
+
+
+class Certificates:
+    """Certificates (DER) by their SHA-256; the least recently used is forgotten."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+
+    async def fetch(self, digest: bytes, addresses: Sequence[str]) -> bytes:
+        """The certificate (DER) with this SHA-256, as one of the addresses (``host:port``) shows it.
+
+        Raises OtherCertificate if all that answer show another one, LinkLost if none answers.
+        """
+        if digest not in self._known:
+            if not digest:
+                raise LinkLost("tells no certificate: it can't be called directly")
+            self._keep(digest, await _first(digest, addresses))
+        self._known.move_to_end(digest)
+        return self._known[digest]
+
+    def _keep(self, digest: bytes, der: bytes) -> None:
+        self._known[digest] = der
+        while len(self._known) > MAX_CERTIFICATES:
+            self._known.popitem(last=False)
+
+
+async def _first(digest: bytes, addresses: Sequence[str]) -> bytes:
+    """What the first address shows that has it; each has a head start before the next."""
+    tries: set[asyncio.Task[bytes]] = set()
+    waiting, errors = list(addresses), list[LinkLost]()
+    try:
+        async with asyncio.timeout(FETCH_DEADLINE):
+            while waiting or tries:
+                if waiting:
+                    tries.add(asyncio.create_task(_fetch(digest, waiting.pop(0))))
+                patience = HEAD_START if waiting else None
+                done, tries = await asyncio.wait(tries, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    error = task.exception()
+                    if error is None:
+                        return task.result()
+                    if not isinstance(error, LinkLost):
+                        raise error
+                    errors.append(error)
+    except TimeoutError:
+        raise LinkLost(f"did not answer within {FETCH_DEADLINE:.0f} s") from None
+    finally:
+        for task in tries:
+            task.cancel()
+        await asyncio.gather(*tries, return_exceptions=True)
+    raise next((error for error in errors if isinstance(error, OtherCertificate)), LinkLost("can't be reached"))
+
+
+async def _fetch(digest: bytes, address: str) -> bytes:
+    host, _, port = address.rpartition(":")
+    try:
+        shown = await shown_certificate(host.strip("[]"), int(port))
+    except (OSError, ValueError):  # ssl.SSLError is an OSError; a name that no encoding can express is a ValueError
+        raise LinkLost("can't be reached") from None
+    if shown is None or len(shown) > MAX_CERTIFICATE_BYTES or sha256(shown).digest() != digest:
+        raise OtherCertificate(ELSEWHERE)
+    return shown
