@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import tomlkit
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.run import METHODS, DataSettings, ModelSettings, parse_toml
+
+if TYPE_CHECKING:  # its package loads torch
+    from lowcomm_node.data.tokenizer import Tokenizer
 
 _COMMENTS = {
     "name": "what people type: join --run NAME",
@@ -21,6 +25,7 @@ _COMMENTS = {
     "tied": "one matrix for embedding and head",
     "source": '"builtin:python" is the standard library; "local": every owner names text with --data',
     "tokenizer": '"bytes", or "local": every owner names a tokenizer.json with --tokenizer',
+    "tokenizer_sha256": "of that file; others are refused. `create --tokenizer PATH` fills it in",
     "optimizer": '"adamw", or "muon" for the matrices of the blocks',
     "learning_rate": "peak",
     "adamw_share": "of learning_rate, for what Muon does not take",
@@ -58,8 +63,11 @@ def write_template(
     optimizer: str | None = None,
     admission: str = "open",
     members: Sequence[str] = (),
+    tokenizer: "Tokenizer | None" = None,
 ) -> str:
     """A complete, commented run.toml; the inner optimizer is the method's own unless one is named.
+
+    ``tokenizer``: the file that all peers use, in place of bytes; the model's vocabulary is as large as its.
 
     Raises ConfigError for an unknown method, SpecError for settings out of range.
     """
@@ -76,14 +84,18 @@ def write_template(
     document.add(tomlkit.comment("A run specification. Publish it with: lowcomm-node create run.toml --peers ADDR"))
     sections = {
         "run": run,
-        "model": ModelSettings().model_dump(),
-        "data": DataSettings().model_dump(),
+        "model": ModelSettings().model_dump() | ({"vocab": tokenizer.vocab} if tokenizer else {}),
+        "data": DataSettings().model_dump() | _file_of(tokenizer),
         "train": spec.train.model_dump(),
         "sync": spec.sync.model_dump(),
     }
     for title, values in sections.items():
         document.add(title, _table(values))
     return tomlkit.dumps(document)
+
+
+def _file_of(tokenizer: "Tokenizer | None") -> dict[str, str]:
+    return {"tokenizer": "local", "tokenizer_sha256": tokenizer.sha256} if tokenizer and tokenizer.sha256 else {}
 
 
 def _table(values: dict[str, object]) -> tomlkit.items.Table:

@@ -40,6 +40,10 @@ START_DEADLINE = 300.0
 PAUSE_PATIENCE = 5.0
 """Seconds for exchanges that are under way to end when the owner pauses the node."""
 NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
+UNCHECKED = (
+    "this run does not say which tokenizer it uses, so nobody checks it: with another file than its creator's this node "
+    "spoils what others learn. Compare the SHA-256 of both"
+)
 HELD = "a checkpoint is being written: the disk is slower than training"
 
 
@@ -146,6 +150,9 @@ class Training:
 
     async def _start_trainer(self) -> None:
         phase = "restarting" if self.ready else "joining"
+        data = self._run.spec.data
+        if not self.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
+            self._bulletin.warn(UNCHECKED)
         self._bulletin.enter(phase, "starting the trainer: text, model, newest checkpoint")
         self._over.clear()  # what it has saved may be from before the end
         try:

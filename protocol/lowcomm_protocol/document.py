@@ -39,6 +39,7 @@ class Added:
 ADDED: Mapping[str, Added] = MappingProxyType(
     {
         "optional": Added(since="0.2.0", before=()),
+        "data.tokenizer_sha256": Added(since="0.2.0", before=""),
     }
 )
 """Whoever adds a setting adds a line here (CONTRIBUTING.md). ``SECTION.SETTING``."""

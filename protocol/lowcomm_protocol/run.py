@@ -27,6 +27,8 @@ SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
 """A signed specification must fit into one DHT record (32 KiB) with room to spare."""
 MAX_GROUP = 8
+BYTES = 256
+"""Tokens of ``tokenizer = "bytes"``."""
 MAX_MEMBERS = 256
 _PURPOSE = "run specification"
 
@@ -125,6 +127,16 @@ class DataSettings(_Settings):
 
     source: Literal["builtin:python", "local"] = "builtin:python"
     tokenizer: Literal["bytes", "local"] = "bytes"
+    tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty: nobody checks it."""
+
+    @model_validator(mode="after")
+    def _sha256_is_of_a_file(self) -> Self:
+        if self.tokenizer_sha256 and self.tokenizer != "local":
+            raise ValueError(
+                f'tokenizer_sha256 is given, but tokenizer = "{self.tokenizer}": set "local", or remove it'
+            )
+        return self
 
 
 class TrainSettings(_Settings):
@@ -409,6 +421,10 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
         section, _, setting = name.partition(".")
         if section not in known or (setting and setting not in known[section]):
             raise SpecError(f"{source}: optional names {_show(name)}, which is no setting: correct or remove it.")
+    if spec.data.tokenizer == "bytes" and spec.model.vocab < BYTES:
+        raise SpecError(
+            f'{source}: model.vocab = {spec.model.vocab} is too small for tokenizer = "bytes": set vocab = {BYTES}.'
+        )
 
 
 def parse_canonical(text: str, source: str = "run specification") -> RunSpec:

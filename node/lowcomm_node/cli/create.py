@@ -3,13 +3,17 @@
 import asyncio
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.logs import configure_logs
+
+if TYPE_CHECKING:
+    from lowcomm_node.data.tokenizer import Tokenizer
+    from lowcomm_protocol.run import RunSpec
 
 PUBLISH_DEADLINE = 30.0
 RUN_LIFE = 1800.0
@@ -32,6 +36,9 @@ def init(
     seed: Annotated[int, typer.Option(help="Seed of all randomness of the run.", min=0)] = 0,
     admission: Annotated[str, typer.Option(help="Who may join: open, invite or list.")] = "open",
     member: Annotated[list[str] | None, typer.Option(help="Peer id on the list; may be repeated.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="The tokenizer.json that all peers use; default: bytes, without a file.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite the file.")] = False,
     home: Home = None,
     json_: Json = False,
@@ -47,7 +54,10 @@ def init(
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
-    text = write_template(name, method, steps, seed, optimizer=optimizer, admission=admission, members=member or ())
+    chosen = _open(str(tokenizer)) if tokenizer is not None else None
+    text = write_template(
+        name, method, steps, seed, optimizer=optimizer, admission=admission, members=member or (), tokenizer=chosen
+    )
     spec = parse_toml(text, str(file))
     file.write_text(text)
     show(
@@ -60,6 +70,9 @@ def init(
 def create(
     file: Annotated[Path, typer.Argument(help="The run.toml to publish.")],
     peers: Annotated[list[str], typer.Option(help="Address of a bootstrap server or peer; may be repeated.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help='The tokenizer.json that all peers use, where data.tokenizer = "local".')
+    ] = None,
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,
@@ -74,11 +87,12 @@ def create(
     from lowcomm_protocol.run import parse_toml, sign_run
 
     configure_logs(verbose - quiet - 1)
-    settings = load_settings({"home": home, "peers": peers}).settings
+    settings = load_settings({"home": home, "peers": peers, "tokenizer": tokenizer}).settings
     try:
         spec = parse_toml(file.read_text(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}: write one with `lowcomm-node init`.") from None
+    spec = name_tokenizer(spec, settings.tokenizer)
     identity = load_or_create_identity(settings.paths.identity)
     run = sign_run(spec, identity)
     run_async(_publish(settings, identity, run))
@@ -90,6 +104,34 @@ def create(
         f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} steps)\n"
         f"join it with\n  lowcomm-node join --peers {address}{_whom(spec.run.admission)}",
     )
+
+
+def name_tokenizer(spec: "RunSpec", path: str | None) -> "RunSpec":
+    """A specification with the SHA-256 of its creator's tokenizer, so that all peers use the same. Raises ConfigError."""
+    if spec.data.tokenizer != "local":
+        return spec
+    if path is None:
+        if not spec.data.tokenizer_sha256:
+            raise ConfigError(
+                'data.tokenizer = "local", but nobody knows which file: name yours with --tokenizer PATH, so that the run '
+                "carries its SHA-256 and refuses others."
+            )
+        return spec
+    from lowcomm_node.data.tokenizer import check_tokenizer
+
+    found = _open(path)
+    check_tokenizer(found, spec.data.tokenizer_sha256, spec.model.vocab)
+    data = spec.data.model_copy(update={"tokenizer_sha256": found.sha256})
+    return spec.model_copy(update={"data": data})
+
+
+def _open(path: str) -> "Tokenizer":
+    from lowcomm_node.data.tokenizer import open_tokenizer
+
+    found = open_tokenizer(path)
+    if not found.sha256:
+        raise ConfigError("--tokenizer bytes needs no file: leave it away, runs use bytes unless they say otherwise.")
+    return found
 
 
 def _whom(admission: str) -> str:

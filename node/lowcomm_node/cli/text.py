@@ -24,7 +24,9 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)] = 0.7,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder of a checkpoint; default: the running node.")] = None,
-    tokenizer: Annotated[str, typer.Option(help="tokenizer.json of a run with a local tokenizer.")] = "bytes",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Its tokenizer.json, where the home of the checkpoint has no copy; or bytes.")
+    ] = None,
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,

@@ -124,6 +124,16 @@ def open_tokenizer(name: str) -> Tokenizer:
     return FileTokenizer(path)
 
 
+def check_tokenizer(tokenizer: Tokenizer, wanted: str, vocab: int) -> None:
+    """Raise ConfigError if a tokenizer is not the one with the SHA-256 ``wanted`` (empty: unknown), or has too many tokens."""
+    if wanted and tokenizer.sha256 != wanted:
+        raise ConfigError(
+            f"{describe(tokenizer)} is not the tokenizer of this run: its SHA-256 is {tokenizer.sha256 or 'none'}, the "
+            f"run's is {wanted}. Name the file that the run's creator used with --tokenizer."
+        )
+    check_vocabulary(tokenizer, vocab)
+
+
 def check_vocabulary(tokenizer: Tokenizer, vocab: int) -> None:
     """Raise ConfigError if a model of ``vocab`` tokens has no room for all of a tokenizer's."""
     if tokenizer.vocab > vocab:
@@ -136,6 +146,13 @@ def check_vocabulary(tokenizer: Tokenizer, vocab: int) -> None:
 def describe(tokenizer: Tokenizer) -> str:
     """A tokenizer as messages name it: its file, or ``bytes``."""
     return str(tokenizer.path) if isinstance(tokenizer, FileTokenizer) else tokenizer.name
+
+
+def identify(tokenizer: Tokenizer) -> dict[str, str]:
+    """What a checkpoint says of its tokenizer: the name of its file, without the folder, and its SHA-256; or ``bytes``."""
+    if isinstance(tokenizer, FileTokenizer):
+        return {"file": tokenizer.path.name, "sha256": tokenizer.sha256}
+    return {"file": tokenizer.name, "sha256": ""}
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowcomm_node.data.tokenizer import identify
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.robust import UsualNorm
@@ -42,6 +43,7 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
         "usual": [usual.learned for usual in replica.usual],
         "stream": replica.stream.state(),
         "model": replica.spec.model.model_dump(),
+        "tokenizer": identify(replica.dataset.tokenizer),
     }
     return parts, meta
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lowcomm_node.allotment import Allotment
 from lowcomm_node.data import Dataset, Tokenized, open_data, open_tokenizer
-from lowcomm_node.data.tokenizer import Tokenizer, check_vocabulary, keep_tokenizer, use_threads
+from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.trainer.interface import TrainerSettings
 from lowcomm_protocol.run import RunSpec
@@ -37,7 +37,7 @@ def _tokenizer_of(spec: RunSpec, settings: TrainerSettings) -> Tokenizer:
     if name is None:
         raise ConfigError("This run needs its tokenizer file: name it with --tokenizer PATH.")
     tokenizer = open_tokenizer(name)
-    check_vocabulary(tokenizer, spec.model.vocab)
+    check_tokenizer(tokenizer, spec.data.tokenizer_sha256, spec.model.vocab)
     keep_tokenizer(tokenizer, Path(settings.checkpoints).parent)
     return tokenizer
 

@@ -1,0 +1,190 @@
+"""All peers of a run use one tokenizer: the run says which, others are refused, and checkpoints remember it."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_settings
+
+from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.cli.create import name_tokenizer
+from lowcomm_node.data import open_tokenizer
+from lowcomm_node.errors import ConfigError, TrainerError
+from lowcomm_node.inference import generate_from
+from lowcomm_node.model import build_model
+from lowcomm_node.specfile import write_template
+from lowcomm_node.trainer.process import TrainerThread
+from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.run import ModelSettings, RunSpec, parse_canonical, parse_toml
+
+VOCAB = 264
+RUN = '[run]\nname = "a"\n'
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two tokenizers of the same size that number their tokens in other ways."""
+    library: Any = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("tokenizers")
+    paths = folder / "ours.json", folder / "theirs.json"
+    for path, text in zip(paths, ("one two three four five", "un deux trois quatre cinq"), strict=True):
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=VOCAB, initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        )
+        tokenizer.train_from_iterator([text * 9], trainer)
+        tokenizer.save(str(path))
+    return paths
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def local(sha: str = "", vocab: int = VOCAB) -> str:
+    return f'[data]\ntokenizer = "local"\ntokenizer_sha256 = "{sha}"\n[model]\nvocab = {vocab}\n'
+
+
+# The specification
+
+
+def test_a_run_of_a_release_before_the_setting_says_nothing_of_its_tokenizer() -> None:
+    spec = parse_toml(RUN)
+    assert b"tokenizer_sha256" not in spec.canonical()
+    assert parse_canonical(spec.canonical().decode()).data.tokenizer_sha256 == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[data]\ntokenizer = "local"\ntokenizer_sha256 = "ab"\n', "tokenizer_sha256 = 'ab'"),
+        (f'[data]\ntokenizer_sha256 = "{"a" * 64}"\n', 'set "local", or remove it'),
+        ("[model]\nvocab = 255\n", 'too small for tokenizer = "bytes": set vocab = 256'),
+    ],
+)
+def test_what_can_not_be_is_refused_before_a_run_is_signed(text: str, told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_toml(RUN + text)
+    assert told in str(caught.value)
+
+
+def test_init_names_the_tokenizer_and_takes_its_size(files: tuple[Path, Path]) -> None:
+    text = write_template("a", "lowcomm", 10, 0, tokenizer=open_tokenizer(str(files[0])))
+    spec = parse_toml(text)
+    assert (spec.data.tokenizer, spec.data.tokenizer_sha256) == ("local", sha256(files[0]))
+    assert spec.model.vocab == open_tokenizer(str(files[0])).vocab == VOCAB
+
+
+def test_create_writes_the_tokenizer_of_the_creator_into_the_run(files: tuple[Path, Path]) -> None:
+    named = name_tokenizer(parse_toml(RUN + local()), str(files[0]))
+    assert named.data.tokenizer_sha256 == sha256(files[0])
+    assert name_tokenizer(named, str(files[0])) == named
+    assert name_tokenizer(named, None) == named, "the run names it already"
+    assert name_tokenizer(parse_toml(RUN), str(files[0])) == parse_toml(RUN), "a run on bytes needs none"
+
+
+def test_create_refuses_a_run_whose_peers_could_not_train_it(files: tuple[Path, Path]) -> None:
+    def refusal(text: str, path: Path | None) -> str:
+        with pytest.raises(ConfigError) as caught:
+            name_tokenizer(parse_toml(RUN + text), path and str(path))
+        return str(caught.value)
+
+    assert "name yours with --tokenizer PATH" in refusal(local(), None)
+    assert f"model.vocab = 263 is too small for the tokenizer {files[0]}" in refusal(local(vocab=263), files[0])
+    other = refusal(local(sha256(files[1])), files[0])
+    assert sha256(files[0]) in other and sha256(files[1]) in other
+
+
+# Training
+
+
+async def refused(folder: Path, spec: RunSpec, tokenizer: Path) -> str:
+    """How a trainer refuses to start."""
+    settings = tiny_settings(folder, "checkpoints", tokenizer=str(tokenizer))
+    settings = type(settings)(**settings.to_dict() | {"spec": spec.canonical().decode()})
+    trainer = TrainerThread()
+    try:
+        with pytest.raises(TrainerError) as caught:
+            await trainer.start(settings)
+    finally:
+        await trainer.stop()
+    assert caught.value.exit_code == ConfigError.exit_code, "so that nobody starts it again"
+    return str(caught.value)
+
+
+async def test_another_tokenizer_is_refused_at_the_start_with_both_names_and_the_remedy(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    told = await refused(tmp_path, parse_toml(RUN + local(sha256(files[0]))), files[1])
+    for part in (str(files[1]), sha256(files[0]), sha256(files[1]), "with --tokenizer"):
+        assert part in told
+    assert not (tmp_path / "data").exists(), "before any text is tokenized"
+
+
+async def test_a_vocabulary_that_is_too_small_is_refused_before_training(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    told = await refused(tmp_path, parse_toml(RUN + local(vocab=260)), files[0])
+    assert f"model.vocab = 260 is too small for the tokenizer {files[0]}, which has {VOCAB} tokens" in told
+    assert not (tmp_path / "data").exists()
+
+
+async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.json"
+    shutil.copy(files[0], mine)
+    text = tmp_path / "text"
+    text.write_text("one two three four five\n" * 500)
+    table = f'[data]\nsource = "local"\ntokenizer = "local"\ntokenizer_sha256 = "{sha256(mine)}"\n'
+    settings = tiny_settings(tmp_path / "run", "checkpoints", table, tokenizer=str(mine), data=str(text))
+    settings = type(settings)(**settings.to_dict() | {"spec": settings.spec.replace('"vocab":256', f'"vocab":{VOCAB}')})
+    trainer = TrainerThread()
+    try:
+        await trainer.start(settings)
+        path = Path((await trainer.save())["path"])
+        running = await trainer.generate("one two", 5, 0.0, 0)
+    finally:
+        await trainer.stop()
+    told = json.loads((path / "manifest.json").read_text())["content"]["meta"]["tokenizer"]
+    assert told == {"file": "mine.json", "sha256": sha256(mine)}
+    mine.unlink()
+    assert generate_from(path, "one two", 5, 0.0, 0) == running, "by the copy that the home keeps"
+
+
+# Using a checkpoint
+
+
+def checkpoint(folder: Path, tokenizer: dict[str, str] | None, vocab: int = VOCAB) -> Path:
+    model = ModelSettings(vocab=vocab, layers=1, width=16, heads=2, feed_forward=16, context=16)
+    weights = {name: tensor.detach() for name, tensor in build_model(model, 0).named_parameters()}
+    meta: dict[str, Any] = {"model": model.model_dump()} | ({"tokenizer": tokenizer} if tokenizer else {})
+    return CheckpointStore(folder / "checkpoints").save(7, {"weights": weights}, meta, 1.7e9).path
+
+
+def test_generate_says_which_file_it_needs_and_takes_no_other(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, {"file": "ours.json", "sha256": sha256(files[0])})
+    needed = rf"was trained with ours\.json \(SHA-256 {sha256(files[0])}\): name it with --tokenizer"
+    with pytest.raises(ConfigError, match=needed):
+        generate_from(path, "one", 3, 0.0, 0)
+    with pytest.raises(ConfigError, match=rf"{sha256(files[1])}, but .* was trained with ours\.json"):
+        generate_from(path, "one", 3, 0.0, 0, str(files[1]))
+    assert generate_from(path, "one", 3, 0.0, 0, str(files[0]))
+    shutil.copy(files[1], tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError, match=needed):
+        generate_from(path, "one", 3, 0.0, 0)
+
+
+def test_a_checkpoint_that_does_not_say_is_taken_for_bytes_if_its_vocabulary_is(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    assert isinstance(generate_from(checkpoint(tmp_path / "bytes", None, 256), "one", 3, 0.0, 0), str)
+    path = checkpoint(tmp_path / "other", None)
+    with pytest.raises(ConfigError, match="does not say which"):
+        generate_from(path, "one", 3, 0.0, 0)
+    assert generate_from(path, "one", 3, 0.0, 0, str(files[0]))
