@@ -5,6 +5,7 @@ checkpoints/
   step-0000000400/
     manifest.json            sealed: step, time, meta, and size and SHA-256 of every other file
     weights.safetensors      one file a part, e.g. weights, outer, inner
+    diverged.json            sealed; only where training went on from it and diverged: why, and where the data was by then
   .writing-*, .removing-*    what a crash left behind; swept by the next writer
   .replaced-step-*           the former checkpoint of a step that is being saved again
 """
@@ -24,13 +25,23 @@ from typing import Any
 from torch import Tensor
 
 from lowcomm_node.allotment import Allotment
-from lowcomm_node.durable import disk_full_error, folder_lock, lock, require_space, sync_file, sync_folder
+from lowcomm_node.durable import (
+    disk_full_error,
+    folder_lock,
+    lock,
+    read_sealed_json,
+    require_space,
+    sync_file,
+    sync_folder,
+    write_sealed_json,
+)
 from lowcomm_node.errors import CheckpointError, ConfigError, RetryLater
 from lowcomm_node.manifest import PART, CheckpointInfo, is_complete, problems_of, read_manifest, write_checkpoint
-from lowcomm_node.state_file import read_state, state_bytes
+from lowcomm_node.state_file import not_finite, read_state, state_bytes
 
 _STEP = re.compile(r"step-(\d{10})")
 _WRITING, _REMOVING, _REPLACED = ".writing-", ".removing-", ".replaced-"
+DIVERGED = "diverged.json"
 _OVERHEAD = 1 << 20
 """Bytes for headers, manifest and the file system's own records, above the tensors themselves."""
 
@@ -62,6 +73,8 @@ class Recovery:
 
     checkpoint: Checkpoint | None
     skipped: tuple[Skipped, ...]
+    diverged: dict[str, Any] | None = None
+    """What was noted of the newest one that training diverged from, if there is one."""
 
 
 class CheckpointStore:
@@ -133,22 +146,48 @@ class CheckpointStore:
             return [str(error)]
 
     def load(self, step: int, parts: Sequence[str] | None = None, device: str = "cpu") -> Checkpoint:
-        """Read some parts (None: all), verified. Raises CheckpointError if one is missing or damaged."""
+        """Read some parts (None: all), verified. Raises CheckpointError if one is missing, damaged or not finite."""
         with self.pin(step):
             info = self._sound(step, parts)
             wanted = [file.part for file in info.parts] if parts is None else parts
             files = {file.part: info.path / file.name for file in info.parts}
-            return Checkpoint(info, {part: read_state(files[part], device) for part in wanted})
+            return Checkpoint(info, {part: _read_finite(files[part], device) for part in wanted})
 
     def load_newest_usable(self, parts: Sequence[str] | None = None, device: str = "cpu") -> Recovery:
-        """Read the newest checkpoint that is sound; says which were passed over, and why."""
+        """Read the newest checkpoint that is sound; says which were passed over, and why.
+
+        Those that training diverged from come last: they are read only where there is no other.
+        """
+        notes = {step: self._diverged(step) for step in reversed(self.steps())}
         skipped: list[Skipped] = []
-        for step in reversed(self.steps()):
+        newest = next((note for note in notes.values() if note is not None), None)
+        for step in sorted(notes, key=lambda step: notes[step] is not None):  # stable: else the newest comes first
             try:
-                return Recovery(self.load(step, parts, device), tuple(skipped))
+                found = self.load(step, parts, device)
             except (CheckpointError, OSError) as error:
                 skipped.append(Skipped(step, str(error)))
-        return Recovery(None, tuple(skipped))
+                continue
+            passed = [_passed(one, note) for one, note in notes.items() if note is not None and one > step]
+            return Recovery(found, (*passed, *skipped), newest)
+        return Recovery(None, tuple(skipped), newest)
+
+    def note_divergence(self, note: dict[str, Any]) -> int | None:
+        """Training diverged from the newest checkpoint, so the next start reads the one before; its step.
+
+        A divergence that repeats so goes back one more each time. Raises OSError; ValueError if ``note`` is not plain JSON.
+        """
+        step = next((step for step in reversed(self.steps()) if self._diverged(step) is None), None)
+        if step is not None:
+            write_sealed_json(self._path(step) / DIVERGED, note)
+        return step
+
+    def _diverged(self, step: int) -> dict[str, Any] | None:
+        """What was noted of a checkpoint that training diverged from; None of any other."""
+        path = self._path(step) / DIVERGED
+        try:
+            return read_sealed_json(path) if path.exists() else None
+        except (OSError, ValueError):
+            return {}  # there is a note, and it is damaged
 
     @contextmanager
     def pin(self, step: int) -> Iterator[Path]:
@@ -171,13 +210,14 @@ class CheckpointStore:
     def export(self, step: int, path: Path) -> Path:
         """Write weights.safetensors and config.json (step, time and meta) into the new folder ``path``.
 
-        Raises CheckpointError if ``path`` exists or the weights are damaged, DiskFull.
+        Raises CheckpointError if ``path`` exists or the weights are damaged or not finite, DiskFull.
         """
         if path.exists():
             raise CheckpointError(f"{path} exists: name a folder that does not.")
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.pin(step), disk_full_error(path.parent, self.info(step).size):
             info = self._sound(step, ["weights"])
+            _read_finite(info.path / "weights.safetensors")
             temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=path.parent))
             try:
                 _write_export(info, temporary)
@@ -212,7 +252,7 @@ class CheckpointStore:
         """Remove the oldest checkpoints while the allotment is short; never the newest sound one. Raises DiskFull."""
         if self._allotment.most is None:
             return
-        sound = [info.step for info in self.entries() if is_complete(info)]
+        sound = [info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None]
         spared = {sound[-1] if sound else step}
         for old in self.steps():
             if self._allotment.room() >= needed:
@@ -232,9 +272,10 @@ class CheckpointStore:
     def _prune(self, newest: int) -> None:
         """Keep the one just saved and the newest complete ones before it.
 
-        A step beyond it was abandoned when the node resumed from an earlier one: it goes first, like a damaged one.
+        A step beyond it was abandoned when the node resumed from an earlier one: it goes first, like a damaged one and one
+        that training diverged from.
         """
-        sound = {info.step for info in self.entries() if is_complete(info)}
+        sound = {info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None}
         ranked = sorted(self.steps(), key=lambda step: (step in sound and step <= newest, step in sound, step))
         for step in [step for step in ranked if step != newest][: max(0, len(ranked) - self.keep)]:
             # The new checkpoint is safe by now: what can't be removed is tried again at the next save.
@@ -264,6 +305,17 @@ def _check_names(step: int, parts: Mapping[str, Any]) -> None:
     for part in parts:
         if not PART.fullmatch(part):
             raise CheckpointError(f"{part!r} can't be a part's name: use at most 64 of a-z, 0-9, - and _.")
+
+
+def _passed(step: int, note: dict[str, Any]) -> Skipped:
+    return Skipped(step, f"training went on from it and diverged: {note.get('reason', 'the reason is lost')}")
+
+
+def _read_finite(path: Path, device: str = "cpu") -> dict[str, Tensor]:
+    tensors = read_state(path, device)
+    if (name := not_finite(tensors)) is not None:
+        raise CheckpointError(f"{path} holds NaN or infinity in {name}: use an older checkpoint.")
+    return tensors
 
 
 def _leads_to(path: Path, descriptor: int) -> bool:

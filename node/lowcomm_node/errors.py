@@ -12,7 +12,8 @@ LowcommError                 anything that we raise on purpose; str() names the 
     ├── CheckpointError  1   a saved state that is missing, damaged, or not what was expected
     ├── TrainerError     1   the trainer process died, or can't do what it was asked
     │   ├── TrainerLost  1   it has died, or does not answer: what it was asked is undone
-    │   ├── Diverged     1   the loss is no number any more
+    │   ├── Diverged     1   steps in a row gave no finite gradients
+    │   ├── NotFinite    1   weights or moments that are not finite: never saved, sent or loaded
     │   └── Unusable     1   a contribution of another peer that can't be decoded, or is implausible
     ├── LinkLost         1   a stream to a peer broke off, or can't be opened; costs one exchange
     │   └── GaveUp       1   the peer has told that it gives up, and why
@@ -85,7 +86,11 @@ class TrainerLost(TrainerError):
 
 
 class Diverged(TrainerError):
-    """The loss is no number any more."""
+    """Many inner steps in a row gave no finite gradients."""
+
+
+class NotFinite(TrainerError):
+    """Weights, slow weights or moments hold NaN or infinity: they are never saved, sent or loaded."""
 
 
 class Unusable(TrainerError):

@@ -140,6 +140,7 @@ def _losses(status: Status) -> Text:
         ("   held-out ", "dim"),
         (loss(trainer.get("val_loss_last")), "bold"),
         (f" from {loss(first)}" if first is not None else "", "dim"),
+        (f"   {skipped} steps skipped" if (skipped := trainer.get("skipped_steps")) else "", "yellow"),
     )
 
 

@@ -18,6 +18,7 @@ _PROGRESS = (
     "tokens",
     "tokens_per_second",
     "loss",
+    "skipped_steps",
     "learning_rate",
     "val_loss_first",
     "val_loss_last",

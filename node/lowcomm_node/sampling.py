@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lowcomm_node.errors import ConfigError
+from lowcomm_node.errors import ConfigError, NotFinite
 from lowcomm_node.model import KeyValueCache, Transformer
+from lowcomm_node.state_file import is_finite
 
 TOP_K = 40
 """Tokens to draw from where nobody says otherwise: the same for a running node and a checkpoint."""
@@ -62,6 +63,8 @@ def _predict(model: Transformer, text: list[int], cache: KeyValueCache | None) -
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
     logits = logits.float().cpu()
+    if not is_finite(logits):
+        raise NotFinite("The weights give no finite probabilities: use an older checkpoint.")
     if temperature == 0:
         return int(logits.argmax())
     if top_k is not None and top_k < len(logits):

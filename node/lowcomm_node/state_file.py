@@ -1,5 +1,6 @@
 """Named tensors in safetensors files."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -38,6 +39,17 @@ def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path.name} can't hold these tensors ({str(error).strip()}): save copies.") from error
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite: one pass, without a copy."""
+    # The largest and the smallest are NaN if any value is.
+    return tensor.numel() == 0 or all(math.isfinite(float(end)) for end in tensor.aminmax())
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds NaN or infinity; None if none does."""
+    return next((name for name, tensor in tensors.items() if not is_finite(tensor)), None)
 
 
 def read_state(path: Path, device: str = "cpu") -> dict[str, Tensor]:

@@ -293,7 +293,7 @@ class Training:
                 self._exchanger.on_step(event["swarm_step"], event["steps"], event["tokens"])
                 self._bulletin.tell_step(event)
                 return
-            case "evaluated":
+            case "evaluated" if event["loss"] is not None:
                 self._bulletin.progress.setdefault("val_loss_first", event["loss"])
                 self._bulletin.progress["val_loss_last"] = event["loss"]
             case "saved":

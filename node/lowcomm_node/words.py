@@ -47,6 +47,8 @@ def _words(name: str, event: Event) -> str:
             return f"warning: {event['text']}"
         case "evaluated":
             return f"held-out loss {loss(event['loss'])} at swarm step {event['swarm_step']}"
+        case "skipped":
+            return f"inner step {event['steps']} skipped, as loss or gradients are not finite ({event['skipped_steps']} so far)"
         case "saved":
             return f"checkpoint at swarm step {event['swarm_step']}"
         case "saving-again":

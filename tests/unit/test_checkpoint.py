@@ -4,6 +4,7 @@ import errno
 import fcntl
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -22,7 +23,7 @@ from torch import Tensor
 
 import lowcomm_node.checkpoint as checkpoint_module
 import lowcomm_node.manifest as manifest_module
-from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.checkpoint import DIVERGED, CheckpointStore
 from lowcomm_node.durable import (
     disk_full_error,
     folder_lock,
@@ -61,7 +62,7 @@ def folder_of(store: CheckpointStore, step: int) -> Path:
 
 
 def equal(one: Parts, other: Parts) -> bool:
-    """Equal to the bit: NaN is equal to itself, and -0 is not 0."""
+    """Equal to the bit: -0 is not 0."""
 
     def image(parts: Parts) -> dict[tuple[str, str], Any]:
         return {
@@ -104,7 +105,7 @@ def flip(path: Path, at: int, bit: int = 1) -> None:
 
 
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    special = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45, -1.5])
+    special = torch.tensor([3e4, -0.0, 1e-45, -1.5])
     parts: Parts = {
         "weights": {
             "fp32": special,
@@ -129,6 +130,55 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert checkpoint.info == info == store.info(400) == store.latest()
     assert (info.step, info.created_at, info.path) == (400, NOW, folder_of(store, 400))
     assert store.verify(400) == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("part", ["weights", "outer"])
+def test_a_checkpoint_that_is_not_finite_is_passed_over_and_not_exported(tmp_path: Path, part: str, bad: float) -> None:
+    store = make_store(tmp_path, 1)
+    parts = make_parts(2)
+    next(iter(parts[part].values())).view(-1)[3] = bad
+    store.save(2, parts, META, NOW)
+    check_usable(store, 1, 2)
+    with pytest.raises(CheckpointError, match="holds NaN or infinity in"):
+        store.load(2)
+    if part == "weights":
+        with pytest.raises(CheckpointError, match=r"NaN or infinity in a\.weight"):
+            store.export(2, tmp_path / "exported")
+        assert not (tmp_path / "exported").exists()
+
+
+def test_after_a_divergence_a_start_goes_back_one_checkpoint_each_time(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2, 3)
+    assert store.note_divergence({"reason": "NaN.", "stream": {"batches": 7}}) == 3
+    check_usable(store, 2, 3)
+    recovery = CheckpointStore(store.folder).load_newest_usable()
+    assert recovery.diverged == {"reason": "NaN.", "stream": {"batches": 7}}
+    assert recovery.skipped[0].problem == "training went on from it and diverged: NaN."
+    assert store.note_divergence({"reason": "again"}) == 2
+    check_usable(store, 1, 3, 2)
+    assert store.note_divergence({"reason": "and again"}) == 1
+    check_usable(store, 3)
+    assert store.note_divergence({"reason": "nothing is left"}) is None
+    assert store.verify(3) == [], "what was saved is as it was"
+
+
+def test_a_checkpoint_that_training_diverged_from_is_removed_first_and_replaced_by_a_better_one(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2, 3)
+    store.note_divergence({"reason": "NaN"})
+    store.save(4, make_parts(4), META, NOW)
+    assert store.steps() == [1, 2, 4]
+    store.note_divergence({"reason": "NaN"})
+    store.save(4, make_parts(4), META, NOW)
+    check_usable(store, 4)
+    assert store.load_newest_usable().diverged is None
+
+
+def test_a_damaged_note_of_a_divergence_still_counts(tmp_path: Path) -> None:
+    store = make_store(tmp_path, 1, 2)
+    store.note_divergence({"reason": "NaN"})
+    flip(folder_of(store, 2) / DIVERGED, 30)
+    check_usable(store, 1, 2)
 
 
 def test_pieces_of_one_memory_are_saved_without_the_rest(tmp_path: Path) -> None:

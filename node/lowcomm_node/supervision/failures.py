@@ -77,7 +77,7 @@ class Failures:
         """Failures of one kind that are enough."""
         if kind is Kind.UNFIT:
             return 1
-        if kind is Kind.DIVERGED:  # once can be bad luck with what others brought; twice is the run
+        if kind is Kind.DIVERGED:  # once can be bad luck with text or partners; again, one checkpoint back, is the run
             return 2
         if kind is Kind.MEMORY and not self._has_stepped:  # it has never fitted; else others may have taken the room
             return 2
@@ -87,7 +87,8 @@ class Failures:
         """Why the node leaves, and what its owner can do."""
         last = self._unforgiven[-1]
         times = f"{self.count} times in a row, the last time " if self.count > 1 else ""
+        newest = "one before those that it diverged from" if last.kind is Kind.DIVERGED else "newest"
         return (
             f"The trainer failed {times}at step {last.step}: {last.reason.rstrip('.')}; {_REMEDIES[last.kind]}. "
-            "The checkpoints are intact: `lowcomm-node join` goes on from the newest."
+            f"The checkpoints are intact: `lowcomm-node join` goes on from the {newest}."
         )

@@ -4,13 +4,17 @@ One JSON object a line, in both directions:
 
     daemon  → trainer   {"do": NAME, "id": N, ...}
     trainer → daemon    {"re": N, ...} or {"re": N, "error": TEXT}     an answer
-                        {"event": NAME, ...}      news: step, evaluated, held, saved, not-saved, finished, failed
+                        {"event": NAME, ...}      news: step, skipped, evaluated, held, saved, not-saved, finished, failed
 
 Coded fragments pass through slots of a shared memory file (``arena.py``); only their number travels in a line.
 """
 
+import traceback
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+from lowcomm_protocol.errors import LowcommError
 
 if TYPE_CHECKING:  # or what only starts a trainer would load codecs
     from lowcomm_protocol.pieces import Runs
@@ -26,6 +30,20 @@ contribute to ours, and the means of all shards."""
 def slots_each(group: int) -> int:
     """How many slots one exchange takes."""
     return GROUP_SLOTS if group > 2 else PAIR_SLOTS
+
+
+def is_foreseen(error: Exception) -> bool:
+    """Whether its text tells what happened: it is ours, the system's or torch's, and no defect."""
+    return isinstance(error, LowcommError | OSError | MemoryError | RuntimeError)
+
+
+def said(error: Exception) -> str:
+    """What an error says; of one that nobody foresaw also its kind and place, as its text alone may be a bare key."""
+    if is_foreseen(error):
+        return str(error) or type(error).__name__
+    *_, last = traceback.extract_tb(error.__traceback__) or [None]
+    place = f" in {Path(last.filename).name}, line {last.lineno}" if last else ""
+    return f"{type(error).__name__}{place}: {error}. That is a defect of lowcomm: please report it."
 
 
 @dataclass(frozen=True, kw_only=True)

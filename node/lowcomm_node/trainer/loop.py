@@ -7,11 +7,14 @@
 Coding, decoding, outer steps and writing run on two threads beside the loop, so that the accelerator does not wait for them.
 """
 
+import math
 import queue
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -23,13 +26,13 @@ import torch
 
 from lowcomm_node.allotment import Allotment
 from lowcomm_node.checkpoint import CheckpointStore
-from lowcomm_node.errors import Diverged
+from lowcomm_node.errors import Diverged, NotFinite, TrainerError
 from lowcomm_node.limits import check_memory, limit_vram
 from lowcomm_node.sampling import TOP_K, generate
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import Arena
 from lowcomm_node.trainer.evaluation import held_out_loss
-from lowcomm_node.trainer.interface import Ready, TrainerSettings, slots_each
+from lowcomm_node.trainer.interface import Ready, TrainerSettings, said, slots_each
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.pipe import Pipe
 from lowcomm_node.trainer.replica import Replica, choose_device
@@ -37,13 +40,16 @@ from lowcomm_node.trainer.saving import HANGS, Saving
 from lowcomm_node.trainer.state import Parts
 from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
-from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
+from lowcomm_protocol.errors import CodecError, ImplausibleError
 from lowcomm_protocol.run import MAX_GROUP, parse_canonical, run_id_of
 
 MAX_GENERATED = 4096
 LOOK = 1.0
 """Seconds between two looks at whether a disk that hangs has held training long enough; a write that ends wakes it at once."""
 FP32_BYTES = 4
+MOST_SKIPPED = 10
+"""Inner steps in a row that may be skipped. Each had a batch of its own, so it is not the text: even where every second batch
+overflows, ten in a row come once in a thousand steps, and weights that give nothing finite for ten give nothing for the next."""
 
 
 class TrainerLoop:
@@ -66,9 +72,19 @@ class TrainerLoop:
                 self._serve(wait=not self._can_step())
                 if self._can_step():
                     self._step()
+        except Diverged as error:
+            self._writer.shutdown()  # what is being written now is the newest checkpoint then
+            self._leave_behind(error)
+            raise
         finally:
             self._coder.shutdown()
             self._writer.shutdown()
+
+    def _leave_behind(self, error: Diverged) -> None:
+        """The next start goes back one checkpoint, and on with other text than what led here."""
+        note = {"reason": str(error), "steps": self.replica.steps, "stream": self.replica.stream.state()}
+        with suppress(OSError, ValueError):  # the reason why training ends matters more
+            self.store.note_divergence(note)
 
     # between steps
 
@@ -92,7 +108,9 @@ class TrainerLoop:
         try:
             handler = getattr(self, f"_do_{request['do']}")
             answer = handler(number, request)
-        except (LowcommError, OSError, RuntimeError, ValueError, KeyError) as error:
+        except (Diverged, MemoryError):
+            raise  # nothing that is asked next would go better
+        except Exception as error:
             self._pipe.send({"re": number, **describe(error)})
             return
         if answer is not None:
@@ -104,7 +122,7 @@ class TrainerLoop:
         def job() -> None:
             try:
                 answer = work()
-            except (LowcommError, RuntimeError, ValueError, KeyError) as error:
+            except Exception as error:  # whatever it is: nobody else would answer
                 self._pipe.send({"re": number, **describe(error)})
                 return
             if answer is not None:
@@ -133,8 +151,8 @@ class TrainerLoop:
     def _step(self) -> None:
         replica, began = self.replica, monotonic()
         loss = replica.inner_step()
-        if loss != loss or loss in (float("inf"), float("-inf")):
-            raise Diverged(f"The loss is {loss} at step {replica.steps}: train.learning_rate is too high.")
+        if replica.skipped_in_a_row:
+            self._tell_skipped(loss)
         rate = replica.spec.tokens_per_step / max(1e-9, monotonic() - began)
         self._speed = rate if not self._speed else 0.9 * self._speed + 0.1 * rate
         self._tell_step(loss)
@@ -143,6 +161,16 @@ class TrainerLoop:
         if self._saving.is_due(replica.steps, monotonic()):
             self._save(None)
         self._tell_if_finished()
+
+    def _tell_skipped(self, loss: float) -> None:
+        replica, row = self.replica, self.replica.skipped_in_a_row
+        if row >= MOST_SKIPPED:
+            raise Diverged(
+                f"{row} inner steps in a row were skipped by step {replica.steps}, as loss ({loss:.4g}) or gradients were "
+                "not finite: train.learning_rate is too high."
+            )
+        if row == 1:
+            self._pipe.send({"event": "skipped", "steps": replica.steps, "skipped_steps": replica.skipped})
 
     def _tell_if_finished(self) -> None:
         """A merge with a partner that is ahead can end the run as well as a step."""
@@ -159,7 +187,8 @@ class TrainerLoop:
                 "swarm_step": replica.clock.step,
                 "steps": replica.steps,
                 "tokens": replica.tokens,
-                "loss": loss,
+                "loss": loss if math.isfinite(loss) else None,
+                "skipped_steps": replica.skipped,
                 "learning_rate": learning_rate(replica.spec.train, replica.clock.step, replica.spec.run.steps),
                 "tokens_per_second": self._speed,
             }
@@ -167,7 +196,8 @@ class TrainerLoop:
 
     def _evaluate(self) -> float:
         loss = held_out_loss(self.replica.model, self.replica.dataset, self.replica.spec.model.context)
-        news = {"event": "evaluated", "loss": loss, "swarm_step": self.replica.clock.step, "steps": self.replica.steps}
+        told = loss if math.isfinite(loss) else None
+        news = {"event": "evaluated", "loss": told, "swarm_step": self.replica.clock.step, "steps": self.replica.steps}
         self._pipe.send(news)
         return loss
 
@@ -190,6 +220,7 @@ class TrainerLoop:
         found = self.store.load_newest_usable()
         if found.checkpoint is not None:
             state.restore(self.replica, found.checkpoint.tensors, found.checkpoint.meta)
+            state.skip_text(self.replica, found.diverged)
         self._saving = Saving(self.settings.checkpoint_every, self.replica.steps)
         resumed = found.checkpoint.info.step if found.checkpoint else None
         self._arena = self._make_arena(spec.sync.codec, spec.sync.group)
@@ -331,19 +362,27 @@ class TrainerLoop:
         return {"size": size, "digest": sha256(self._arena.view(slot, offset + size)[offset:]).hexdigest()}
 
     def _do_merge(self, number: int, request: dict[str, Any]) -> None:
-        fragment = int(request["fragment"])
+        fragment, replica = int(request["fragment"]), self.replica
+        in_group = "owners" in request
+        capture = replica.group(fragment) if in_group else replica.pair(fragment)
 
         def at_boundary() -> None:
-            self.replica.merge(fragment, int(request["swarm_step"]))
+            try:
+                if replica.captures.get(fragment) is not capture:  # a state was copied meanwhile, or it was dropped
+                    raise TrainerError(f"Fragment {fragment} is not captured any more: the exchange is void.")
+                replica.merge(fragment, int(request["swarm_step"]))
+            except TrainerError as error:
+                self._pipe.send({"re": number, **describe(error)})
+                return
             self._answer_merge(number, fragment)
 
         def work() -> None:
-            if "owners" in request:
-                self.replica.group(fragment).pool(request["owners"])
+            if in_group:
+                replica.group(fragment).pool(request["owners"])
             else:
-                self.replica.pair(fragment).pool(request["tokens"])
-            self.replica.outer(fragment)
-            ripe = self.replica.captures[fragment].steps + self.replica.spec.sync.overlap
+                replica.pair(fragment).pool(request["tokens"])
+            replica.outer(fragment)
+            ripe = capture.steps + replica.spec.sync.overlap
             self._boundary.put(lambda: self._ripening.append((ripe, at_boundary)))
 
         self._beside(number, work)
@@ -369,8 +408,16 @@ class TrainerLoop:
         self._pipe.send({"re": number, **answer, "slow_digest": digest})
 
     def _do_drop(self, number: int, request: dict[str, Any]) -> None:
-        # After what was asked before: once this is answered, nothing is written to the slots of the exchange any more.
-        self._beside(number, lambda: self.replica.drop(int(request["fragment"])) or {})
+        fragment, replica = int(request["fragment"]), self.replica
+        capture = replica.captures.get(fragment)
+
+        def work() -> dict[str, Any]:
+            # After what was asked before: once this is answered, nothing is written to the slots of the exchange any more.
+            if capture is not None and replica.captures.get(fragment) is capture:
+                replica.drop(fragment)
+            return {}
+
+        self._beside(number, work)
 
     # requests: state
 
@@ -389,17 +436,23 @@ class TrainerLoop:
 
     def _write(self, number: int | None, parts: Parts, meta: dict[str, Any]) -> None:
         try:
+            state.require_finite(parts)
             info = self.store.save(meta["swarm_step"], parts, meta, created_at=time())
         except Exception as error:  # whatever it is, it is told, and training goes on
             if self._saving.failed(str(error), monotonic()):
                 self._pipe.send({"event": "not-saved", "reason": str(error)})
             if number is not None:
                 self._pipe.send({"re": number, **describe(error)})
+            if isinstance(error, NotFinite):
+                self._boundary.put(partial(self._give_up, error))
             return
         news = {"swarm_step": meta["swarm_step"], "path": str(info.path)}
         self._pipe.send({"event": "saved", **news, "after_trouble": self._saving.succeeded(self.replica.steps)})
         if number is not None:
             self._pipe.send({"re": number, **news, "steps": meta["steps"], "tokens": meta["tokens"]})
+
+    def _give_up(self, error: NotFinite) -> None:
+        raise Diverged(f"{str(error).rstrip('.')}, by step {self.replica.steps}: train.learning_rate is too high.")
 
     def _do_snapshot(self, number: int, request: dict[str, Any]) -> None:
         taken = transfer.Snapshot(self.replica)
@@ -407,7 +460,7 @@ class TrainerLoop:
         def work() -> None:
             try:
                 name = taken.write(Path(request["folder"]))
-            except (LowcommError, OSError) as error:
+            except Exception as error:
                 self._pipe.send({"re": number, **describe(error)})
                 return
             self._pipe.send({"re": number, "name": name, "swarm_step": taken.swarm_step})
@@ -415,6 +468,7 @@ class TrainerLoop:
         self._writer.submit(work)
 
     def _do_adopt(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        self._coder.submit(lambda: None).result()  # until nothing works on a capture any more
         transfer.adopt_folder(self.replica, Path(request["folder"]))
         return self._ready(None, [])
 
@@ -441,7 +495,7 @@ def describe(error: Exception) -> dict[str, Any]:
     """An error as it is told to the daemon: its text, the exit code that it should end a command with, whose fault it is."""
     unusable = isinstance(error, CodecError | ImplausibleError)
     return {
-        "error": str(error) or type(error).__name__,
+        "error": said(error),
         "exit_code": getattr(error, "exit_code", 1),
         "unusable": unusable,
     }

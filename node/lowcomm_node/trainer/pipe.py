@@ -36,4 +36,5 @@ class Pipe:
                     consume(json.loads(line))
         except (OSError, ValueError):
             pass
-        consume(None)
+        finally:
+            consume(None)

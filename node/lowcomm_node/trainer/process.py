@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,17 @@ from typing import Any
 
 from lowcomm_node.errors import Diverged, TrainerError, TrainerLost, Unusable
 from lowcomm_node.trainer.arena import Arena, create_file
-from lowcomm_node.trainer.interface import MAX_LINE, Again, Captured, Merged, Ready, Shared, TrainerSettings
+from lowcomm_node.trainer.interface import (
+    MAX_LINE,
+    Again,
+    Captured,
+    Merged,
+    Ready,
+    Shared,
+    TrainerSettings,
+    is_foreseen,
+    said,
+)
 
 BUILD_DEADLINE = 3600.0
 """Seconds that building may be silent: while text is tokenized it tells how far it is."""
@@ -231,8 +242,8 @@ class Trainer(ABC):
                 self._take_in(json.loads(line))
         except OSError:
             pass  # it was killed: how it ended tells more
-        except ValueError as error:
-            reason = f"The trainer can't be understood: {error}."
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"The trainer can't be understood: {error!r}."
         finally:
             self._is_gone = True
             for future in self._answers.values():
@@ -349,12 +360,13 @@ def serve(sock: socket.socket, memory: int) -> int:
     """Run the training loop over a socket; the exit code."""
     from lowcomm_node.trainer.loop import TrainerLoop  # torch is imported only where it is used
     from lowcomm_node.trainer.pipe import Pipe
-    from lowcomm_protocol.errors import LowcommError
 
     pipe = Pipe(sock)
     try:
         TrainerLoop(pipe, memory).run()
-    except (LowcommError, RuntimeError, OSError, MemoryError) as error:
+    except Exception as error:
+        if not is_foreseen(error):
+            traceback.print_exc()  # into the log of the daemon
         pipe.send({"event": "failed", **describe_end(error)})
         return 1
     finally:
@@ -367,7 +379,7 @@ def serve(sock: socket.socket, memory: int) -> int:
 
 def describe_end(error: Exception) -> dict[str, Any]:
     """Why training ends, as the daemon is told."""
-    reason = f"{error}" or type(error).__name__
+    reason = said(error)
     # torch.cuda.OutOfMemoryError is a RuntimeError that says so; the host's own is a MemoryError.
     memory = isinstance(error, MemoryError) or "out of memory" in reason.lower()
     kind = "diverged" if isinstance(error, Diverged) else "memory" if memory else "error"

@@ -5,6 +5,7 @@ Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` s
 """
 
 import importlib.util
+import math
 import os
 import shutil
 import sysconfig
@@ -12,13 +13,16 @@ from collections.abc import Sequence
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
+from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.model import build_model, tensor_specs
+from lowcomm_node.state_file import is_finite
 from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.clock import SwarmClock
@@ -29,6 +33,8 @@ from lowcomm_protocol.repeats import Repeats
 from lowcomm_protocol.robust import UsualNorm, comparable_norm, plausible_norm
 from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
+
+Kind = TypeVar("Kind", bound=Capture)
 
 
 class Replica:
@@ -52,7 +58,12 @@ class Replica:
         self.stream = TrainStream(dataset.train, spec.model.context, spec.train.batch, spec.run.seed, peer_id)
         self.clock = SwarmClock()
         self.steps = 0
+        """Inner steps done, skipped ones included."""
         self.tokens = 0
+        """Trained on: those of skipped steps do not count."""
+        self.skipped = 0
+        """Inner steps that were skipped, as loss or gradients were not finite."""
+        self.skipped_in_a_row = 0
         self.schedule = SyncSchedule(spec.sync.interval, [FragmentProgress() for _ in self.plan.fragments])
         self.weights = dict(self.model.named_parameters())
         self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
@@ -75,17 +86,28 @@ class Replica:
     # inner steps
 
     def inner_step(self) -> float:
-        """Train on one batch of our own stream; the loss in nats a token."""
+        """Train on one batch of our own stream; the loss in nats a token.
+
+        Where the loss or a gradient is not finite the step is skipped: nothing changes but counters, stream and clock.
+        """
         tokens, targets = (batch.to(self.device, non_blocking=True) for batch in self.stream.next_batch())
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = self.loss(tokens, targets)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip)
-        self.optimizer.step(self.clock.step, self.spec.run.steps)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip)
+        # Both at once: the only time that a step waits for the device.
+        value, length = torch.stack((loss.detach().float(), norm.float())).tolist()
+        if math.isfinite(value) and math.isfinite(length):
+            self.optimizer.step(self.clock.step, self.spec.run.steps)
+            self.skipped_in_a_row = 0
+            self.tokens += self.spec.tokens_per_step
+        else:
+            self.model.zero_grad(set_to_none=True)
+            self.skipped += 1
+            self.skipped_in_a_row += 1
         self.steps += 1
-        self.tokens += self.spec.tokens_per_step
         self.clock.tick()
-        return float(loss.detach())
+        return value
 
     # exchanges
 
@@ -101,10 +123,12 @@ class Replica:
         ``members`` (sorted) name the whole group where it shares the fragment out; in pairs there are none to name.
         ``realign`` brings slow weights together again that should be equal and are not: everybody sends fast weights in
         full precision, and their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we the
-        others claim to have trained.
+        others claim to have trained. Raises NotFinite where our weights are not.
         """
         theta, phi = self.fast(fragment), self.phi[fragment]
         own, most = self._plausible(fragment, theta, realign, ahead)
+        if not math.isfinite(own):
+            raise NotFinite(f"Our weights in fragment {fragment} are not finite: they are not sent.")
         common = {
             "me": self.peer_id,
             "theta": theta,
@@ -144,14 +168,16 @@ class Replica:
 
     def pair(self, fragment: int) -> PairCapture:
         """The capture of an exchange in a pair that is under way."""
-        capture = self.captures[fragment]
-        assert isinstance(capture, PairCapture)
-        return capture
+        return self._captured(fragment, PairCapture)
 
     def group(self, fragment: int) -> GroupCapture:
         """The capture of an exchange in a group that is under way."""
-        capture = self.captures[fragment]
-        assert isinstance(capture, GroupCapture)
+        return self._captured(fragment, GroupCapture)
+
+    def _captured(self, fragment: int, kind: type[Kind]) -> Kind:
+        capture = self.captures.get(fragment)
+        if not isinstance(capture, kind):
+            raise TrainerError(f"Fragment {fragment} is not captured any more: the exchange is void.")
         return capture
 
     def drop(self, fragment: int) -> None:
@@ -163,9 +189,10 @@ class Replica:
     def outer(self, fragment: int) -> None:
         """Compute the outer step from the mean of the capture; takes effect with ``merge``.
 
-        Slow weights are replaced, never changed in place, so that this can run beside inner steps and snapshots.
+        Slow weights are replaced, never changed in place, so that this can run beside inner steps and snapshots. Raises
+        NotFinite, and keeps nothing, where the outcome is not.
         """
-        capture = self.captures[fragment]
+        capture = self._captured(fragment, Capture)
         phi, delta = self.phi[fragment].clone(), self.delta[fragment].clone()
         for start, stop in capture.ranges:
             part = slice(start, stop)
@@ -175,6 +202,10 @@ class Replica:
                 self.outer_step(phi[part], delta[part], capture.mean[part], capture.progress[part], capture.sent[part])
             else:
                 self.outer_step(phi[part], delta[part], capture.mean[part])
+        if not (is_finite(phi) and is_finite(delta)):
+            raise NotFinite(
+                f"The outer step of fragment {fragment} gives values that are not finite: it is not applied."
+            )
         capture.outcome = (phi, delta)
 
     def outer_step(
@@ -184,14 +215,21 @@ class Replica:
         outer_step(self._outer, phi, delta, mean, progress, sent)
 
     def merge(self, fragment: int, swarm_step: int) -> None:
-        """Bring the new slow weights into the fast weights, and take over a partner's swarm step."""
-        capture = self.captures.pop(fragment)
+        """Bring the new slow weights into the fast weights, and take over a partner's swarm step.
+
+        Raises NotFinite, and changes nothing, where the outcome is not.
+        """
+        capture = self._captured(fragment, Capture)
         assert capture.outcome is not None
-        self.phi[fragment], self.delta[fragment] = capture.outcome
+        phi, delta = capture.outcome
         theta = self.fast(fragment)
         for start, stop in capture.ranges:
             part = slice(start, stop)
-            merge(self._outer, theta[part], self.phi[fragment][part], capture.theta[part])
+            merge(self._outer, theta[part], phi[part], capture.theta[part])
+        if not is_finite(theta):
+            raise NotFinite(f"The merge of fragment {fragment} gives weights that are not finite: it is not applied.")
+        del self.captures[fragment]
+        self.phi[fragment], self.delta[fragment] = phi, delta
         with torch.no_grad():
             scatter(self.plan.fragments[fragment], theta, self.weights)
         capture.commit()

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.data.tokenizer import identify
-from lowcomm_node.errors import CheckpointError
+from lowcomm_node.errors import CheckpointError, NotFinite
+from lowcomm_node.state_file import not_finite
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.robust import UsualNorm
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
@@ -22,7 +23,7 @@ _COUNTERS = tuple(field.name for field in fields(FragmentProgress))
 
 
 def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
-    """A copy of everything that a resume needs, in host memory."""
+    """A copy of everything that a resume needs, in host memory; ``require_finite`` before it is written."""
     parts: Parts = {
         "weights": {name: tensor.detach().to("cpu", copy=True) for name, tensor in replica.weights.items()},
         "outer": {
@@ -39,6 +40,7 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
         "swarm_step": replica.clock.step,
         "steps": replica.steps,
         "tokens": replica.tokens,
+        "skipped": replica.skipped,
         "progress": [asdict(replica.schedule[p]) for p in range(len(replica.schedule))],
         "usual": [usual.learned for usual in replica.usual],
         "stream": replica.stream.state(),
@@ -48,16 +50,32 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
     return parts, meta
 
 
+def require_finite(parts: Parts) -> None:
+    """Raise NotFinite where any tensor holds NaN or infinity."""
+    for part, tensors in parts.items():
+        if (name := not_finite(tensors)) is not None:
+            raise NotFinite(f"{name} ({part}) holds NaN or infinity: such a state is neither saved nor handed on.")
+
+
 def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
-    """Go on where our own checkpoint was. Raises CheckpointError if it is not of this run."""
+    """Go on where our own checkpoint was. Raises CheckpointError if it is not of this run, NotFinite."""
     _check(replica, meta)
+    require_finite(parts)
     _load(replica, parts)
     replica.clock.step = int(meta["swarm_step"])
     replica.steps, replica.tokens = int(meta["steps"]), int(meta["tokens"])
+    replica.skipped = int(meta.get("skipped", 0))  # 0.1 counted none
     replica.stream.restore(meta["stream"])
     replica.usual = _usual(replica, meta)
     progress = [FragmentProgress(**counters) for counters in meta["progress"]]
     replica.schedule = SyncSchedule(replica.spec.sync.interval, progress)
+
+
+def skip_text(replica: Replica, diverged: dict[str, Any] | None) -> None:
+    """Train on none of the text that led to a divergence, if one was noted: the same steps would lead there again."""
+    noted = (diverged or {}).get("stream")
+    if isinstance(noted, dict) and noted.get("batches", 0) > replica.stream.batches:
+        replica.stream.restore(noted)
 
 
 def _check(replica: Replica, meta: dict[str, Any]) -> None:
@@ -69,7 +87,7 @@ def _check(replica: Replica, meta: dict[str, Any]) -> None:
     if not isinstance(progress, list) or len(progress) != len(replica.plan.fragments):
         raise CheckpointError("The state counts other fragments than the plan: it is refused.")
     # A stranger may have written this; everything is checked before anything of it is used.
-    counters = [meta.get(name) for name in ("swarm_step", "steps", "tokens")]
+    counters = [meta.get(name) for name in ("swarm_step", "steps", "tokens")] + [meta.get("skipped", 0)]
     for one in progress:
         counters += (
             [one.get(name) for name in _COUNTERS] if isinstance(one, dict) and len(one) == len(_COUNTERS) else [None]

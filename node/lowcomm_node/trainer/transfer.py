@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lowcomm_node.errors import NotFinite
 from lowcomm_node.snapshots import write_snapshot
+from lowcomm_node.state_file import is_finite
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.fragments import Fragment, gather, scatter
 from lowcomm_protocol.pieces import Piece, Values, empty_fragment, read_piece
@@ -76,14 +78,18 @@ class Snapshot:
         return Manifest(**self._told, slow_digests=slow, digests=tuple(digests))
 
     def write(self, folder: Path) -> str:
-        """Write it for joiners; its name. Raises DiskFull."""
+        """Write it for joiners; its name. Raises DiskFull, NotFinite."""
+        for p, values in enumerate(self._values):
+            if not all(is_finite(torch.from_numpy(vector)) for vector in values.vectors):
+                raise NotFinite(f"Fragment {p} of our state is not finite: it is not handed to joiners.")
         return write_snapshot(folder, self.form.size, self.pieces(), lambda d: self.manifest(d).to_bytes(self.form))
 
 
 def adopt(replica: Replica, manifest: Manifest, read: Read) -> None:
     """Begin where others are: their weights, slow weights, momenta and swarm step; our own steps and data go on.
 
-    ``read`` gives each piece. Raises ProtocolViolation, and changes nothing, for values that no training reaches.
+    ``read`` gives each piece. Raises ProtocolViolation, and changes nothing, for values that no training reaches. Exchanges
+    under way are void: no other thread may work on a capture meanwhile.
     """
     form = form_of(replica)
     values = [empty_fragment(runs, form.ranges) for runs in form.fragments]
@@ -92,7 +98,8 @@ def adopt(replica: Replica, manifest: Manifest, read: Read) -> None:
         for source, target in zip(taken.vectors, into.vectors, strict=True):
             target[:] = source
     _load(replica, values, manifest.moments)
-    replica.captures.clear()
+    for fragment in tuple(replica.captures):
+        replica.drop(fragment)
     replica.usual = [UsualNorm(one) for one in manifest.usual]
     replica.clock.observe(manifest.swarm_step)
     synced = replica.schedule

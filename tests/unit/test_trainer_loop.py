@@ -1,0 +1,274 @@
+"""What must hold for the training loop: nothing that is asked at a bad moment ends it, and what ends it is told."""
+
+import math
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from driving import Driven, begin, driven, finish
+
+from lowcomm_node.errors import Diverged, NotFinite
+from lowcomm_node.trainer import loop as loop_module
+from lowcomm_node.trainer import transfer
+from lowcomm_node.trainer.arena import create_file
+from lowcomm_node.trainer.loop import MOST_SKIPPED, TrainerLoop
+from lowcomm_node.trainer.pipe import Pipe
+from lowcomm_node.trainer.process import serve
+
+PAIRS = """
+[sync]
+method = "lowcomm"
+fragments = 2
+interval = 10
+overlap = 3
+min_steps = 1
+codec = "fp32"
+error_feedback = false
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder: its text is tokenized once."""
+    return tmp_path_factory.mktemp("loops")
+
+
+def adopt(one: Driven, donor: Driven, folder: Path) -> dict:
+    """Copy a state, as a node does that has drifted."""
+    name = transfer.Snapshot(donor.replica).write(folder)
+    return one.ask("adopt", folder=str(folder / name))
+
+
+# What is under way when a state is copied
+
+
+def test_a_merge_that_ripens_while_a_state_is_copied_is_void_and_training_goes_on(folder: Path, tmp_path: Path) -> None:
+    with driven(folder, "a", "b", more=PAIRS) as (one, other):
+        for here in (one, other):
+            here.steps(2)
+        begin(one, other)
+        number, _ = finish(one, other)
+        assert one.answer(number) is None, "it ripens for three more steps"
+        assert "error" not in adopt(one, other, tmp_path)
+        copied = one.replica.phi[0].clone()
+        one.steps(5)
+        assert "void" in one.answer(number)["error"]
+        assert torch.equal(one.replica.phi[0], copied), "nothing of it is merged into the copied state"
+        assert len(one.events("step")) == 7
+
+
+def test_a_merge_that_is_asked_for_while_a_state_is_copied_is_void(folder: Path, tmp_path: Path) -> None:
+    with driven(folder, "a", "b", more=PAIRS) as (one, other):
+        for here in (one, other):
+            here.steps(2)
+        begin(one, other)
+        held = threading.Event()
+        one.loop._coder.submit(held.wait)
+        number = one.send("merge", fragment=0, swarm_step=2, tokens={"a": 1, "b": 1})
+        threading.Timer(0.05, held.set).start()
+        assert "error" not in adopt(one, other, tmp_path)
+        one.steps(5)
+        assert "void" in one.answer(number)["error"]
+
+
+def test_a_merge_of_an_exchange_that_is_over_does_not_touch_the_next_one(folder: Path) -> None:
+    with driven(folder, "a", "b", more=PAIRS) as (one, other):
+        for here in (one, other):
+            here.steps(2)
+        begin(one, other)
+        number, _ = finish(one, other)
+        one.ask("drop", fragment=0)
+        begin(one, other)
+        one.steps(4)
+        assert "void" in one.answer(number)["error"]
+        assert 0 in one.replica.captures, "the next one goes on"
+
+
+def test_what_is_dropped_late_is_the_exchange_that_was_meant(folder: Path) -> None:
+    with driven(folder, "a", "b", more=PAIRS) as (one, other):
+        for here in (one, other):
+            here.steps(2)
+        begin(one, other)
+        held = threading.Event()
+        one.loop._coder.submit(held.wait)
+        one.send("drop", fragment=0)
+        one.send("capture", fragment=0, slot=0, realign=False, ahead=0)
+        held.set()
+        one.settle()
+        assert 0 in one.replica.captures
+
+
+# What nobody foresaw
+
+
+def test_an_error_on_the_coding_thread_that_nobody_foresaw_is_answered(folder: Path) -> None:
+    with driven(folder, "a", more=PAIRS) as (one,):
+        one.steps(1)
+        one.ask("capture", fragment=0, slot=0, realign=False, ahead=0)
+        answer = one.ask("resend", fragment=0, slot=0, blocks=None)
+        assert "TypeError" in answer["error"] and "report it" in answer["error"]
+        assert "error" not in one.ask("drop", fragment=0)
+        assert "not captured any more" in one.ask("receive", fragment=0, peer="b", slot=0, size=4)["error"]
+        assert "AttributeError" in one.ask("dance")["error"], "nor does a request that does not exist end it"
+
+
+def test_whatever_ends_the_loop_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: TrainerLoop) -> None:
+        _ = {}[3]
+
+    monkeypatch.setattr(loop_module.TrainerLoop, "run", run)
+    ours, theirs = socket.socketpair()
+    ended: list[int] = []
+    thread = threading.Thread(target=lambda: ended.append(serve(theirs, create_file())))
+    thread.start()
+    told: list[dict] = []
+    over = threading.Event()
+    Pipe(ours).start_reading(lambda message: told.append(message) if message else over.set())
+    assert over.wait(20)
+    thread.join(20)
+    ours.close()
+    assert ended == [1]
+    (event,) = told
+    assert event["event"] == "failed" and event["kind"] == "error"
+    assert event["reason"].startswith("KeyError in test_trainer_loop.py, line") and "report it" in event["reason"]
+
+
+# Nothing but numbers
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, one: Driven, bad: list[bool], where: str = "loss") -> None:
+    """Of the next inner steps those are bad for which ``bad`` says so."""
+    honest, left = one.replica.loss, list(bad)
+
+    def loss(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        value = honest(tokens, targets)
+        if not (left and left.pop(0)):
+            return value
+        return value * math.nan if where == "loss" else value + (value - value.detach()) * math.inf
+
+    monkeypatch.setattr(one.replica, "loss", loss)
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_counters(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with driven(folder, "a", more=PAIRS) as (one,):
+        one.steps(2)
+        before = {name: weight.detach().clone() for name, weight in one.replica.weights.items()}
+        moments = one.replica.optimizer.moments()
+        poisoned(monkeypatch, one, [True], where)
+        one.steps(1)
+        assert all(torch.equal(weight, before[name]) for name, weight in one.replica.weights.items())
+        assert all(torch.equal(now, moments[name]) for name, now in one.replica.optimizer.moments().items())
+        step = one.events("step")[-1]
+        assert (step["steps"], step["swarm_step"], step["skipped_steps"]) == (3, 3, 1)
+        assert step["tokens"] == 2 * one.replica.spec.tokens_per_step, "nothing was learned from the third batch"
+        assert step["loss"] is None or where == "gradient"
+        assert one.replica.stream.batches == 3, "it is not met again"
+        assert [event["steps"] for event in one.events("skipped")] == [3]
+        one.steps(1)
+        assert one.replica.skipped_in_a_row == 0 and math.isfinite(one.events("step")[-1]["loss"])
+        assert any(not torch.equal(weight, before[name]) for name, weight in one.replica.weights.items())
+
+
+def test_so_many_skipped_steps_in_a_row_end_training_with_a_remedy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driven(folder, "a", more=PAIRS) as (one,):
+        pattern = [True] * (MOST_SKIPPED - 1) + [False] + [True] * MOST_SKIPPED
+        poisoned(monkeypatch, one, pattern)
+        one.steps(len(pattern) - 1)
+        with pytest.raises(Diverged, match=r"10 inner steps in a row .* by step 20, .*learning_rate is too high"):
+            one.steps(1)
+        assert len(one.events("skipped")) == 2, "once for each row"
+
+
+def test_after_a_divergence_the_next_start_goes_back_one_checkpoint_and_on_with_other_text(tmp_path: Path) -> None:
+    with driven(tmp_path, "a", more=PAIRS, checkpoint_every=1000) as (one,):
+        for _ in range(2):
+            one.steps(3)
+            one.ask("save")
+        one.steps(1)
+        one.replica.loss = lambda tokens, targets: one.replica.model.loss(tokens, targets) * math.nan
+        with pytest.raises(Diverged):
+            one.loop.run()
+        drawn = one.replica.stream.batches
+    with driven(tmp_path, "a", more=PAIRS) as (again,):
+        assert again.built["resumed"] == 3 and again.replica.steps == 3
+        assert "step 6: training went on from it and diverged: 10 inner steps" in again.built["skipped"][0]
+        assert again.replica.stream.batches == drawn == 7 + MOST_SKIPPED
+        again.steps(1)
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_sent_nor_handed_on(folder: Path, tmp_path: Path) -> None:
+    with driven(folder, "nan", more=PAIRS) as (one,):
+        one.steps(1)
+        assert "error" not in one.ask("save")
+        saved = one.loop.store.steps()
+        with torch.no_grad():
+            one.replica.weights["norm.weight"][5] = math.nan
+        for fragment in range(2):
+            for realign in (False, True):
+                answer = one.ask("capture", fragment=fragment, slot=0, realign=realign, ahead=0)
+                assert ("not finite" in answer.get("error", "")) == (fragment == 1)
+        assert "not finite" in one.ask("snapshot", folder=str(tmp_path))["error"]
+        assert list(tmp_path.iterdir()) == []
+        one.replica.clock.step += 1
+        number = one.send("save")
+        with pytest.raises(Diverged, match="NaN or infinity"):
+            one.settle()
+        assert "NaN or infinity" in one.answer(number)["error"]
+        assert one.loop.store.steps() == saved
+        assert "no finite" in one.ask("generate", prompt="a", tokens=2, temperature=1.0, seed=0)["error"]
+
+
+@pytest.mark.parametrize("part", ["phi", "delta", "moments"])
+def test_slow_weights_and_moments_that_are_not_finite_are_not_saved(folder: Path, part: str) -> None:
+    with driven(folder, f"bad-{part}", more=PAIRS) as (one,):
+        one.steps(1)
+        if part == "moments":
+            first, _ = one.replica.optimizer.moment_vectors()
+            next(iter(first.values())).view(-1)[0] = math.inf
+        else:
+            getattr(one.replica, part)[1][3] = math.nan
+        one.send("save")
+        with pytest.raises(Diverged, match="NaN or infinity"):
+            one.settle()
+        assert one.loop.store.steps() == []
+
+
+def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) -> None:
+    with driven(folder, "a", "b", more=PAIRS.replace("overlap = 3", "overlap = 0")) as (one, other):
+        for here in (one, other):
+            here.steps(2)
+        for spoil in ("mean", "theta"):
+            begin(one, other)
+            before = one.replica.fast(0), one.replica.phi[0].clone(), one.replica.delta[0].clone()
+            if spoil == "mean":
+                one.replica.captures[0].received["b"][7] = one.replica.captures[0].progress[7] = 3.4e38
+                one.replica.captures[0].sent[7] = -3.4e38
+            else:
+                one.replica.captures[0].theta[7] = -3.4e38
+                one.replica.phi[0][7] = 2e38
+                before[1][7] = 2e38
+            number, _ = finish(one, other)
+            assert "not finite" in one.answer(number)["error"], spoil
+            after = one.replica.fast(0), one.replica.phi[0], one.replica.delta[0]
+            assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
+            assert "error" not in one.ask("drop", fragment=0)
+            one.steps(1)
+
+
+def test_a_state_that_is_not_finite_is_not_resumed_from(folder: Path) -> None:
+    from lowcomm_node.trainer import state
+
+    with driven(folder, "a", more=PAIRS) as (one,):
+        one.steps(1)
+        parts, meta = state.snapshot(one.replica)
+        parts["outer"]["phi.1"] = parts["outer"]["phi.1"].clone()
+        parts["outer"]["phi.1"][0] = -math.inf
+        with pytest.raises(NotFinite, match=r"phi\.1 \(outer\)"):
+            state.restore(one.replica, parts, meta)
