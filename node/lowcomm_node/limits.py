@@ -1,17 +1,11 @@
 """What the owner's machine can carry, checked before a run's specification takes anything."""
 
-import psutil
 import torch
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.model import Transformer
-from lowcomm_protocol.run import ModelSettings
-
-GIB = 1024**3
-_HOST_VECTORS = 6
-"""float32 vectors of the model's size in host memory: slow weights, momentum, captures, a snapshot being written."""
-_DEVICE_VECTORS = 4
-"""The same on the device: weights, gradients, two moments."""
+from lowcomm_node.supervision.memory import GIB, memory_of_machine
+from lowcomm_node.trainer.reckoning import DAEMON, TRAINER, count_parameters, explain, reckon
+from lowcomm_protocol.run import RunSpec
 
 
 def limit_vram(device: torch.device, max_vram: float | None) -> None:
@@ -25,20 +19,29 @@ def limit_vram(device: torch.device, max_vram: float | None) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, max_vram * GIB / total), device)
 
 
-def count_parameters(model: ModelSettings) -> int:
-    """Parameters of a model, without allocating it."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Transformer(model).parameters())
+def check_memory(
+    spec: RunSpec, device: torch.device, max_memory: float | None, max_vram: float | None = None, exchanges: int = 4
+) -> None:
+    """Raise ConfigError if training would take more memory than there is, or than the owner allows (GiB).
+
+    ``exchanges``: how many may be under way at once.
+    """
+    reckoned = reckon(spec, device.type == "cuda", exchanges)
+    # Without a limit of the owner's: what is free, and what daemon and trainer have taken already.
+    allowed = int(max_memory * GIB) if max_memory is not None else memory_of_machine()[1] + DAEMON + TRAINER
+    _require(spec, reckoned.host, allowed, "memory", "--max-memory")
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        allowed = free if max_vram is None else min(free, int(max_vram * GIB))
+        _require(spec, reckoned.device, allowed, "memory of the GPU", "--max-vram")
 
 
-def check_memory(model: ModelSettings, device: torch.device, max_memory: float | None) -> None:
-    """Raise ConfigError if training ``model`` would take more host memory than there is, or than ``max_memory`` GiB."""
-    parameters = count_parameters(model)
-    vectors = _HOST_VECTORS + (_DEVICE_VECTORS if device.type == "cpu" else 0)
-    needed = 4 * parameters * vectors
-    allowed = psutil.virtual_memory().available if max_memory is None else int(max_memory * GIB)
-    if needed > allowed:
-        raise ConfigError(
-            f"This run's model has {parameters:,} parameters and needs about {needed / GIB:.1f} GiB of memory, "
-            f"{allowed / GIB:.1f} GiB are allowed here: join from a larger machine, or raise --max-memory."
-        )
+def _require(spec: RunSpec, parts: dict[str, int], allowed: int, what: str, option: str) -> None:
+    needed = sum(parts.values())
+    if needed <= allowed:
+        return
+    raise ConfigError(
+        f"This run needs about {needed / GIB:.1f} GiB of {what}, {allowed / GIB:.1f} GiB are allowed here (GiB: "
+        f"{explain(parts)}; {count_parameters(spec.model):,} parameters): join from a larger machine, raise {option}, or "
+        "ask the run's creator for a smaller batch or context."
+    )

@@ -10,6 +10,7 @@ A new setting needs a line in ``document.ADDED``: what a run means that was sign
 import hashlib
 import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -30,6 +31,8 @@ MAX_GROUP = 8
 BYTES = 256
 """Tokens of ``tokenizer = "bytes"``."""
 MAX_MEMBERS = 256
+MAX_STEP_TOKENS = 1024 * 1024
+"""Tokens of one inner step (``batch * context``) in a new run: all of them lie in a peer's memory at once."""
 _PURPOSE = "run specification"
 
 Positive = Annotated[int, Field(ge=1)]
@@ -425,6 +428,11 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
         raise SpecError(
             f'{source}: model.vocab = {spec.model.vocab} is too small for tokenizer = "bytes": set vocab = {BYTES}.'
         )
+    if spec.tokens_per_step > MAX_STEP_TOKENS:
+        raise SpecError(
+            f"{source}: train.batch = {spec.train.batch} times model.context = {spec.model.context} are "
+            f"{spec.tokens_per_step:,} tokens in an inner step, more than {MAX_STEP_TOKENS:,}: lower one of the two."
+        )
 
 
 def parse_canonical(text: str, source: str = "run specification") -> RunSpec:
@@ -435,6 +443,15 @@ def parse_canonical(text: str, source: str = "run specification") -> RunSpec:
     if not is_encoding(text, content, spec.model_dump(), known):
         raise SpecError(f"{source}: the document is not in its canonical form; its creator must sign it anew.")
     return spec
+
+
+def amended(spec: RunSpec, settings: Mapping[str, Any], source: str) -> RunSpec:
+    """A specification with other values of some settings (``SECTION.SETTING``). Raises SpecError."""
+    data = spec.model_dump()
+    for name, value in settings.items():
+        section, _, setting = name.partition(".")
+        data[section][setting] = value
+    return _validate(data, source)
 
 
 def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:

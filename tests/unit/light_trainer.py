@@ -1,6 +1,7 @@
 """A trainer without tensors: a real process that speaks the real language, takes steps of nothing, and fails as it is told.
 
-python light_trainer.py BEHAVIOUR SOCKET MEMORY        BEHAVIOUR: "", "die:N", "fail:N:KIND:REASON", "refuse:CODE:REASON"
+python light_trainer.py BEHAVIOUR SOCKET MEMORY        BEHAVIOUR: "", "die:N", "fail:N:KIND:REASON", "refuse:CODE:REASON",
+                                                                 "eat:N:BYTES"
 """
 
 import json
@@ -20,6 +21,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[2]))
     lock = threading.Lock()
     training = threading.Event()
+    eaten: list[bytes] = []
 
     def send(message: dict[str, Any]) -> None:
         with lock:
@@ -36,6 +38,8 @@ def main() -> None:
             if what == "fail" and steps == int(details[0]):
                 send({"event": "failed", "kind": details[1], "reason": details[2], "exit_code": 1})
                 os._exit(1)
+            if what == "eat" and steps == int(details[0]):
+                eaten.append(b"x" * int(details[1]))
             send({"event": "step", "steps": steps, "swarm_step": steps, "tokens": steps, "loss": 1.0})
 
     threading.Thread(target=train, daemon=True).start()

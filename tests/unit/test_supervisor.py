@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.supervision import supervisor as supervisor_module
 from lowcomm_node.supervision.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
+from lowcomm_node.supervision.memory import GIB, memory_of
 from lowcomm_node.supervision.pace import FACTOR, FIRST_STEP, Pace
 from lowcomm_node.supervision.supervisor import END_DEADLINE, Supervisor
 from lowcomm_node.trainer.interface import TrainerSettings
@@ -57,6 +59,19 @@ async def lost(one: Supervisor) -> TrainerLost:
         async with asyncio.timeout(DEADLINE):
             await one.wait_lost()
     return caught.value
+
+
+async def test_one_that_takes_more_memory_than_is_allowed_is_ended_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "TICK", 0.02)
+    allowed = (memory_of(os.getpid()) + 128 * 2**20) / GIB
+    async with supervised(f"eat:5:{256 * 2**20}") as (one, told):
+        await one.start(replace(SETTINGS, max_memory=allowed))
+        await one.train(True)
+        error = await lost(one)
+        assert "--max-memory allows" in str(error) and [event["steps"] for event in told][:4] == [1, 2, 3, 4]
+        assert (await one.explain(error)).kind is Kind.MEMORY
 
 
 async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_place() -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from lowcomm_node.supervision.memory import memory_of_machine
+
 GPU_DEADLINE = 10.0
 _PROC = Path("/proc/sys/net/ipv4")
-_CGROUP = Path("/sys/fs/cgroup")
 _QUERY = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 
 
@@ -114,13 +115,7 @@ def _disk(home: Path) -> Disk:
 
 
 def _memory() -> Memory:
-    found = psutil.virtual_memory()
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):  # no limit is written as "max"
-        return Memory(found.total, found.available)
-    return Memory(min(found.total, limit), min(found.available, max(0, limit - used)))
+    return Memory(*memory_of_machine())
 
 
 def _gpus() -> tuple[Gpu, ...]:

@@ -27,7 +27,8 @@ class Kind(StrEnum):
 _REMEDIES = {
     Kind.DIED: "see what it told last in the log above",
     Kind.HUNG: "see whether the GPU's driver still answers (nvidia-smi), or restart the machine",
-    Kind.MEMORY: "free memory of that device, choose another --device, or take part from a larger machine",
+    Kind.MEMORY: "free memory of that device, raise --max-memory or --max-vram where you set it, choose another --device, or "
+    "take part from a larger machine",
     Kind.DIVERGED: "the run's learning rate is too high for it: tell its creator",
     Kind.UNFIT: "correct that",
     Kind.ERROR: "see the log above",

@@ -2,12 +2,13 @@
 
     start ──► built ──► steps, evaluations, checkpoints ──► stop
       │         │                   │
-      └─────────┴───────────────────┴─► lost: it died, said that it failed, or was silent for too long
+      └─────────┴───────────────────┴─► lost: it died, said that it failed, was silent for too long, or took too much memory
 
 What follows a loss is for the daemon: it ends the exchanges first, which use the memory of the lost trainer.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -15,6 +16,7 @@ from typing import Any
 
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.supervision.failures import Failure, Kind
+from lowcomm_node.supervision.memory import memory_of, too_much
 from lowcomm_node.supervision.pace import LEAST, Pace
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.process import Trainer
@@ -83,7 +85,8 @@ class Supervisor:
         """Start a trainer, which builds or resumes its replica. Raises TrainerLost if it dies, TrainerError if it can't."""
         trainer = self._trainer = self._trainer or self._make()
         self._pace = Pace(monotonic(), self._least_silence)
-        self._tasks = [asyncio.create_task(self._follow(trainer)), asyncio.create_task(self._watch(trainer))]
+        watch = self._watch(trainer, settings.max_memory)
+        self._tasks = [asyncio.create_task(self._follow(trainer)), asyncio.create_task(watch)]
         ready = await trainer.start(settings)
         self._built, self._steps = True, ready.steps
         return ready
@@ -150,10 +153,15 @@ class Supervisor:
                     return
             self._on_news(event)
 
-    async def _watch(self, trainer: Trainer) -> None:
+    async def _watch(self, trainer: Trainer, max_memory: float | None) -> None:
         while not self._lost.is_set():
             await asyncio.sleep(TICK)
             now = monotonic()
+            if max_memory is not None and trainer.pid is not None:
+                taken = memory_of(os.getpid()) + memory_of(trainer.pid)
+                if (reason := too_much(taken, max_memory)) is not None:
+                    self._lose(Kind.MEMORY, reason)
+                    trainer.kill()
             if self._training and not trainer.occupied:
                 self._pace.tick(now)
             else:

@@ -209,7 +209,8 @@ class TrainerLoop:
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
         device = choose_device(self.settings.device)
-        check_memory(spec.model, device, self.settings.max_memory)
+        allowed = (self.settings.max_memory, self.settings.max_vram)
+        check_memory(spec, device, *allowed, exchanges=self.settings.exchanges)
         limit_vram(device, self.settings.max_vram)
         allotment = Allotment(Path(self.settings.home), self.settings.max_disk)
         dataset = open_text(spec, self.settings, allotment, self._pipe.send)

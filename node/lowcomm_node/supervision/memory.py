@@ -1,0 +1,43 @@
+"""The machine's memory: what there is, what processes take, and when that is more than their owner allows."""
+
+from pathlib import Path
+
+import psutil
+
+GIB = 1024**3
+_CGROUP, _PROC = Path("/sys/fs/cgroup"), Path("/proc")
+_OWN = ("RssAnon:", "RssShmem:")
+
+
+def memory_of_machine() -> tuple[int, int]:
+    """Bytes in all, and those that are free: of this container, if it is one."""
+    found = psutil.virtual_memory()
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # no limit is written as "max"
+        return found.total, found.available
+    return min(found.total, limit), min(found.available, max(0, limit - used))
+
+
+def memory_of(pid: int) -> int:
+    """Bytes that a process takes, without the files that it has mapped, which the kernel drops at need; 0 if it has gone."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(_OWN))
+    except (OSError, ValueError, IndexError):
+        pass
+    try:  # not Linux
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def too_much(taken: int, allowed: float | None) -> str | None:
+    """Why a trainer must end that takes, with the daemon, so many bytes of ``allowed`` GiB; None if it need not."""
+    if allowed is None or taken <= allowed * GIB:
+        return None
+    return (
+        f"out of memory: daemon and trainer take {taken / GIB:.2f} GiB, --max-memory allows {allowed:g}: raise it, or "
+        "take part from a larger machine"
+    )

@@ -1,0 +1,139 @@
+"""What must hold for the memory of a run: it is reckoned before anything is allocated, by what takes it, and kept to."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lowcomm_node import limits
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.limits import check_memory
+from lowcomm_node.model import build_model
+from lowcomm_node.supervision.memory import GIB, memory_of, memory_of_machine, too_much
+from lowcomm_node.trainer.muon import BatchedMuon
+from lowcomm_node.trainer.optimizer import InnerOptimizer
+from lowcomm_node.trainer.reckoning import BETWEEN, FLOAT, count_parameters, kept_values, reckon
+from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.run import ModelSettings, RunSpec, parse_canonical, parse_toml
+
+CPU = torch.device("cpu")
+MODELS = [
+    {},
+    {"tied": True},
+    {"layers": 2, "width": 128, "heads": 8, "feed_forward": 96, "context": 16, "vocab": 500},
+]  # fmt: skip
+
+
+def spec_of(model: dict[str, Any] | None = None, method: str = "lowcomm", **train: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {"run": {"name": "a"}, "model": model or {}, "train": train, "sync": {"method": method}}
+    )
+
+
+def part(spec: RunSpec, name: str) -> float:
+    """Values of float32 that one part takes, without gaps."""
+    return next(amount for part, amount in reckon(spec, False).host.items() if part.startswith(name)) / BETWEEN / FLOAT
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_parameters_and_moments_are_those_of_the_real_model(model):
+    settings = ModelSettings.model_validate(model)
+    real = build_model(settings, 0)
+    assert count_parameters(settings) == sum(one.numel() for one in real.parameters())
+    for optimizer in ("adamw", "muon"):
+        spec = spec_of(model, optimizer=optimizer, batch=1)
+        inner = InnerOptimizer(real, spec.train, CPU)
+        tokens = torch.zeros(1, settings.context, dtype=torch.long)
+        real.loss(tokens, tokens).backward()
+        inner.step(0, 10)
+        moments = sum(value.numel() for value in inner.moments().values() if value.ndim)
+        scratch = part(spec, "optimizer") - moments
+        assert scratch == pytest.approx(0, abs=1) if optimizer == "adamw" else scratch > 0
+        assert optimizer == "adamw" or any(isinstance(one, BatchedMuon) for one in inner._parts)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model, batch):
+    settings = ModelSettings.model_validate(model)
+    real, kept = build_model(settings, 0), {}
+    ours = {one.untyped_storage().data_ptr() for one in (*real.parameters(), real.rope)}
+    alive = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in ours:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    tokens = torch.zeros(batch, settings.context, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        real.loss(tokens, tokens)
+    reckoned = FLOAT * batch * settings.context * kept_values(settings)
+    assert sum(kept.values()) == pytest.approx(reckoned, rel=0.01)
+
+
+def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(monkeypatch: pytest.MonkeyPatch):
+    hungry = spec_of({"context": 32_768}, batch=256)
+    with pytest.raises(ConfigError, match=r"needs about \d+\.\d GiB of memory, 4\.0 GiB are allowed here") as caught:
+        check_memory(hungry, CPU, 4.0)
+    told = str(caught.value)
+    assert "(GiB: activations and logits (batch 256 x context 32768) " in told
+    assert "raise --max-memory" in told and "smaller batch or context" in told
+    monkeypatch.setattr(limits, "memory_of_machine", lambda: (8 * GIB, 7 * GIB))
+    with pytest.raises(ConfigError, match=r"7\.7 GiB are allowed here"):
+        check_memory(hungry, CPU, None)
+    check_memory(spec_of(), CPU, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "method"),
+    [
+        ({"context": 1024}, {"batch": 64}, "lowcomm"),
+        ({"vocab": 200_000}, {}, "noloco"),
+        ({"width": 2048, "heads": 16, "feed_forward": 5632, "layers": 24}, {}, "diloco"),
+        ({"width": 2048, "heads": 16, "feed_forward": 5632, "layers": 24}, {"optimizer": "muon"}, "streaming-diloco"),
+    ],
+)
+def test_every_part_that_grows_is_reckoned(model, train, method):
+    demo, large = (sum(reckon(one, False).host.values()) for one in (spec_of(), spec_of(model, method, **train)))
+    assert large > 2 * demo
+
+
+def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.MonkeyPatch):
+    cuda = torch.device("cuda:0")
+    spec = spec_of({"context": 2048, "width": 1024, "heads": 16, "feed_forward": 2816}, batch=32)
+    found = reckon(spec, gpu=True)
+    assert not set(found.host) & set(found.device) - {"programs"}
+    assert found.device_bytes > found.host_bytes / 2
+    card = SimpleNamespace(free=2 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (card.free, 80 * GIB))
+    with pytest.raises(ConfigError, match=r"GiB of memory of the GPU, 2\.0 GiB are allowed here .*raise --max-vram"):
+        check_memory(spec, cuda, 64.0)
+    card.free = 79 * GIB
+    check_memory(spec, cuda, 64.0)
+    with pytest.raises(ConfigError, match=r"1\.5 GiB are allowed here"):
+        check_memory(spec, cuda, 64.0, max_vram=1.5)
+
+
+def test_a_new_run_has_a_bound_on_the_tokens_of_a_step_and_a_signed_one_is_read_all_the_same():
+    text = '[run]\nname = "a"\n[model]\ncontext = 32768\n[train]\nbatch = {}\n'
+    with pytest.raises(SpecError, match=r"batch = 33 times model\.context = 32768 are 1,081,344 tokens .* lower one"):
+        parse_toml(text.format(33))
+    parse_toml(text.format(32))
+    old = spec_of({"context": 32_768}, batch=256)
+    assert parse_canonical(old.canonical().decode()) == old
+
+
+def test_what_a_process_takes_grows_with_what_it_touches_and_a_limit_tells_the_remedy():
+    before = memory_of(os.getpid())
+    held = torch.ones(16 * 1024 * 1024)
+    assert memory_of(os.getpid()) - before > held.numel() * FLOAT * 0.9
+    assert memory_of(2**22 + 1) == 0
+    total, free = memory_of_machine()
+    assert 0 < free <= total
+    assert too_much(3 * GIB, None) is None and too_much(3 * GIB, 3.0) is None
+    assert "take 3.50 GiB, --max-memory allows 3: raise it" in (too_much(int(3.5 * GIB), 3.0) or "")
