@@ -18,6 +18,14 @@ from lowcomm_protocol.errors import SignatureError
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+_FIELD = 2**255 - 19
+_SMALL_Y = frozenset(
+    number % _FIELD
+    for root in (0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,)
+    for number in (0, 1, -1, root, -root)
+)
+"""y of all points of the curve whose order is 1, 2, 4 or 8 (RFC 8032, section 5.1): signatures under such a key can be made
+by anybody, without its private key."""
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 _PRIVATE_KEY_PREFIX = bytes.fromhex("08011240")  # protobuf of libp2p: key_type = Ed25519, data = 64 bytes
 
@@ -75,8 +83,15 @@ def peer_id_of(public_key: bytes) -> str:
     return base58.b58encode(_PEER_ID_PREFIX + public_key).decode()
 
 
+def check_key(public_key: bytes) -> None:
+    """Raise SignatureError for an Ed25519 public key (32 bytes) that proves nothing: of small order, or not canonical."""
+    y = int.from_bytes(public_key, "little") & (2**255 - 1)
+    if y >= _FIELD or y in _SMALL_Y:
+        raise SignatureError(f"The public key {public_key.hex()} is one that anybody can sign for: it is refused.")
+
+
 def public_key_of(peer_id: str) -> bytes:
-    """The Ed25519 public key (32 bytes) inside a peer id. Raises SignatureError if there is none."""
+    """The Ed25519 public key (32 bytes) inside a peer id. Raises SignatureError if there is none, or it proves nothing."""
     try:
         if len(peer_id) > 64:
             raise ValueError
@@ -87,6 +102,7 @@ def public_key_of(peer_id: str) -> bytes:
     # base58 decoding forgives white space at the end: without this one key would have many names.
     if len(raw) != len(_PEER_ID_PREFIX) + KEY_BYTES or peer_id_of(public_key) != peer_id:
         raise SignatureError(f"The peer id {peer_id!r} holds no Ed25519 key: expected one that begins with 12D3KooW.")
+    check_key(public_key)
     return public_key
 
 

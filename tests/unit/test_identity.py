@@ -1,7 +1,10 @@
 """What must hold for keys, peer ids and signatures."""
 
+from collections.abc import Iterator
+
 import base58
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,9 +31,56 @@ def test_keys_and_peer_ids_are_libp2ps():
     assert identity.peer_id == "1" + digits == "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
 
 
-@given(st.binary(min_size=32, max_size=32))
+@given(st.binary(min_size=32, max_size=32).map(lambda seed: Identity(seed).public_key))
 def test_a_peer_id_holds_its_public_key(key):
     assert public_key_of(peer_id_of(key)) == key
+
+
+def keys_of_nobody() -> list[bytes]:
+    """Every encoding of a point of small order: multiples of the group's order leave nothing but those."""
+    field, order = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493
+    d = -121665 * pow(121666, -1, field) % field
+
+    def add(p: tuple[int, int], q: tuple[int, int]) -> tuple[int, int]:
+        (x, y), (u, v) = p, q
+        product = d * x * u * y * v
+        return (
+            (x * v + u * y) * pow(1 + product, -1, field) % field,
+            (y * v + x * u) * pow(1 - product, -1, field) % field,
+        )
+
+    def times(count: int, p: tuple[int, int]) -> tuple[int, int]:
+        result = (0, 1)
+        for bit in f"{count:b}":
+            result = add(result, result)
+            result = add(result, p) if bit == "1" else result
+        return result
+
+    def points() -> Iterator[tuple[int, int]]:
+        for y in range(2, 40):
+            square = (y * y - 1) * pow(d * y * y + 1, -1, field) % field
+            x = pow(square, (field + 3) // 8, field)
+            for root in (x, x * pow(2, (field - 1) // 4, field) % field):
+                if root * root % field == square:
+                    yield root, y
+
+    small = {times(order, point) for point in points()}
+    small |= {add(one, other) for one in small for other in small}
+    assert len(small) == 8
+    heights = {y + more for _, y in small for more in (0, field) if y + more < 2**255}
+    return sorted({(y | sign << 255).to_bytes(32, "little") for y in heights for sign in (0, 1)})
+
+
+def test_a_key_that_anybody_can_sign_for_is_no_identity():
+    keys = keys_of_nobody()
+    assert len(keys) == 14
+    Ed25519PublicKey.from_public_bytes(b"\1" + bytes(31)).verify(b"\1" + bytes(63), b"anything")  # signed by nobody
+    for key in keys:
+        with pytest.raises(SignatureError, match="anybody can sign for"):
+            public_key_of(peer_id_of(key))
+    above = (2**255 - 19 + 3).to_bytes(32, "little")
+    with pytest.raises(SignatureError, match="anybody can sign for"):
+        public_key_of(peer_id_of(above))
 
 
 @given(st.one_of(st.text(max_size=80), st.binary(max_size=60).map(lambda raw: base58.b58encode(raw).decode())))

@@ -32,8 +32,8 @@ from lowcomm_node.exchange.security import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_protocol.admission import Admission, Rules
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
-from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError, SignatureError
+from lowcomm_protocol.identity import Identity, peer_id_of
 from lowcomm_protocol.invites import issue_invite
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import CREDENTIAL_LIFE, write_credential
@@ -249,6 +249,13 @@ def test_those_who_may_not_take_part_fill_no_memory(monkeypatch):
         with pytest.raises(LowcommError, match="invited peers only"):
             keeper.caller(dict(stranger.credential_for(CALLEE.peer_id)))
     assert keeper.caller({CREDENTIAL_KEY: credential()}) == CALLER.peer_id, "the creator"
+
+
+def test_a_peer_id_that_anybody_can_sign_for_does_not_come_in_through_a_tunnel():
+    refusals = Refusals()
+    with pytest.raises(SignatureError, match="anybody can sign for"):
+        Gatekeeper(CALLEE, RUN, Clock(), refusals=refusals).tunneled(peer_id_of(bytes(32)), {})
+    assert refusals.counts() == {"call.bad-signature": 1}
 
 
 def test_every_call_gets_a_credential_of_its_own():

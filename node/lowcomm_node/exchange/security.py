@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from lowcomm_protocol.admission import Admission, Rules
 from lowcomm_protocol.errors import LowcommError, RecordError
-from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.identity import Identity, public_key_of
 from lowcomm_protocol.records import CREDENTIAL_LIFE, read_credential, write_credential
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
@@ -131,6 +131,7 @@ class Gatekeeper:
             return caller
         now = self._clock()
         try:
+            public_key_of(peer_id)  # libp2p lets in keys that anybody can sign for
             self._admission.check_again(peer_id, now)
         except LowcommError as error:
             self._refusals.count(What.CALL, error.reason)
