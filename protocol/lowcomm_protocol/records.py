@@ -79,6 +79,8 @@ class Caller:
     """Which the callee must not have seen before."""
     claim: bytes
     """By which invite it came, serialized; not checked yet."""
+    issued: float
+    """When it was made, by the caller's clock; Unix time, seconds."""
 
 
 def write_record(info: PeerInfo, identity: Identity) -> bytes:
@@ -191,7 +193,7 @@ def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller
             reason=Reason.EXPIRED if age > 0 else Reason.FROM_FUTURE,
         )
     verify(credential.caller, _CREDENTIAL, signed.payload, signed.signature)
-    return Caller(credential.caller, credential.nonce, credential.claim)
+    return Caller(credential.caller, credential.nonce, credential.claim, credential.issued_ms / 1000)
 
 
 def _check_times(record: pb.PeerRecord, now: float) -> None:

@@ -17,7 +17,7 @@ throttle.py     how much of the link the owner allows           traffic.py      
 connections.py  our TCP connections                             congestion.py   ... those that lose go on with BBR
 donor.py        state for joiners: the donor's side             fetch.py        ... the joiner's, from several at once
 turns.py        whom a donor serves, and who waits              gathering.py    ... which pieces are here, and go together
-security.py     certificate, call credentials
+security.py     certificate, call credentials                  nonces.py       ... each is good once
 pinging.py      latency and rate of each route, both sides
 """
 

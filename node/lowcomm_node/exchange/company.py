@@ -1,12 +1,15 @@
 """With how many peers this node talks at once, as its owner says.
 
 A peer counts while we keep a connection to call it, and while a call of its is served. ``Describe`` does not count: it is
-answered at once, and is how peers say hello and goodbye. When there is no room, connections that carry no call make some.
+answered at once, and is how peers say hello and goodbye. When there is no room, connections that carry no call make some. Peers
+that only call us share their places by address (``crowd.Shares``), so that free identities do not take all of them.
 """
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+
+from lowcomm_node.exchange.crowd import Shares
 
 DEFAULT_PEERS = 64
 
@@ -21,6 +24,9 @@ class Company:
     def __init__(self, most: int | None = None) -> None:
         self._most = most
         self._held: Counter[str] = Counter()
+        self._shares = Shares()
+        self._calling: Counter[tuple[str, str]] = Counter()
+        """Calls that are served, by peer and address."""
         self.make_room: Callable[[], Awaitable[bool]] = _nothing
         """Closes an idle connection; whether there was one."""
         self.turned_away = 0
@@ -44,10 +50,13 @@ class Company:
         """Whether there are more than there may be."""
         return len(self._held) > self.most
 
-    async def has_room_for(self, peer: str) -> bool:
-        """Whether we may talk with a peer, now that room was made where possible."""
-        while peer not in self._held and len(self._held) >= self.most:
-            if not await self.make_room():
+    async def has_room_for(self, peer: str, place: str | None = None) -> bool:
+        """Whether we may talk with a peer, now that room was made where possible. ``place``: where it calls from."""
+        while peer not in self._held:
+            free = self.most - len(self._held)
+            if free > 0 and (place is None or self._shares.has_room(place, free)):
+                return True
+            if free > 0 or not await self.make_room():
                 self.turned_away += 1
                 return False
         return True
@@ -63,10 +72,18 @@ class Company:
             del self._held[peer]
 
     @contextmanager
-    def with_(self, peer: str) -> Iterator[None]:
+    def with_(self, peer: str, place: str = "") -> Iterator[None]:
         """A call of a peer is served."""
+        caller = (peer, place)
         self.join(peer)
+        self._calling[caller] += 1
+        if self._calling[caller] == 1:
+            self._shares.take(place)
         try:
             yield
         finally:
+            self._calling[caller] -= 1
+            if not self._calling[caller]:
+                del self._calling[caller]
+                self._shares.give_back(place)
             self.leave(peer)

@@ -7,7 +7,6 @@ call, signed by its key and bound to the callee, the run and the time.
 
 import datetime
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from lowcomm_node.exchange.nonces import Nonces
 from lowcomm_protocol.admission import Admission, Rules
 from lowcomm_protocol.errors import LowcommError, RecordError
 from lowcomm_protocol.identity import Identity, public_key_of
@@ -27,7 +27,6 @@ from lowcomm_protocol.refusals import Reason, Refusals, What
 SERVER_NAME = "lowcomm"
 """The name in every certificate; what is checked is the certificate itself."""
 CREDENTIAL_KEY = "lowcomm-credential-bin"
-_MAX_NONCES = 100_000
 _TEN_YEARS = datetime.timedelta(days=3650)
 _DAY = datetime.timedelta(days=1)
 
@@ -99,7 +98,7 @@ class Gatekeeper:
         self._admission, self._claim = admission or Admission(Rules(run_id, creator="")), claim
         self._refusals = refusals or Refusals()
         self._own_peer_id = identity.peer_id
-        self._seen: OrderedDict[bytes, float] = OrderedDict()
+        self._nonces = Nonces(3 * CREDENTIAL_LIFE)
 
     def credential_for(self, callee: str) -> tuple[tuple[str, bytes], ...]:
         """Metadata that proves who we are to ``callee``."""
@@ -107,24 +106,24 @@ class Gatekeeper:
         credential = write_credential(self._identity, callee, self._run_id, self._clock(), nonce, self._claim)
         return ((CREDENTIAL_KEY, credential),)
 
-    def caller(self, metadata: dict[str, bytes]) -> str:
-        """The peer id of an authenticated caller that may take part in the run.
+    def caller(self, metadata: dict[str, bytes], place: str = "") -> str:
+        """The peer id of an authenticated caller that may take part in the run; ``place``: the address that it calls from.
 
         Raises RecordError, SignatureError or AdmissionError; each is counted.
         """
         try:
-            return self._caller(metadata.get(CREDENTIAL_KEY), self._clock())
+            return self._caller(metadata.get(CREDENTIAL_KEY), place, self._clock())
         except LowcommError as error:
             self._refusals.count(What.CALL, error.reason)
             raise
 
-    def tunneled(self, peer_id: str, metadata: dict[str, bytes]) -> str:
+    def tunneled(self, peer_id: str, metadata: dict[str, bytes], place: str = "") -> str:
         """The same for a caller that libp2p vouches for: it needs a credential only to show an invite.
 
         Raises RecordError, SignatureError or AdmissionError; each is counted.
         """
         if CREDENTIAL_KEY in metadata:
-            caller = self.caller(metadata)
+            caller = self.caller(metadata, place)
             if caller != peer_id:
                 self._refusals.count(What.CALL, Reason.MISPLACED)
                 raise RecordError("A credential of another peer than the one that calls is refused.")
@@ -138,23 +137,13 @@ class Gatekeeper:
             raise
         return peer_id
 
-    def _caller(self, data: object, now: float) -> str:
+    def _caller(self, data: object, place: str, now: float) -> str:
         if not isinstance(data, bytes):
             raise RecordError("A call without a credential is refused.", reason=Reason.MISSING)
         caller = read_credential(data, self._own_peer_id, self._run_id, now)
-        self._forget(now)
-        if caller.nonce in self._seen:
+        if self._nonces.was_used(caller.peer_id, caller.nonce, caller.issued, now):
             raise RecordError("A credential that was used before is refused.", reason=Reason.REPLAYED)
         # Before the nonce is kept: those who may not take part can't fill the memory of those who may.
         self._admission.check(caller.peer_id, caller.claim, now)
-        if len(self._seen) >= _MAX_NONCES:
-            raise RecordError(
-                f"{_MAX_NONCES} calls came within minutes: no more are taken, call again later.",
-                reason=Reason.TOO_MANY,
-            )
-        self._seen[caller.nonce] = now
+        self._nonces.use(caller.peer_id, place, caller.nonce, caller.issued, now)
         return caller.peer_id
-
-    def _forget(self, now: float) -> None:
-        while self._seen and next(iter(self._seen.values())) < now - 3 * CREDENTIAL_LIFE:
-            self._seen.popitem(last=False)

@@ -30,15 +30,13 @@ from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.throttle import FREE_FLOW
 from lowcomm_node.exchange.traffic import Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
-from lowcomm_node.exchange.turnstile import Turnstile
+from lowcomm_node.exchange.turnstile import MAX_CALLS, Turnstile
 from lowcomm_node.exchange.way import KEEP
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 SERVICE = "lowcomm.v1.Exchange"
-MAX_CALLS = 128
-"""Of all peers at once. Each may have a window unread (throttle.py): so much memory can be filled from outside."""
 REQUEST_DEADLINE = 10.0
 """Seconds for the request of a call that has only one."""
 HANDSHAKE_SECONDS = 15.0
@@ -140,7 +138,7 @@ class ExchangeService:
         """Hello and goodbye: both sides hand over their newest signed record."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._authenticate(call)
-            with self._turnstile.open(peer):
+            with self._turnstile.open(peer, self._address(context)):
                 introduction = await self._request(call, pb.Introduction)
                 try:
                     return self._handlers.describe(peer, introduction)
@@ -168,7 +166,7 @@ class ExchangeService:
                 self.strangers.forget(connection)
             await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise
-        if (words := self._turnstile.refuses(peer, monotonic())) is not None:
+        if (words := self._turnstile.refuses(peer, monotonic(), self._address(call.context))) is not None:
             await self._turn_away(call, place, words)
         if connection is not None:
             self.strangers.vouch(connection)
@@ -199,7 +197,7 @@ class ExchangeService:
     async def _welcome(self, call: Call) -> str:
         """Who calls, where the call takes its time: there must be room for one more peer."""
         peer = await self._authenticate(call)
-        if not await self._company.has_room_for(peer):
+        if not await self._company.has_room_for(peer, self._address(call.context)):
             words = "talks with as many peers as its owner allows: call another one, or later"
             await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return peer
@@ -227,22 +225,22 @@ class ExchangeService:
         metadata = dict(context.invocation_metadata() or ())
         kind, _, name = context.peer().partition(":")
         if kind in INTERNET:  # as the kernel tells: nobody can choose to come from elsewhere
-            return self._gatekeeper.caller(metadata)
+            return self._gatekeeper.caller(metadata, self._address(context))
         name = unquote(name)
         peer = self._tunnels.peer_of(name) if self._tunnels is not None and kind == "unix-abstract" else None
         if self._tunnels is None or peer is None:
             raise RecordError("A call from this machine that comes through none of our tunnels is refused.")
-        caller = self._gatekeeper.tunneled(peer, metadata)
+        caller = self._gatekeeper.tunneled(peer, metadata, self._address(context))
         self._tunnels.accept(name)
         return caller
 
     @contextmanager
-    def _count(self, peer: str):  # noqa: ANN202
-        with self._turnstile.open(peer), self._company.with_(peer):
+    def _count(self, peer: str, place: str):  # noqa: ANN202
+        with self._turnstile.open(peer, place), self._company.with_(peer, place):
             yield
 
     async def _guard(self, call: Call, peer: str, work: Callable[[], Awaitable[None]]) -> None:
-        with self._count(peer):
+        with self._count(peer, self._address(call.context)):
             try:
                 await work()
             except ProtocolViolation as error:

@@ -1,6 +1,7 @@
 """How often and how many at once: what one caller may take of the server, whoever it says it is.
 
     an address   so many calls a minute without a good credential; then its calls are refused unread
+                 so many calls a minute of all its peers, and no more at once than leave some to others
     a peer       so many calls a minute, and so many at once
     both         who goes on calling beyond that loses its connection
 
@@ -11,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lowcomm_node.probing.ration import Allowed, Ration, network_of
+from lowcomm_node.exchange.crowd import Shares
+from lowcomm_node.probing.ration import Allowed, Ration, network_of, prefixes_of
 
 MAX_CALLS_PER_PEER = 8
 """At once: exchanges of as many fragments as may be under way, a fetch, an introduction, a ping."""
@@ -19,6 +21,11 @@ UNBOUND = 1 << 40
 """Of all callers together: a bound there would let a few lock out everybody."""
 CALLS = Allowed(each=1200, all=UNBOUND, seconds=60.0)
 """Calls of peers. A small model on a fast machine exchanges some times a second; the usual is some times a minute."""
+OF_ADDRESS = Allowed(each=4800, all=UNBOUND, seconds=60.0)
+"""Calls of all peers of an address of IPv4 or a /64 of IPv6, or behind one relay: four that call as often as they may, eighty that
+call once a second. Identities are free, so without it an address calls as often as it likes."""
+MAX_CALLS = 128
+"""Of all peers at once. Each may have a window unread (throttle.py): so much memory can be filled from outside."""
 BAD_CALLS = Allowed(each=300, all=UNBOUND, seconds=60.0)
 """Calls without a good credential, by address: to check one costs a signature."""
 REFUSED = Allowed(each=100, all=UNBOUND, seconds=60.0)
@@ -28,8 +35,17 @@ REFUSED = Allowed(each=100, all=UNBOUND, seconds=60.0)
 class Turnstile:
     """Counts calls."""
 
-    def __init__(self, calls: Allowed = CALLS, bad_calls: Allowed = BAD_CALLS, refused: Allowed = REFUSED) -> None:
-        self._a_minute = calls.each
+    def __init__(
+        self,
+        calls: Allowed = CALLS,
+        bad_calls: Allowed = BAD_CALLS,
+        refused: Allowed = REFUSED,
+        of_address: Allowed = OF_ADDRESS,
+        most: int = MAX_CALLS,
+    ) -> None:
+        """``most``: calls of all peers at once."""
+        self._a_minute, self._most = calls.each, most
+        self._of_address, self._shares = Ration(of_address), Shares()
         self._calls, self._bad, self._refused = Ration(calls), Ration(bad_calls), Ration(refused)
         self._open: Counter[str] = Counter()
 
@@ -43,12 +59,20 @@ class Turnstile:
         """A call from there had no good credential."""
         self._bad.take(_caller(place), 1, now)
 
-    def refuses(self, peer: str, now: float) -> str | None:
-        """Why a call of an authenticated peer is not taken; None if it is, which counts it."""
+    def refuses(self, peer: str, now: float, place: str = "") -> str | None:
+        """Why a call of an authenticated peer is not taken; None if it is, which counts it. ``place``: where it comes from."""
+        address = prefixes_of(place)[0]
+        if not self._shares.has_room(place, self._most - self.open_calls):
+            return (
+                "peers of your address have as many calls open as leave some to others: call again when one has ended"
+            )
+        if not self._of_address.has(address, 1, now):
+            return f"peers of your address called more than {self._of_address.each} times a minute: call again later"
         if self._open[peer] >= MAX_CALLS_PER_PEER:
             return f"at most {MAX_CALLS_PER_PEER} calls at once: call again when one has ended"
         if not self._calls.take(peer, 1, now):
             return f"at most {self._a_minute} calls a minute: call again later"
+        self._of_address.take(address, 1, now)
         return None
 
     def is_flood(self, place: str, now: float) -> bool:
@@ -61,12 +85,14 @@ class Turnstile:
         return self._open.total()
 
     @contextmanager
-    def open(self, peer: str) -> Iterator[None]:
+    def open(self, peer: str, place: str = "") -> Iterator[None]:
         """While a call of a peer is open."""
         self._open[peer] += 1
+        self._shares.take(place)
         try:
             yield
         finally:
+            self._shares.give_back(place)
             self._open[peer] -= 1
             if not self._open[peer]:
                 del self._open[peer]

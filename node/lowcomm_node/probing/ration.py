@@ -25,6 +25,11 @@ class Ration:
         self._callers: OrderedDict[str, _Level] = OrderedDict()
         self._all = _Level(allowed.all, allowed.seconds)
 
+    @property
+    def each(self) -> int:
+        """How much one caller may take."""
+        return self._allowed.each
+
     def has(self, caller: str, count: int, now: float) -> bool:
         """Whether so much is left for a caller."""
         level = self._callers.get(caller) or _Level(self._allowed.each, self._allowed.seconds)
