@@ -7,7 +7,7 @@ syncing     copy the state of a peer that is ahead; wait for the peers that the 
 training    until the run is over or the owner says finish
 paused      its owner wants it so: saved, the trainer ended; then loading again
 restarting  the trainer failed: loading again after a while
-finishing   end exchanges, evaluate, save
+finishing   end exchanges, save, evaluate
 left        goodbye is said
 """
 
@@ -49,15 +49,17 @@ from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
 from lowcomm_node.supervision.supervisor import Supervisor
-from lowcomm_node.trainer.process import Trainer, TrainerProcess
-from lowcomm_node.training import Training
+from lowcomm_node.trainer.process import REAP_DEADLINE, STOP_DEADLINE, Trainer, TrainerProcess
+from lowcomm_node.training import LEAVE_DEADLINE, LEAVE_PATIENCE, Training
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.roster import Roster
 from lowcomm_protocol.run import SignedRun
 
-LEAVE_DEADLINE = 45.0
+GOODBYE_DEADLINE = 5.0
+END_DEADLINE = 15.0
+"""Seconds to close connections and end p2pd, when all that matters is done."""
 EXAMINE_DEADLINE = 150.0
 """Seconds; whoever asks waits a little longer (control.client.EXAMINING)."""
 
@@ -93,6 +95,8 @@ class Daemon:
         self._finish = asyncio.Event()
         self._hurry = False
         """Whether its owner wants it to leave without waiting for exchanges."""
+        self._leaves_by: float | None = None
+        """When it must have left, once it has begun to (monotonic seconds)."""
         self._barred: NotAdmitted | None = None
         """Why the run does not take us any more."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -100,17 +104,6 @@ class Daemon:
         self._server: ExchangeServer | None = None
 
     # what the command line asks
-
-    @property
-    def waiting(self) -> str | None:
-        """What it waits for now."""
-        return self._waiting
-
-    @waiting.setter
-    def waiting(self, text: str | None) -> None:
-        if text != self._waiting:
-            self.changed = monotonic()
-        self._waiting = text
 
     def status(self) -> dict[str, Any]:
         """Everything that ``status`` and the panel show."""
@@ -147,12 +140,19 @@ class Daemon:
             await self.channels.trim()
         return self.limits()
 
+    @property
+    def leaving(self) -> float | None:
+        """Seconds that it may still take to leave; below 0 where it should have left. None while it does not leave."""
+        return None if self._leaves_by is None else self._leaves_by - monotonic()
+
     def request_finish(self) -> None:
         """End the running exchanges, save, say goodbye, leave."""
+        self._begin_to_leave()
         self._finish.set()
 
     def request_stop(self, now: bool = True) -> None:
         """Give up the running exchanges, save, say goodbye, leave; ``now``: without saving."""
+        self._begin_to_leave()
         if not now:
             self._hurry = True
             self._finish.set()
@@ -372,12 +372,19 @@ class Daemon:
             bulletin=self.bulletin,
         )
 
+    def _begin_to_leave(self) -> None:
+        seconds = self.training.leave_seconds if self.training is not None else LEAVE_DEADLINE
+        self._leaves_by = monotonic() + seconds + GOODBYE_DEADLINE + STOP_DEADLINE + REAP_DEADLINE + END_DEADLINE
+
     async def _leave(self, server: ExchangeServer) -> None:
         assert self.exchanger
+        self._begin_to_leave()
         with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_DEADLINE):
-                if self.training is not None and self._has_something_to_save():
-                    await (self.training.hurry_out() if self._hurry else self.training.conclude())
+            if self.training is not None and self._has_something_to_save():
+                async with asyncio.timeout(self.training.leave_seconds):
+                    await (self.training.hurry_out() if self._hurry else self.training.conclude(LEAVE_PATIENCE))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_DEADLINE):
                 if self.membership is not None:
                     await self.membership.say_goodbye()
         self._server = None

@@ -18,7 +18,7 @@ PHASE_PATIENCE: Mapping[str, float] = {
     "joining": 3600.0,  # text is read and the model made, too
     "syncing": 600.0,  # nobody waits longer than 300 s for the first peers; a state that comes in changes what it shows
     "restarting": 3600.0,
-    "finishing": 120.0,  # it leaves after 45 s
+    "finishing": 120.0,
     "left": 60.0,
 }
 """Seconds in which a phase, or what it waits for, has to change; those that are not named may last for ever."""
@@ -48,6 +48,8 @@ def _unwell(status: Mapping[str, Any], phase: str) -> Health | None:
             f"{clean(status['trainer']['overdue'])}: end the node and start it again, it resumes from its checkpoint",
         )
     patience = PHASE_PATIENCE.get(phase)
+    if status.get("leaving") is not None:
+        patience = None if status["leaving"] >= 0 else 0.0
     if patience is not None and status["unchanged"] > patience:
         why = f" ({clean(status['waiting'])})" if status["waiting"] else ""
         return Health(False, f"{phase}{why} for {seconds(status['unchanged'])}: see its logs, or start it again")

@@ -42,6 +42,7 @@ def report(node: "Daemon") -> dict[str, Any]:
         "joined": membership is not None,
         "waiting": node.bulletin.waiting or _why_alone(node),
         "unchanged": monotonic() - node.bulletin.changed,
+        "leaving": node.leaving,
         "swarm": node.lifeline.describe() if node.lifeline else None,
         "pause": _pause(node),
         "uptime": monotonic() - node.began,
@@ -91,7 +92,11 @@ def summary(status: dict[str, Any]) -> str:
 def condition(node: "Daemon") -> Condition:
     """What the service manager is told. Ready is who takes part, also alone: it has found the run, and may exchange."""
     status = report(node)
-    return Condition(ready=status["joined"], line=summary(status), overdue=status["trainer"]["overdue"])
+    overdue = status["trainer"]["overdue"]
+    leaving = status["leaving"]
+    if leaving is not None and leaving < 0:
+        overdue = overdue or f"the node should have left {-leaving:.0f} s ago"
+    return Condition(ready=status["joined"], line=summary(status), leaving=leaving is not None, overdue=overdue)
 
 
 def report_peers(node: "Daemon") -> list[dict[str, Any]]:

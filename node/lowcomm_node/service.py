@@ -1,7 +1,8 @@
 """What the service manager that started this process is told: systemd's ``sd_notify``, without its library.
 
     READY=1                 once: the process does what it is for, or waits for others with a reason
-    EXTEND_TIMEOUT_USEC=... until then, again and again: it is not stuck, what it waits for has a deadline of its own
+    EXTEND_TIMEOUT_USEC=... until then, and again while it leaves, at each tick: it is not stuck, what it waits for has a
+                            deadline of its own
     STATUS=...              one line, when it has changed, each STATUS_EVERY seconds at most
     WATCHDOG=1              twice in each period that the manager allows, while nothing is overdue
     STOPPING=1              once
@@ -26,7 +27,7 @@ STATUS_EVERY = 5.0
 MAX_STATUS = 400
 """Characters; systemd drops a datagram of more than 4096 bytes."""
 EXTENSION = 60.0
-"""Seconds more that a start may take, told at each tick until it is ready."""
+"""Seconds more that a start or a stop may take, told at each tick while nothing is overdue."""
 _MICROSECONDS = 1_000_000
 
 
@@ -38,6 +39,8 @@ class Condition:
     """Whether its start is over."""
     line: str
     """What it does, and why it waits if it does."""
+    leaving: bool = False
+    """Whether its end has begun, which has a deadline of its own."""
     overdue: str | None = None
     """What has not happened though its own deadline is over; None while all is in time."""
 
@@ -89,7 +92,7 @@ class ServiceManager:
         """Tell what is due at a time (monotonic seconds)."""
         if now.ready and not self._ready:
             self._ready = self._tell("READY=1")
-        if not self._ready and not self._stopping and now.overdue is None:
+        if (now.leaving or not (self._ready or self._stopping)) and now.overdue is None:
             self._tell(f"EXTEND_TIMEOUT_USEC={int(EXTENSION * _MICROSECONDS)}")
         line = clean(now.overdue or now.line)[:MAX_STATUS]
         if line != self._line and time - self._line_at >= STATUS_EVERY and self._tell(f"STATUS={line}"):

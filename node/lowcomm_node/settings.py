@@ -143,8 +143,8 @@ class NodeSettings(BaseModel):
     """Seconds between two looks at the DHT."""
     join_deadline: Seconds = 30.0
     """Seconds to look for the swarm at the first start; later ones need none."""
-    exchange_deadline: Seconds = 60.0
-    """Seconds that one exchange may take, at most."""
+    exchange_deadline: Seconds = 300.0
+    """Seconds that one exchange may take, at most; by themselves nodes wait for what peers with slow steps or lines need."""
 
     @property
     def paths(self) -> Paths:

@@ -45,6 +45,14 @@ UNCHECKED = (
     "spoils what others learn. Compare the SHA-256 of both"
 )
 HELD = "a checkpoint is being written: the disk is slower than training"
+EVALUATING = "evaluating on held-out text"
+LEAVE_DEADLINE = 45.0
+"""Seconds for a node that leaves to end its exchanges, save and evaluate, beyond what its steps and its disk need."""
+LONGEST_LEAVE = 300.0
+LEAVE_PATIENCE = 15.0
+"""Seconds for exchanges that are under way to end when the node leaves."""
+SAVED_BYTES, DISK_RATE = 20, 50e6
+"""Bytes of a checkpoint for each parameter, and bytes a second: what a save is thought to take until one was measured."""
 
 
 class Training:
@@ -73,6 +81,8 @@ class Training:
         self._failures = Failures(settings.checkpoint_every)
         self._over = asyncio.Event()
         self._snapshots: Snapshots | None = None
+        self._save_seconds: float | None = None
+        """What the last checkpoint took."""
         self.donor: Donor | None = None
         """Hands our state to joiners, once there is one."""
         self.ready: Ready | None = None
@@ -89,15 +99,23 @@ class Training:
             except TrainerError as error:
                 await self._recover(error)
 
-    async def conclude(self) -> None:
-        """Exchanges end, then a last evaluation and a checkpoint."""
+    async def conclude(self, patience: float | None = None) -> None:
+        """Exchanges end, within so many seconds; then a checkpoint, and a last evaluation."""
         self._bulletin.enter("finishing", "ending the exchanges that are under way")
-        await self._exchanger.close("the node leaves")
-        self._bulletin.show("evaluating and saving")
+        await self._exchanger.close("the node leaves", patience)
+        self._bulletin.show("saving")
+        await self._save()  # first: whoever runs out of time meanwhile has lost nothing
         with suppress(TrainerError):
-            await self._supervisor.train(False)
             await self._supervisor.trainer.evaluate()
-        await self._save()
+
+    @property
+    def leave_seconds(self) -> float:
+        """How long the node may take to leave: a save waits for the end of a step, and may be of gigabytes."""
+        if self.ready is None:
+            return LEAVE_DEADLINE
+        guess = SAVED_BYTES * self.ready.parameters / DISK_RATE
+        saving = guess if self._save_seconds is None else self._save_seconds
+        return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.step_seconds + saving))
 
     async def hurry_out(self) -> None:
         """Save, and let no exchange hold us up."""
@@ -290,14 +308,24 @@ class Training:
             case "step":
                 self._bulletin.progress |= {key: value for key, value in event.items() if key != "event"}
                 self._failures.stepped(event["steps"])
-                self._exchanger.on_step(event["swarm_step"], event["steps"], event["tokens"])
+                self._exchanger.on_step(
+                    event["swarm_step"], event["steps"], event["tokens"], float(event.get("seconds", 0.0))
+                )
                 self._bulletin.tell_step(event)
                 return
+            case "evaluating":
+                if self._bulletin.waiting in (None, EVALUATING) or self._bulletin.phase in ("syncing", "finishing"):
+                    self._bulletin.show(EVALUATING)
+                return
             case "evaluated" if event["loss"] is not None:
+                self._evaluated()
                 self._bulletin.progress.setdefault("val_loss_first", event["loss"])
                 self._bulletin.progress["val_loss_last"] = event["loss"]
+            case "evaluated":
+                self._evaluated()
             case "saved":
                 self._held_no_more()
+                self._save_seconds = event.get("seconds")
                 self._bulletin.checkpoint = {"step": event["swarm_step"], "path": event["path"]}
                 if event["after_trouble"]:
                     self._bulletin.withdraw(NOT_SAVED)
@@ -316,6 +344,10 @@ class Training:
             case "finished":
                 self._over.set()
         self._bulletin.tell(event)
+
+    def _evaluated(self) -> None:
+        if self._bulletin.waiting == EVALUATING:
+            self._bulletin.show(None)
 
     def _held_no_more(self) -> None:
         if self._bulletin.waiting == HELD:

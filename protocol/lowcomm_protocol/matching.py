@@ -39,7 +39,7 @@ REFUSAL_TEXT: dict[Refusal, str] = {
     Refusal.CROSSED: "has called us at the same moment",
     Refusal.TOO_SOON: "has merged this fragment a few steps ago",
     Refusal.FULL: "holds as many contributions as it can",
-    Refusal.TOO_SLOW: "would wait too long: its limits on traffic or ours let an exchange take longer than it allows",
+    Refusal.TOO_SLOW: "would wait too long: its steps and limits on traffic or ours need more than its --exchange-deadline",
     Refusal.NOT_TRAINING: "is not training now",
     Refusal.OTHER_PROTOCOL: "speaks another protocol version",
     Refusal.OTHER_RUN: "takes part in another run",
@@ -69,7 +69,7 @@ class Offer:
     version: int
     slow_digest: bytes
     seconds: int = 0
-    """That contents may take at the rates which its owner allows; 0: no limit."""
+    """That it needs: to the end of a step, for coding, and for contents at the rates which its owner allows or its line has."""
 
 
 @dataclass(frozen=True)

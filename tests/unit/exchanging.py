@@ -174,11 +174,11 @@ class Node(Peer):
         for event in (*self.trainer.holds.values(), *self.silent.values()):
             event.set()
 
-    def step(self, swarm_step: int, steps: int | None = None) -> None:
-        """The trainer has come to a step; each peer trains on another number of tokens."""
+    def step(self, swarm_step: int, steps: int | None = None, seconds: float = 0.0) -> None:
+        """The trainer has come to a step, which took so long; each peer trains on another number of tokens."""
         self.trainer.swarm_step, self.trainer.steps = swarm_step, swarm_step if steps is None else steps
         self.trainer.tokens = self.trainer.steps * (100 + IDENTITIES.index(self.identity))
-        self.exchanger.on_step(swarm_step, self.trainer.steps, self.trainer.tokens)
+        self.exchanger.on_step(swarm_step, self.trainer.steps, self.trainer.tokens, seconds)
 
     def knows(self, *others: Peer, **changes: Any) -> None:
         """Hear the records of others."""
@@ -357,6 +357,7 @@ def hello_deadline_of(seconds: float) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (exchanger_module, round_module):
             patch.setattr(module, "HELLO_DEADLINE", seconds)
+        patch.setattr(exchanger_module, "FIRST_DEADLINE", NEVER)
         patch.setattr(round_module, "ABANDON_DEADLINE", NEVER)
         patch.setattr(stream_module, "CLOSE_DEADLINE", NEVER)
         patch.setattr(History, "usual_seconds", lambda self: None)  # of which a deadline is learned

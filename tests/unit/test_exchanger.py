@@ -12,6 +12,7 @@ from scripted import SIZE, ScriptedTrainer
 from lowcomm_node.errors import TrainerLost
 from lowcomm_node.exchange import offers
 from lowcomm_node.exchange.exchanger import ENDURED, SLACK
+from lowcomm_node.exchange.needs import LIFE
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.roster import Roster
@@ -234,6 +235,73 @@ async def test_both_wait_as_long_as_the_limits_of_either_ask_for(limited: int):
         assert (await one.nodes[0].ended())["outcome"] == "applied"
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+async def test_both_wait_as_long_as_the_steps_of_either_take(slow: int):
+    async with swarm(2) as one:
+        for node in one.nodes:
+            node.exchanger.history.usual_seconds = lambda: 1.0  # type: ignore[method-assign]
+            node.trainer.holds["capture"].clear()
+        one.nodes[slow].step(INTERVAL - 1, seconds=28.4)
+        assert one.nodes[slow].exchanger._offer(0, 1).seconds == 28
+        one.nodes[0].step(INTERVAL)
+        await eventually(lambda: all("capture" in node.trainer.asked for node in one.nodes), "both have agreed")
+        assert [node.exchanger.running[0].deadline for node in one.nodes] == [14.0 + 28.0] * 2
+        for node in one.nodes:
+            node.trainer.holds["capture"].set()
+        assert (await one.nodes[0].ended())["outcome"] == "applied"
+
+
+async def test_what_a_trainer_took_beyond_its_step_and_a_slow_line_count_the_next_time():
+    async with swarm(2) as one:
+        one.nodes[0].step(INTERVAL)
+        await one.nodes[0].ended()
+        exchanger, now = one.nodes[0].exchanger, monotonic()
+        assert exchanger.history.work.usual(now) is not None, "a trainer that codes is measured"
+        assert exchanger.history.rates.usual(now) is not None, "a content that comes is measured"
+        exchanger._pace.append(28.0)
+        for _ in range(3):
+            exchanger.history.work.add(40.0, now)
+            exchanger.history.rates.add(SIZE / 70.0, now)
+        assert exchanger._offer(0, 2).seconds == 40 + 70
+        exchanger.longest = 60.0
+        assert exchanger._offer(0, 2).seconds == 60, "what was only measured keeps nobody from trying"
+        assert exchanger.hindrance is None
+        assert exchanger.history.rates.usual(now + LIFE + 1) is None, "nor does a bad moment count for ever"
+
+
+async def test_steps_that_no_exchange_may_wait_for_are_told_with_the_flag():
+    async with swarm(2) as one:
+        node = one.nodes[0]
+        node.exchanger.longest = 14.0
+        node.step(INTERVAL, seconds=28.0)
+        assert node.exchanger.running == {}
+        told = "with steps of 28 s an exchange may take 28 s, and --exchange-deadline allows 14: raise that"
+        assert node.exchanger.hindrance == told
+        node.exchanger.longest = 30.0
+        node.step(INTERVAL + 1)
+        assert (await node.ended())["outcome"] == "applied", "it stays due"
+
+
+@pytest.mark.parametrize("step", [0.0, 28.0])
+async def test_a_deadline_that_passes_names_what_is_missing_and_the_flag(step: float):
+    async with swarm(2) as one:
+        node = one.nodes[0]
+        node.trainer.holds["capture"].clear()
+        node.step(INTERVAL)
+        await eventually(lambda: "capture" in node.trainer.asked, "they have agreed")
+        node.exchanger._pace.append(step)
+        node.exchanger.longest = 0.2
+        late = node.exchanger.running[0]
+        late.set_timers(0.2)
+        await eventually(lambda: late.exchange.over, "its deadline has passed")
+        node.trainer.holds["capture"].set()
+        reason = (await node.ended())["reason"]
+        assert "our contribution was not ready" in reason
+        assert ("a step takes 28 s here" in reason) == bool(step)
+        assert "--exchange-deadline allows 0.2 s: raise it" in reason
+        assert node.exchanger.history.last_reason == reason, "as status shows it"
+
+
 async def test_who_may_not_wait_so_long_refuses():
     async with swarm(2) as one:
         caller, callee = one.nodes
@@ -250,7 +318,7 @@ async def test_a_caller_that_may_not_wait_so_long_gives_up_at_once_and_does_not_
         caller.exchanger.longest = 14.0
         caller.step(INTERVAL)
         entry = await caller.ended()
-        assert "needs 15 s for its contents" in entry["left_out"][callee.peer_id]
+        assert "needs 15 s for its steps and contents" in entry["left_out"][callee.peer_id]
         assert caller.exchanger.trust.trusts(callee.peer_id, caller.exchanger.steps)
         await callee.ended()
 

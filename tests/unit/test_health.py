@@ -35,6 +35,11 @@ def test_a_node_that_trains_is_well_however_long_its_phase_lasts() -> None:
     assert (health.healthy, health.reason) == (True, "training at swarm step 7, 3 other peers")
 
 
+def test_a_node_that_leaves_is_well_as_long_as_it_has_said() -> None:
+    assert judge_health(status("finishing", unchanged=LONG, leaving=10.0)).healthy
+    assert not judge_health(status("finishing", unchanged=1.0, leaving=-10.0)).healthy
+
+
 @pytest.mark.parametrize("phase", ["paused", "finished"])
 def test_who_may_rest_is_well(phase: str) -> None:
     reason = "paused by its owner until 14:30"

@@ -111,6 +111,19 @@ def test_a_start_is_extended_until_it_is_over_and_readiness_is_told_once(told: A
     assert news() == ["READY=1"]
 
 
+def test_an_end_that_takes_long_is_extended_until_it_is_overdue(told: Any) -> None:
+    manager, news = told()
+    manager.tick(READY, 0.0)
+    manager.stopping()
+    news()
+    leaving = Condition(ready=True, line="training", leaving=True)
+    manager.tick(leaving, 1.0)
+    manager.tick(leaving, 2.0)
+    assert news() == [EXTENDED, EXTENDED]
+    manager.tick(Condition(ready=True, line="training", leaving=True, overdue="it should have left"), 3.0)
+    assert EXTENDED not in news()
+
+
 def test_a_status_is_told_when_it_changed_and_not_too_often(told: Any) -> None:
     manager, news = told()
     manager.tick(READY, 0.0)

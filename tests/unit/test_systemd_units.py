@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from lowcomm_bootstrap.server import LOOK_DEADLINE
-from lowcomm_node.daemon import LEAVE_DEADLINE
+from lowcomm_node.daemon import END_DEADLINE as CLOSE_DEADLINE
+from lowcomm_node.daemon import GOODBYE_DEADLINE
 from lowcomm_node.errors import ConfigError, Incompatible, NodeError, NotAdmitted
 from lowcomm_node.finding import FIND_DEADLINE
 from lowcomm_node.service import EXTENSION
 from lowcomm_node.settings import NodeSettings
 from lowcomm_node.supervision.supervisor import END_DEADLINE
-from lowcomm_node.trainer.process import STOP_DEADLINE
+from lowcomm_node.trainer.process import REAP_DEADLINE, STOP_DEADLINE
+from lowcomm_node.training import LEAVE_DEADLINE
 
 ROOT = Path(__file__).parents[2]
 NODE, USERS = ROOT / "docker/systemd/lowcomm-node.service", ROOT / "docker/systemd/user/lowcomm-node.service"
@@ -80,7 +82,8 @@ def test_its_deadlines_leave_time_for_ours(path: Path) -> None:
     if path == BOOTSTRAP:
         assert watchdog < LOOK_DEADLINE
         return
-    assert stop >= LEAVE_DEADLINE + STOP_DEADLINE
+    assert stop >= LEAVE_DEADLINE + GOODBYE_DEADLINE + STOP_DEADLINE + REAP_DEADLINE + CLOSE_DEADLINE
+    assert stop > EXTENSION, "who needs longer says so, again and again"
     assert start >= FIND_DEADLINE + NodeSettings(home=Path("/")).join_deadline
     assert watchdog < END_DEADLINE, "what is overdue is known before the watchdog bites"
 

@@ -1,5 +1,6 @@
 """What must hold when a node stops training: it tells of where it stands as it has saved it."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from lowcomm_node.bulletin import Bulletin
 from lowcomm_node.trainer.saving import HANGS
-from lowcomm_node.training import HELD, NOT_SAVED, Training
+from lowcomm_node.training import EVALUATING, HELD, LEAVE_DEADLINE, LONGEST_LEAVE, NOT_SAVED, Training
 
 SAVED = {"swarm_step": 700, "steps": 350, "tokens": 89_600}
 
@@ -70,6 +71,51 @@ def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() ->
     assert training._bulletin.tokenizing == progress
     expected = "tokenizing the text: 13 %, 52.0 MB of 400.0 MB, 2.9 MB/s, about 2:00 left"
     assert training._bulletin.waiting == expected
+
+
+@pytest.mark.parametrize(("phase", "before"), [("syncing", "looking for peers"), ("training", None)])
+def test_a_node_that_evaluates_says_so(phase: str, before: str | None) -> None:
+    training = hearing()
+    training._bulletin.enter(phase, before)
+    training.on_news({"event": "evaluating"})
+    assert training._bulletin.waiting == EVALUATING
+    training.on_news({"event": "evaluated", "loss": 1.5, "tokens": 512, "swarm_step": 3, "steps": 3})
+    assert training._bulletin.waiting is None
+
+
+@pytest.mark.parametrize(
+    ("step", "saved", "seconds"),
+    [(0.1, 0.1, 45.4), (28.0, None, 45 + 2 * (28 + 44)), (28.0, 5.0, 111.0), (500.0, 9.0, LONGEST_LEAVE)],
+)
+def test_a_node_gets_as_long_to_leave_as_a_step_and_a_checkpoint_take(
+    step: float, saved: float | None, seconds: float
+) -> None:
+    training = hearing()
+    training.ready, training._exchanger = SimpleNamespace(parameters=110_000_000), SimpleNamespace(step_seconds=step)
+    training._save_seconds = None
+    if saved is not None:
+        news = {"event": "saved", "swarm_step": 700, "path": "/checkpoints/700", "after_trouble": False}
+        training.on_news({**news, "seconds": saved})
+    assert training.leave_seconds == pytest.approx(seconds)
+    training.ready = None
+    assert training.leave_seconds == LEAVE_DEADLINE
+
+
+async def test_a_node_that_leaves_has_saved_before_it_evaluates() -> None:
+    did: list[str] = []
+
+    async def act(name: str, answer: Any, *given: Any) -> Any:
+        did.append(name)
+        return answer
+
+    trainer = SimpleNamespace(
+        save=partial(act, "save", SAVED | {"path": "/700"}), evaluate=partial(act, "evaluate", 1.5)
+    )
+    training = hearing()
+    training._supervisor = SimpleNamespace(train=partial(act, "hold", None), trainer=trainer)
+    training._exchanger = SimpleNamespace(close=partial(act, "close", None))
+    await training.conclude(1.0)
+    assert did == ["close", "hold", "save", "evaluate"]
 
 
 def hearing() -> Training:

@@ -1,15 +1,17 @@
 """``finish`` and ``stop``: end the running node."""
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
-from lowcomm_node.errors import Unhealthy
+from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.settings import find_home
 
 DEADLINE = 60.0
+"""Seconds to wait at least; a node of which steps or checkpoints take long tells how long it needs."""
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def finish(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
-    """Let the running exchanges end, evaluate, save, say goodbye, leave."""
+    """Let the running exchanges end, save, evaluate, say goodbye, leave."""
     with ControlClient(find_home(home)) as client:
         client.finish()
         _wait(client, json_, "finished, saved, said goodbye")
@@ -39,7 +41,10 @@ def stop(
 
 
 def _wait(client: ControlClient, as_json: bool, text: str) -> None:
-    if not client.wait_ended(DEADLINE):
+    deadline = DEADLINE
+    with suppress(NodeError):  # it may be gone already
+        deadline = max(DEADLINE, client.status().get("leaving") or 0.0)
+    if not client.wait_ended(deadline):
         pid = client.endpoint.pid
-        raise Unhealthy(f"The node (process {pid}) did not end within {DEADLINE:.0f} s: end it with `kill {pid}`.")
+        raise Unhealthy(f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill {pid}`.")
     show({"ended": True}, as_json, text)

@@ -8,10 +8,11 @@ does. The trainer captures and applies; the daemon only passes slot numbers on.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from math import ceil
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.errors import LinkLost
@@ -19,6 +20,7 @@ from lowcomm_node.exchange import offers
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.group_round import GroupRound
 from lowcomm_node.exchange.history import History, Outcome
+from lowcomm_node.exchange.needs import STEPS, Needs
 from lowcomm_node.exchange.pair_round import PairRound
 from lowcomm_node.exchange.round import ABANDON_DEADLINE, HELLO_DEADLINE, Round, answer_in_time
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
@@ -40,6 +42,8 @@ from lowcomm_protocol.trust import Deed, Trust
 
 SLACK = 1.5
 """Times as long as contents take at the allowed rates: other exchanges begin meanwhile, and take their share."""
+FIRST_DEADLINE = 60.0
+"""Seconds for an exchange beyond what both ends need, while none has gone well yet that could tell."""
 
 DRIFTED = 2
 """Intervals without an exchange after which peers that leave us out are believed."""
@@ -70,6 +74,8 @@ class Exchanger:
         self._ready: Ready | None = None
         self._trainer: Trainer | None = None
         self.swarm_step = self.steps = self.tokens = 0
+        self._pace: deque[float] = deque(maxlen=STEPS)
+        """Seconds of the last inner steps."""
         self.history = History()
         self.running: dict[int, Round] = {}
         self.open = False
@@ -79,8 +85,8 @@ class Exchanger:
         self.joiners: Callable[[], int] = lambda: 0
         """How many peers copy our state now: they share the link."""
         self._tell = tell
-        self._refused: tuple[int, int] | None = None
-        """The fragment whose exchange was not begun of late, as it would take too long, and how many would share the link."""
+        self._refused: Needs | None = None
+        """Of the exchange that was not begun of late, as it would take too long."""
         self._endured_until = 0
         """Own steps until which a drift is none of our business."""
         self.drifted = asyncio.Event()
@@ -99,6 +105,7 @@ class Exchanger:
         self.history.left_out_by.clear()
         self._endured_until = 0
         self.drifted.clear()
+        self._pace.clear()
         self.swarm_step, self.steps, self.tokens = ready.swarm_step, ready.steps, ready.tokens
         progress = [FragmentProgress(**counters) for counters in ready.progress]
         self.schedule = SyncSchedule(self.spec.sync.interval, progress)
@@ -122,9 +129,10 @@ class Exchanger:
 
     # what is due
 
-    def on_step(self, swarm_step: int, steps: int, tokens: int) -> None:
-        """Take in one inner step, and begin the exchanges that are due."""
+    def on_step(self, swarm_step: int, steps: int, tokens: int, seconds: float = 0.0) -> None:
+        """Take in one inner step, which took so many seconds, and begin the exchanges that are due."""
         self.swarm_step, self.steps, self.tokens = swarm_step, steps, tokens
+        self._pace.append(seconds)
         if not self.open or self.spec.sync.group == 1:
             return
         for fragment in self.schedule.due(swarm_step):
@@ -137,10 +145,11 @@ class Exchanger:
             return  # what they bring would look like lies to us
         if not self._has_room:
             return  # as many are under way as fit; it stays due
-        offer = self._offer(fragment, self.schedule.round_of(fragment, self.swarm_step))
-        self._refused = (fragment, self._streams(fragment)) if offer.seconds > self.longest else None
+        needs = self._needs(fragment, self._streams(fragment))
+        self._refused = needs if needs.least > self.longest else None
         if self._refused is not None:
             return  # it could only fail; ``hindrance`` tells
+        offer = self._offer(fragment, self.schedule.round_of(fragment, self.swarm_step))
         self._new_round(offer, self._candidates(offer), called=False).start()
 
     def _candidates(self, offer: Offer) -> list[str]:
@@ -169,7 +178,7 @@ class Exchanger:
             tokens=self.tokens - progress.merged_tokens,
             version=progress.version,
             slow_digest=self._slow_digests[fragment] if self.spec.sync.consensus == 0 else b"",
-            seconds=self._seconds(fragment, self._streams(fragment)),
+            seconds=self._needs(fragment, self._streams(fragment)).told(self.longest),
         )
 
     def _streams(self, fragment: int) -> int:
@@ -180,27 +189,27 @@ class Exchanger:
     def deadline(self) -> float:
         """Seconds that an exchange may take: learned from those that went well, within the owner's bound."""
         usual = self.history.usual_seconds()
-        return self.longest if usual is None else min(self.longest, 10.0 + 4 * usual)
+        return min(self.longest, FIRST_DEADLINE if usual is None else 10.0 + 4 * usual)
 
     def deadline_for(self, seconds: float) -> float:
-        """The same where limits on traffic make contents take so many seconds."""
+        """The same where a member needs so many seconds, as its offer tells."""
         return min(self.longest, self.deadline + seconds)
+
+    @property
+    def step_seconds(self) -> float:
+        """How long a capture may wait for the end of a step; 0 while there was none."""
+        return max(self._pace, default=0.0)
 
     @property
     def hindrance(self) -> str | None:
         """Why no exchange can be begun within the limits of our owner; None if one can."""
         if self._ready is None:
             return None
-        alone = [(fragment, 1) for fragment in range(len(self.schedule))]
-        tried = [*alone, *([self._refused] if self._refused is not None else [])]
-        needed, streams = max((self._seconds(fragment, streams), streams) for fragment, streams in tried)
-        if self.spec.sync.group == 1 or needed <= self.longest:
+        if self.spec.sync.group == 1:
             return None
-        shared = f", which {streams} share," if streams > 1 else ""
-        return (
-            f"at the limits on traffic{shared} an exchange may take {needed} s, and --exchange-deadline allows "
-            f"{self.longest:.0f}: raise --max-up and --max-down, or that"
-        )
+        needs = [self._needs(fragment, 1) for fragment in range(len(self.schedule))]
+        needs += [self._refused] if self._refused is not None else []
+        return max(needs, key=lambda one: one.least).hindrance(self.longest)
 
     @property
     def has_drifted(self) -> bool:
@@ -224,11 +233,18 @@ class Exchanger:
         self._endured_until = self.steps + ENDURED * self.spec.sync.interval
         self.drifted.clear()
 
-    def _seconds(self, fragment: int, streams: int) -> int:
-        """How long contents of an exchange may take at the rates that our owner allows, which so many share; 0: no limit."""
-        most = self.ready.sizes[fragment][1]
+    def _needs(self, fragment: int, streams: int) -> Needs:
+        """What an exchange needs here, while so many share the link."""
+        most, now = self.ready.sizes[fragment][1], monotonic()
         size = most if self.spec.sync.group == 2 else 2 * most
-        return ceil(SLACK * self.bandwidth.seconds(size, streams))
+        limits, rate = ceil(SLACK * self.bandwidth.seconds(size, streams)), self.history.rates.usual(now)
+        return Needs(
+            limits=limits,
+            step=self.step_seconds,
+            work=max(0.0, (self.history.work.usual(now) or 0.0) - self.step_seconds),
+            line=max(0.0, size / rate - limits) if rate else 0.0,
+            streams=streams,
+        )
 
     # calls of other peers
 

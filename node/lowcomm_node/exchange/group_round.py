@@ -119,10 +119,12 @@ class GroupRound(Round):
         await self._until(self._captured)
         _, received, means = self.slots
         if content.part == pb.SHARE:
-            await self.trainer.receive_share(self.fragment, peer, received, *self._share_of(peer))
+            with self.working():
+                await self.trainer.receive_share(self.fragment, peer, received, *self._share_of(peer))
             self.handle(gr.ShardVerified(peer=peer))
         else:
-            await self.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
+            with self.working():
+                await self.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
             self.handle(gr.MeanVerified(peer=peer, digest=content.digest))
 
     # what goes
@@ -157,7 +159,8 @@ class GroupRound(Round):
     async def _reduce(self, contributors: Sequence[str]) -> None:
         offset, _ = self._mean_of(self.node.peer_id)
         try:
-            self._mean = await self.trainer.reduce(self.fragment, self._tokens(contributors), self.slots[2], offset)
+            with self.working():
+                self._mean = await self.trainer.reduce(self.fragment, self._tokens(contributors), self.slots[2], offset)
         except TrainerError as error:
             self.handle(ex.GaveUp(reason=f"our shard could not be averaged: {error}"))
             return

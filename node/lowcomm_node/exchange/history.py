@@ -7,6 +7,7 @@ from statistics import median
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from lowcomm_node.exchange.needs import Recent
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
 if TYPE_CHECKING:
@@ -51,20 +52,26 @@ class History:
     """Why the last exchange was not applied; empty after one that was."""
     left_out_by: set[str] = field(default_factory=set)
     """Peers that have left us out since the last exchange that was applied."""
+    work: Recent = field(default_factory=Recent)
+    """Seconds that our trainer took for an exchange, waiting for a step included."""
+    rates: Recent = field(default_factory=Recent)
+    """Bytes a second at which contents came, the slowest of each exchange."""
     _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=16))
 
     def record(self, round_: "Round", outcome: Outcome, reason: str, swarm_step: int) -> dict[str, Any]:
         """Count an exchange that is over; its entry in the list of rounds."""
-        seconds = monotonic() - round_.began
+        now = monotonic()
+        seconds = now - round_.began
         self.outcomes[outcome] += 1
         self.in_doubt += round_.exchange.in_doubt
         self.bytes_sent += round_.bytes_sent
         self.bytes_received += round_.bytes_received
         partners = round_.exchange.partners
+        self._measure(round_, now)
         if outcome is Outcome.APPLIED:
             self.worst_block[round_.fragment] = round_.worst_block or 0.0
-            self._seconds.append(seconds)
+            self._seconds.append((round_.decided or now) - round_.began)
             self.left_out_by.clear()
             for peer in partners:
                 self.of(peer).completed += 1
@@ -86,6 +93,13 @@ class History:
         }
         self.rounds.append(entry)
         return entry
+
+    def _measure(self, round_: "Round", now: float) -> None:
+        """Learn what exchanges need, from those that failed, too: the next ones then get as long as it takes."""
+        if round_.worked:
+            self.work.add(round_.worked, now)
+        if rates := [rate for link in round_.links.values() if (rate := link.rate(now)) is not None]:
+            self.rates.add(min(rates), now)
 
     def of(self, peer: str) -> PeerHistory:
         """The history of one peer; the one not met for longest is forgotten first."""
@@ -121,5 +135,5 @@ class History:
         history.last_reason = reason
 
     def usual_seconds(self) -> float | None:
-        """Median duration of the last exchanges that were applied; None if there was none."""
+        """Median of the seconds after which the last exchanges that were applied had all they needed; None if none was."""
         return median(self._seconds) if self._seconds else None

@@ -29,6 +29,9 @@ LEAST_CHUNK, FREE_CHUNKS = 1024, 64
 PACE_TIME, PACE_SHARE = 0.25, 0.1
 """When so much of the time that a content has is over, so much of it must have come."""
 
+MEASURED_FROM = 1.0
+"""Seconds after which the part of a content that has come tells how fast the line is."""
+
 
 class Incoming:
     """A content that comes in: chunk by chunk into its place, at least ``least`` bytes and no more than fit there."""
@@ -49,6 +52,11 @@ class Incoming:
     def whole(self) -> bool:
         """Whether all has come."""
         return self._offset == self.size
+
+    @property
+    def come(self) -> int:
+        """Bytes that have come."""
+        return self._offset
 
     def take(self, chunk: pb.Chunk) -> int:
         """Take in one chunk; its bytes. Raises ProtocolViolation if it is out of place."""
@@ -92,8 +100,24 @@ class Link:
         self._writing = asyncio.Lock()
         self._incoming: Incoming | None = None
         self._arrival: Arrival | None = None
+        self._announced = 0.0
+        """When what comes in was announced."""
+        self._slowest: float | None = None
         self._paced = inf
         """When a part of what comes in must have come; a time of ``monotonic``."""
+
+    def rate(self, now: float) -> float | None:
+        """Bytes a second at which contents came, the slowest, one that still comes included; None if that can't be told."""
+        rates = [] if self._slowest is None else [self._slowest]
+        waited = now - self._announced
+        if self._incoming is not None and not self._incoming.whole and self._incoming.come and waited > MEASURED_FROM:
+            rates.append(self._incoming.come / waited)
+        return min(rates, default=None)
+
+    @property
+    def share_come(self) -> float:
+        """How much of what was announced last has come."""
+        return 0.0 if self._incoming is None else self._incoming.come / max(1, self._incoming.size)
 
     async def send(self, frame: pb.Frame) -> None:
         """Send one frame, after all that was to be sent before. Raises LinkLost."""
@@ -137,7 +161,7 @@ class Link:
             raise LinkLost("sends its contribution too slowly for the deadline") from None
 
     def _expect(self, incoming: Incoming) -> None:
-        self._incoming = incoming
+        self._incoming, self._announced = incoming, monotonic()
         self._paced = monotonic() + PACE_TIME * max(0.0, self._time_left())
         self._arrival = Arrival(self._bandwidth.down, incoming.size, CHUNK_BYTES)
 
@@ -151,6 +175,8 @@ class Link:
         if not self._incoming.whole:
             return None
         self._incoming.check()
+        rate = self._incoming.size / max(1e-3, monotonic() - self._announced)
+        self._slowest = rate if self._slowest is None else min(rate, self._slowest)
         return self._incoming
 
 

@@ -63,10 +63,11 @@ class PairRound(Round):
     async def _take_in(self, peer: str, slot: int, size: int, again: bool) -> Again | None:
         """Have a contribution decoded, or what of it came again; what is missing still."""
         await self._until(self._captured)
-        if again:
-            await self.trainer.patch(self.fragment, peer, slot, size)
-        elif missing := await self.trainer.receive(self.fragment, peer, slot, size):
-            return missing
+        with self.working():
+            if again:
+                await self.trainer.patch(self.fragment, peer, slot, size)
+            elif missing := await self.trainer.receive(self.fragment, peer, slot, size):
+                return missing
         self.handle(ex.Verified(peer=peer))
         return None
 

@@ -10,8 +10,8 @@ Nothing is decided here. ``pair_round.py`` and ``group_round.py`` carry out what
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,13 @@ class Round(ABC):
         """How many inner steps longer than we the other members claim to have trained."""
         self.worst_block: float | None = None
         """How far contributions were apart where they were most, once they are merged."""
+        self.worked = 0.0
+        """Seconds in which our trainer had something to do for it: to finish its step first, to code, to decode."""
+        self._asked, self._asked_at = 0, 0.0
+        self.decided: float | None = None
+        """When it was known that it is applied."""
+        self._why_late = ""
+        """What was missing when its deadline passed, and what to do about it."""
         self.done = asyncio.Event()
         self._members_known, self._captured = asyncio.Event(), asyncio.Event()
         self._abandoning: set[str] = set()
@@ -165,14 +172,43 @@ class Round(ABC):
 
     def _on_time(self, event: Any) -> None:
         self._told[type(event)] += 1
+        if isinstance(event, ex.DeadlinePassed) and not self.exchange.over:
+            self._why_late = self._why_late or self._explain_late()
         self.handle(event)
 
+    def _explain_late(self) -> str:
+        """What has not come by the deadline, and the flag to raise where that is what cut it short."""
+        missing, step = "", self.node.step_seconds
+        if self.members and not self._captured.is_set():
+            missing = "our contribution was not ready" + (f", a step takes {step:.0f} s here" if step >= 1 else "")
+        elif self.members:
+            came = [
+                f"{peer[-6:]} had sent {100 * link.share_come:.0f} %" for peer, link in list(self.links.items())[:4]
+            ]
+            missing = "; ".join(came)
+        longest = self.node.longest
+        remedy = "" if self.deadline < longest else f"; --exchange-deadline allows {longest:g} s: raise it"
+        return f"({self.deadline:.3g} s{': ' if missing else ''}{missing}{remedy})"
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """While our trainer has been asked for something."""
+        if not self._asked:
+            self._asked_at = monotonic()
+        self._asked += 1
+        try:
+            yield
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self.worked += monotonic() - self._asked_at
+
     def _be_patient(self, theirs: Offer) -> None:
-        """Wait as long as the limits of a member make contents take, within what our owner allows. Raises LinkLost."""
+        """Wait as long as a member needs, within what our owner allows. Raises LinkLost."""
         if theirs.seconds > self.node.longest:
             raise LinkLost(
-                f"needs {theirs.seconds} s for its contents, as its owner limits its traffic, and --exchange-deadline "
-                f"allows {self.node.longest:.0f} s here"
+                f"needs {theirs.seconds} s for its steps and contents, and --exchange-deadline allows "
+                f"{self.node.longest:.0f} s here: raise it to exchange with such peers"
             )
         self._allow(theirs.seconds)
 
@@ -357,7 +393,8 @@ class Round(ABC):
         try:
             self._prepare()
             self._members_known.set()
-            await self._code()
+            with self.working():
+                await self._code()
         except LowcommError as error:
             self.handle(ex.GaveUp(reason=f"our contribution could not be captured: {error}"))
             return
@@ -377,6 +414,7 @@ class Round(ABC):
     # the end
 
     async def _apply(self, effect: ex.Apply) -> None:
+        self.decided = monotonic()
         try:
             merged = await self._merge(effect)
         except TrainerError as error:
@@ -393,7 +431,8 @@ class Round(ABC):
         if self.members:
             with suppress(TrainerError):
                 await self.trainer.drop(self.fragment)
-        self._finish(Outcome.FAILED if self.members else Outcome.NO_PARTNER, reason)
+        told = f"{reason} {self._why_late}" if self._why_late else reason
+        self._finish(Outcome.FAILED if self.members else Outcome.NO_PARTNER, told)
 
     def _finish(self, outcome: Outcome, reason: str) -> None:
         for timer in self._timers:

@@ -19,7 +19,7 @@ from lowcomm_node.supervision.failures import Failure, Kind
 from lowcomm_node.supervision.memory import memory_of, too_much
 from lowcomm_node.supervision.pace import LEAST, Pace
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
-from lowcomm_node.trainer.process import Trainer
+from lowcomm_node.trainer.process import STEP_DEADLINE, Trainer
 
 TICK = 1.0
 END_DEADLINE = 180.0
@@ -144,6 +144,7 @@ class Supervisor:
                 case "step":
                     self._steps = event["steps"]
                     self._pace.stepped(monotonic())
+                    trainer.patience = max(STEP_DEADLINE, self._pace.deadline)
                 case "finished":
                     self._training = False
                 case "failed":

@@ -1,26 +1,78 @@
-"""Loss on held-out text: the same windows at every peer that has the same data."""
+"""Loss on held-out text: the same windows at every peer that has the same data.
+
+A machine that would need too long for all windows takes the first 1, 2, 4, 8, ... of them. So two peers that took equally
+many can be compared.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
 
 import torch
+from torch import Tensor
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import held_out_windows
 from lowcomm_node.model import Transformer
 
 EVALUATION_TOKENS = 32_768
+EVALUATION_SECONDS = 15.0
+"""What one evaluation may hold training up."""
 _BATCH_TOKENS = 8_192
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Evaluated:
+    """The mean loss, and what it is the mean of."""
+
+    loss: float
+    """Nats a token."""
+    windows: int
+    tokens: int
+
+
 def held_out_loss(model: Transformer, dataset: Dataset, context: int) -> float:
     """Mean cross-entropy in nats a token over ``EVALUATION_TOKENS`` tokens of held-out text."""
-    count = max(1, EVALUATION_TOKENS // context)
-    tokens, targets = held_out_windows(dataset.held_out, context, count, seed=0)
+    tokens, targets = _windows(dataset, context)
+    return _total_loss(model, tokens, targets) / len(tokens)
+
+
+def evaluate(
+    model: Transformer,
+    dataset: Dataset,
+    context: int,
+    *,
+    most: int | None = None,
+    seconds: float = EVALUATION_SECONDS,
+    clock: Callable[[], float] = monotonic,
+) -> Evaluated:
+    """The same over ``most`` windows at most, and fewer where those would take longer than ``seconds``: at least one."""
+    tokens, targets = _windows(dataset, context)
+    total, done, began = 0.0, 0, clock()
+    stop = min(len(tokens), len(tokens) if most is None else most)
+    while done < stop:
+        part = slice(done, min(stop, max(1, 2 * done)))
+        total += _total_loss(model, tokens[part], targets[part])
+        done = part.stop
+        # The next part is as large as all before it.
+        if 2 * (clock() - began) > seconds:
+            break
+    return Evaluated(total / done, done, done * context)
+
+
+def _windows(dataset: Dataset, context: int) -> tuple[Tensor, Tensor]:
+    return held_out_windows(dataset.held_out, context, max(1, EVALUATION_TOKENS // context), seed=0)
+
+
+@torch.no_grad()
+def _total_loss(model: Transformer, tokens: Tensor, targets: Tensor) -> float:
+    """The sum of the losses of windows."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     total = 0.0
-    for part in torch.arange(count).split(max(1, _BATCH_TOKENS // context)):
+    for part in torch.arange(len(tokens)).split(max(1, _BATCH_TOKENS // tokens.shape[1])):
         loss = model.loss(tokens[part].to(device), targets[part].to(device))
         total += float(loss) * len(part)
     model.train(was_training)
-    return total / count
+    return total

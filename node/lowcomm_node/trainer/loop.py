@@ -5,6 +5,8 @@
         take one inner step                               unless held, or the run is over
 
 Coding, decoding, outer steps and writing run on two threads beside the loop, so that the accelerator does not wait for them.
+Requests that only decode or average do not wait for a step boundary either: where a step takes half a minute, an exchange
+would wait for several of them.
 """
 
 import math
@@ -31,7 +33,7 @@ from lowcomm_node.limits import check_memory, limit_vram
 from lowcomm_node.sampling import TOP_K, generate
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import Arena
-from lowcomm_node.trainer.evaluation import held_out_loss
+from lowcomm_node.trainer.evaluation import evaluate
 from lowcomm_node.trainer.interface import Ready, TrainerSettings, said, slots_each
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.pipe import Pipe
@@ -50,6 +52,8 @@ FP32_BYTES = 4
 MOST_SKIPPED = 10
 """Inner steps in a row that may be skipped. Each had a batch of its own, so it is not the text: even where every second batch
 overflows, ten in a row come once in a thousand steps, and weights that give nothing finite for ten give nothing for the next."""
+_BESIDE = frozenset({"receive", "resend", "patch", "receive_share", "reduce", "receive_mean", "merge"})
+"""Requests that need no step boundary to begin. ``drop`` does: it must come after a capture that waits for one."""
 
 
 class TrainerLoop:
@@ -63,10 +67,12 @@ class TrainerLoop:
         self._ripening: list[tuple[int, Callable[[], None]]] = []
         self._training = self._stopping = self._told_finished = False
         self._speed = 0.0
+        self._windows: int | None = None
+        """Of held-out text, that evaluations take: as many as the first one could, so that they can be compared."""
 
     def run(self) -> None:
         """Serve requests and train until told to stop."""
-        self._pipe.start_reading(self._boundary.put)
+        self._pipe.start_reading(self._take)
         try:
             while not self._stopping:
                 self._serve(wait=not self._can_step())
@@ -85,6 +91,13 @@ class TrainerLoop:
         note = {"reason": str(error), "steps": self.replica.steps, "stream": self.replica.stream.state()}
         with suppress(OSError, ValueError):  # the reason why training ends matters more
             self.store.note_divergence(note)
+
+    def _take(self, request: dict[str, Any] | None) -> None:
+        """On the thread that reads: begin what needs no step boundary, and keep the rest for the next one."""
+        if request is not None and request.get("do") in _BESIDE:
+            self._carry_out(request)
+        else:
+            self._boundary.put(request)
 
     # between steps
 
@@ -153,9 +166,10 @@ class TrainerLoop:
         loss = replica.inner_step()
         if replica.skipped_in_a_row:
             self._tell_skipped(loss)
-        rate = replica.spec.tokens_per_step / max(1e-9, monotonic() - began)
+        seconds = monotonic() - began
+        rate = replica.spec.tokens_per_step / max(1e-9, seconds)
         self._speed = rate if not self._speed else 0.9 * self._speed + 0.1 * rate
-        self._tell_step(loss)
+        self._tell_step(loss, seconds)
         if replica.steps % replica.spec.train.evaluate_every == 0 and not self._finished():
             self._evaluate()
         if self._saving.is_due(replica.steps, monotonic()):
@@ -179,7 +193,7 @@ class TrainerLoop:
             news = {"swarm_step": self.replica.clock.step, "steps": self.replica.steps}
             self._pipe.send({"event": "finished", **news})
 
-    def _tell_step(self, loss: float) -> None:
+    def _tell_step(self, loss: float, seconds: float) -> None:
         replica = self.replica
         self._pipe.send(
             {
@@ -189,17 +203,20 @@ class TrainerLoop:
                 "tokens": replica.tokens,
                 "loss": loss if math.isfinite(loss) else None,
                 "skipped_steps": replica.skipped,
+                "seconds": seconds,
                 "learning_rate": learning_rate(replica.spec.train, replica.clock.step, replica.spec.run.steps),
                 "tokens_per_second": self._speed,
             }
         )
 
     def _evaluate(self) -> float:
-        loss = held_out_loss(self.replica.model, self.replica.dataset, self.replica.spec.model.context)
-        told = loss if math.isfinite(loss) else None
-        news = {"event": "evaluated", "loss": told, "swarm_step": self.replica.clock.step, "steps": self.replica.steps}
-        self._pipe.send(news)
-        return loss
+        replica = self.replica
+        self._pipe.send({"event": "evaluating"})
+        found = evaluate(replica.model, replica.dataset, replica.spec.model.context, most=self._windows)
+        self._windows = self._windows or found.windows
+        news = {"event": "evaluated", "loss": found.loss if math.isfinite(found.loss) else None, "tokens": found.tokens}
+        self._pipe.send({**news, "swarm_step": replica.clock.step, "steps": replica.steps})
+        return found.loss
 
     # requests: build, train, stop
 
@@ -436,6 +453,7 @@ class TrainerLoop:
         self._writer.submit(work)
 
     def _write(self, number: int | None, parts: Parts, meta: dict[str, Any]) -> None:
+        began = monotonic()
         try:
             state.require_finite(parts)
             info = self.store.save(meta["swarm_step"], parts, meta, created_at=time())
@@ -448,7 +466,8 @@ class TrainerLoop:
                 self._boundary.put(partial(self._give_up, error))
             return
         news = {"swarm_step": meta["swarm_step"], "path": str(info.path)}
-        self._pipe.send({"event": "saved", **news, "after_trouble": self._saving.succeeded(self.replica.steps)})
+        after_trouble = self._saving.succeeded(self.replica.steps)
+        self._pipe.send({"event": "saved", **news, "seconds": monotonic() - began, "after_trouble": after_trouble})
         if number is not None:
             self._pipe.send({"re": number, **news, "steps": meta["steps"], "tokens": meta["tokens"]})
 

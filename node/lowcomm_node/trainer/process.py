@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from lowcomm_node.errors import Diverged, TrainerError, TrainerLost, Unusable
@@ -38,8 +39,9 @@ from lowcomm_node.trainer.interface import (
 BUILD_DEADLINE = 3600.0
 """Seconds that building may be silent: while text is tokenized it tells how far it is."""
 STEP_DEADLINE = 600.0
-"""Seconds that a request may wait for a step boundary."""
+"""Seconds that a request may wait for a step boundary, at least: where steps are slow, as long as one may take."""
 STOP_DEADLINE = 30.0
+"""Seconds for a trainer to end that was told to."""
 REAP_DEADLINE = 5.0
 """Seconds for a process to end that has closed its socket."""
 NICENESS = 5
@@ -60,6 +62,8 @@ class Trainer(ABC):
     def __init__(self) -> None:
         self.news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.arena: Arena | None = None
+        self.patience = STEP_DEADLINE
+        """Seconds that it may take to answer, where nothing else is said."""
         self.occupied = 0
         """Requests under way that hold up its steps."""
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -177,13 +181,14 @@ class Trainer(ABC):
 
     async def stop(self) -> None:
         """End it. What was being written is finished first; past the deadline it is killed."""
+        deadline = monotonic() + STOP_DEADLINE
         try:
             await self._ask("stop", STOP_DEADLINE)
         except TrainerError:
             self.kill()
         if self._writer is None and self._ours is not None:
             self._abandon(self._ours)
-        await self._join()
+        await self._join(max(REAP_DEADLINE, deadline - monotonic()))
         if self._writer is not None:
             self._writer.close()
         if self._reading is not None:
@@ -212,24 +217,25 @@ class Trainer(ABC):
         ours.close()
 
     @abstractmethod
-    async def _join(self) -> None:
-        """Wait for the loop to end."""
+    async def _join(self, seconds: float) -> None:
+        """Wait for the loop to end, so long at most."""
 
-    async def _ask(self, do: str, deadline: float = STEP_DEADLINE, **arguments: Any) -> dict[str, Any]:
+    async def _ask(self, do: str, deadline: float | None = None, **arguments: Any) -> dict[str, Any]:
         if self._writer is None or self._is_gone:
             raise TrainerLost("The trainer is not running.")
         self._number += 1
         number = self._number
         self.occupied += do in _LONG
         future = self._answers[number] = asyncio.get_running_loop().create_future()
+        seconds = self.patience if deadline is None else deadline
         line = json.dumps({"do": do, "id": number, **arguments}, separators=(",", ":")).encode() + b"\n"
         try:
             self._writer.write(line)
-            async with asyncio.timeout(deadline) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 self._building = limit if do == "build" else self._building
                 return await future
         except TimeoutError:
-            raise TrainerLost(f"The trainer did not answer {do!r} within {deadline:.0f} s.") from None
+            raise TrainerLost(f"The trainer did not answer {do!r} within {seconds:.0f} s.") from None
         finally:
             self.occupied -= do in _LONG
             self._building = None if do == "build" else self._building
@@ -309,11 +315,11 @@ class TrainerProcess(Trainer):
         if self._process is not None:
             self._process.kill()
 
-    async def _join(self) -> None:
+    async def _join(self, seconds: float) -> None:
         if self._process is None:
             return
         try:
-            await asyncio.to_thread(self._process.wait, STOP_DEADLINE)
+            await asyncio.to_thread(self._process.wait, seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
@@ -339,9 +345,9 @@ class TrainerThread(Trainer):
         self._thread = threading.Thread(target=serve, args=(copy, os.dup(memory)), name="trainer", daemon=True)
         self._thread.start()
 
-    async def _join(self) -> None:
+    async def _join(self, seconds: float) -> None:
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, STOP_DEADLINE)
+            await asyncio.to_thread(self._thread.join, seconds)
 
 
 def fate(code: int) -> str:

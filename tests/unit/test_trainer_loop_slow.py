@@ -1,0 +1,62 @@
+"""What must hold for a trainer whose steps take long: what needs no step boundary does not wait for one."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from tiny import tiny_settings
+
+from lowcomm_node.trainer.interface import PAIR_SLOTS
+from lowcomm_node.trainer.process import TrainerThread
+from lowcomm_node.trainer.replica import Replica
+
+IN_PAIRS = """
+[sync]
+method = "noloco"
+fragments = 1
+interval = 10
+min_steps = 1
+overlap = 0
+"""
+SOON = 30.0
+
+
+async def test_a_contribution_is_decoded_while_a_step_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun, may_end, inner_step = threading.Event(), threading.Event(), Replica.inner_step
+
+    def slow_step(replica: Replica) -> float:
+        if replica.peer_id == "a" and replica.steps == 1:
+            begun.set()
+            may_end.wait(SOON)
+        return inner_step(replica)
+
+    monkeypatch.setattr(Replica, "inner_step", slow_step)
+    trainers = {peer: TrainerThread() for peer in ("a", "b")}
+    try:
+        for peer, trainer in trainers.items():
+            await trainer.start(tiny_settings(tmp_path, peer, IN_PAIRS))
+            await trainer.train(True)
+            while (await trainer.news.get())["event"] != "step":
+                pass
+        a, b = trainers["a"], trainers["b"]
+        await b.train(False)
+        assert a.arena and b.arena
+        (theirs, _), (_, slot) = b.arena.take(PAIR_SLOTS), a.arena.take(PAIR_SLOTS)
+        sent = await b.capture(0, theirs, realign=True, ahead=0)
+        assert await asyncio.to_thread(begun.wait, SOON)
+        capturing = asyncio.create_task(a.capture(0, 0, realign=True, ahead=0))
+        may_end.set()
+        await capturing
+        begun.clear()
+        may_end.clear()
+        monkeypatch.setattr(Replica, "inner_step", lambda replica: (begun.set(), may_end.wait(SOON), 1.0)[-1])
+        assert await asyncio.to_thread(begun.wait, SOON), "the next step is under way"
+        a.arena.view(slot, sent.size)[:] = b.arena.view(theirs, sent.size)
+        async with asyncio.timeout(SOON / 2):
+            assert await a.receive(0, "b", slot, sent.size) is None
+        assert not may_end.is_set()
+    finally:
+        may_end.set()
+        for trainer in trainers.values():
+            await trainer.stop()
