@@ -150,6 +150,7 @@ class Membership:
     def meet(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Answer a peer that introduces itself."""
         self._hear_introduction(peer, introduction)
+        self._discovery.answered(peer)
         return self._introduction()
 
     # the loop
@@ -288,6 +289,7 @@ class Membership:
                     self._introduction(), metadata=self._channels.metadata(info.peer_id), timeout=MEET_DEADLINE
                 )
             self._hear_introduction(info.peer_id, answer)
+            self._discovery.answered(info.peer_id)
         except grpc.aio.AioRpcError as error:
             self._take_refusal(info, error.code(), error.details() or "")
         except (grpc.RpcError, LinkLost, LowcommError, TimeoutError):

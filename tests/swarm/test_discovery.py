@@ -13,13 +13,15 @@ from time import monotonic, time
 
 import psutil
 import pytest
-from dht import KEY, Dht, Peer, free_port, record_of
+from dht import KEY, RUN_ID, Dht, Peer, free_port, record_of
 
 from lowcomm_node.discovery import twin
+from lowcomm_node.discovery.hivemind_parts import DHTID, MSGPackSerializer, PeerID
 from lowcomm_node.discovery.keys import RUNS_KEY, pack
 from lowcomm_node.discovery.p2pd import runtime_folder
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, PortInUse, RetryLater, Unhealthy
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.run import parse_toml, sign_run
 from waiting import until, until_async
 
@@ -420,3 +422,40 @@ async def test_p2pd_and_its_socket_go_when_their_parent_is_killed(tmp_path: Path
         await child.wait()
     until(lambda: not psutil.pid_exists(started["pid"]), 15, "p2pd ends")
     until(lambda: not names_in(sockets), 5, "its socket goes")
+
+
+# A flood of records
+
+
+def large_record(peer: Identity, life: float) -> bytes:
+    """A valid record of about 2000 bytes, the most that one may have."""
+    now, entry = time(), f"/ip4/203.0.113.7/tcp/31337/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{peer.peer_id}"
+    info = PeerInfo(
+        peer_id=peer.peer_id, run_id=RUN_ID, phase=Phase.TRAINING, issued=now, expires=now + life,
+        addresses=("n" * 120 + ":4000",) * 8, entry_points=(entry,) * 4,
+    )  # fmt: skip
+    return write_record(info, peer)
+
+
+@pytest.mark.timeout(300)
+async def test_two_thousand_sybil_records_push_no_honest_peer_out_and_keep_none_out(dht: Dht) -> None:
+    door = await dht.peer()
+    honest = [await dht.peer(door.addresses()) for _ in range(2)]
+    assert all([await peer.tell(life=280.0) for peer in honest])
+    attacker = await dht.peer(door.addresses())
+    key, sybils = DHTID.generate(source=KEY), [Identity(number.to_bytes(32, "big")) for number in range(1, 2001)]
+    stored = 0
+    for storer in (door, *honest):
+        target = PeerID.from_base58(storer.peer_id)
+        for start in range(0, len(sybils), 200):
+            some = sybils[start : start + 200]
+            values = [MSGPackSerializer.dumps(pack(KEY, large_record(peer, 290.0))) for peer in some]
+            names, keys = [peer.peer_id for peer in some], [key] * len(some)
+            answer = await attacker._node.protocol.call_store(target, keys, values, time() + 280.0, subkeys=names)
+            stored += sum(answer or ())
+    assert stored > 2000, "the flood has filled every storer"
+    late = await dht.peer(door.addresses())
+    assert await late.tell(life=280.0), "who comes after the flood"
+    wanted = {peer.peer_id for peer in (*honest, late)}
+    for reader in (door, *honest, late):
+        assert wanted <= await reader.sees()

@@ -1,13 +1,18 @@
 """What a storer of the DHT lets in, and what it keeps; hivemind's own types, no network."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from lowcomm_node.discovery import guard
+from lowcomm_node.discovery import callers, guard
+from lowcomm_node.discovery.answered import Answered
+from lowcomm_node.discovery.giving_way import Bringer
 from lowcomm_node.discovery.guard import BoundedStorage, OwnRecords
 from lowcomm_node.discovery.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer, PeerID, RoutingTable
 from lowcomm_node.discovery.keys import RUNS_KEY, Provenances, pack, peers_key, provenance, removals_key
+from lowcomm_node.probing.ration import prefixes_of
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.invites import issue_invite
 from lowcomm_protocol.records import PeerInfo, Phase, write_record
@@ -265,3 +270,126 @@ async def test_what_others_say_of_where_a_named_peer_stands_is_believed_only_if_
     assert await believed() == {ANYWHERE: ada}
     table.near = {ELSEWHERE: ada}
     assert await believed() == {}
+
+
+# A flood
+
+
+@contextmanager
+def brought_by(peer: str, host: str) -> Iterator[None]:
+    """As if this peer stored what is stored meanwhile, from this address."""
+    token = callers._BRINGER.set(Bringer(peer, prefixes_of(host)))
+    try:
+        yield
+    finally:
+        callers._BRINGER.reset(token)
+
+
+class Stored:
+    """What one storer keeps under the key of a run."""
+
+    def __init__(self, monkeypatch, room: int) -> None:
+        monkeypatch.setattr(guard, "MAX_KEY_BYTES", room)
+        self.answered = Answered(lambda: NOW)
+        self.storage = BoundedStorage(Provenances(), self.answered)
+        self.key = DHTID.generate(source=peers_key(RUN))
+
+    def store(self, peer: Identity, host: str = "203.0.113.1", by: str = "", step: int = 0) -> bool:
+        data = record(RUN, peer, life=300.0, issued=NOW + step / 1000, addresses=("203.0.113.1:4000",) * 8)
+        value = MSGPackSerializer.dumps(pack(peers_key(RUN), data))
+        with brought_by(by or peer.peer_id, host):
+            return self.storage.store_subkey(self.key, peer.peer_id, value, NOW + 280 + step / 1000)
+
+    def keeps(self, peers: list[Identity]) -> int:
+        found = self.storage.get(self.key)
+        return sum(peer.peer_id in found.value for peer in peers) if found is not None else 0
+
+
+RUN = "ab" * 32
+HONEST = [Identity(bytes([0, number]) * 16) for number in range(1, 9)]
+SYBILS = [Identity(bytes([1, number // 256, number % 256, 1]) * 8) for number in range(200)]
+ROOM = 25_000
+"""Of about 60 records of the tests."""
+
+
+def test_a_flood_from_one_connection_pushes_nobody_out_and_keeps_nobody_out(monkeypatch):
+    stored = Stored(monkeypatch, ROOM)
+    early, late = HONEST[:4], HONEST[4:]
+    assert all(stored.store(peer) for peer in early)
+    taken = [stored.store(sybil, "198.51.100.7", by=SYBILS[0].peer_id) for sybil in SYBILS]
+    assert 20 < sum(taken) < 100
+    assert all(stored.store(peer) for peer in late), "who comes later, at the address of all honest peers"
+    assert stored.keeps(HONEST) == len(HONEST)
+
+
+def test_a_flood_of_as_many_connections_pushes_out_only_itself(monkeypatch):
+    stored = Stored(monkeypatch, ROOM)
+    assert all(stored.store(peer, f"203.0.113.{number}") for number, peer in enumerate(HONEST[:4]))
+    for sybil in SYBILS:
+        stored.store(sybil, "198.51.100.7")
+    assert all(stored.store(peer, f"192.0.{number}.1") for number, peer in enumerate(HONEST[4:]))
+    assert stored.keeps(HONEST) == len(HONEST)
+
+
+def test_who_shares_the_address_of_a_flood_stays_if_it_was_here_before_or_has_answered(monkeypatch):
+    stored = Stored(monkeypatch, ROOM)
+    assert stored.store(HONEST[0], "198.51.100.7")
+    for sybil in SYBILS:
+        stored.store(sybil, "198.51.100.7")
+    assert not stored.store(HONEST[1], "198.51.100.7"), "nothing tells it from the flood"
+    stored.answered.add(HONEST[1].peer_id)
+    assert stored.store(HONEST[1], "198.51.100.7")
+    for step, sybil in enumerate(SYBILS):
+        stored.store(sybil, "198.51.100.7", step=step + 1)
+    assert stored.keeps(HONEST[:2]) == 2
+
+
+def test_a_replayed_record_does_not_lower_its_owner(monkeypatch):
+    stored = Stored(monkeypatch, ROOM)
+    assert stored.store(HONEST[0])
+    assert stored.store(HONEST[0], "198.51.100.7", by=SYBILS[0].peer_id, step=1)
+    for sybil in SYBILS:
+        stored.store(sybil, "198.51.100.7", by=SYBILS[0].peer_id)
+    assert stored.keeps(HONEST[:1]) == 1
+
+
+def test_what_we_publish_ourselves_never_gives_way(monkeypatch):
+    stored = Stored(monkeypatch, 2_000)
+    value = MSGPackSerializer.dumps(pack(peers_key(RUN), record(RUN, ADA, life=300.0)))
+    for sybil in SYBILS[:20]:
+        stored.store(sybil)
+    assert stored.storage.store_subkey(stored.key, ADA.peer_id, value, NOW + 280)
+    for sybil in SYBILS[20:]:
+        stored.answered.add(sybil.peer_id)
+        stored.store(sybil)
+    assert stored.keeps([ADA]) == 1
+
+
+def test_invented_runs_keep_no_run_out_and_take_no_more_than_their_share_of_memory(monkeypatch):
+    monkeypatch.setattr(guard, "MAX_KEYS", 20)
+    storage = BoundedStorage(Provenances(), Answered(lambda: NOW))
+
+    def store(run_id: str, peer: Identity, host: str) -> bool:
+        value = MSGPackSerializer.dumps(pack(peers_key(run_id), record(run_id, peer, life=300.0)))
+        with brought_by(peer.peer_id, host):
+            return storage.store_subkey(DHTID.generate(source=peers_key(run_id)), peer.peer_id, value, NOW + 280)
+
+    taken = [store(f"{number:064x}", SYBILS[0], "198.51.100.7") for number in range(50)]
+    assert sum(taken) == 20
+    assert store(RUN, HONEST[0], "203.0.113.1")
+    assert len(storage) == 20 and storage.get(DHTID.generate(source=peers_key(RUN))) is not None
+    monkeypatch.setattr(guard, "MAX_BYTES", storage._bytes)
+    assert not store(f"{99:064x}", SYBILS[0], "198.51.100.7")
+    assert store(RUN, HONEST[1], "203.0.113.2")
+    assert storage._bytes <= guard.MAX_BYTES
+
+
+def test_what_is_known_of_records_goes_with_them(monkeypatch):
+    stored = Stored(monkeypatch, ROOM)
+    now = [NOW]
+    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: now[0])
+    for sybil in SYBILS[:20]:
+        stored.store(sybil)
+    now[0] = NOW + 10_000
+    stored.storage._sweep()
+    assert (stored.storage._kept, stored.storage._bytes) == ({}, 0)

@@ -299,7 +299,7 @@ async def test_p2pd_is_told_once_of_what_is_served_while_it_starts(
 ) -> None:
     serving: list[asyncio.Task[None]] = []
 
-    async def attach(_: Any) -> None:
+    async def attach(*_: Any) -> None:
         serving.extend(asyncio.create_task(peer.serve_streams(protocol, print)) for protocol in ("/a", "/b"))
         await asyncio.sleep(0)
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from time import time
 from typing import Any
 
+from lowcomm_node.discovery.callers import Callers
 from lowcomm_node.discovery.multiaddress import EntryPoint, also_over_quic
 from lowcomm_node.discovery.p2pd import P2pDaemon
 from lowcomm_node.errors import NodeError
@@ -43,11 +44,24 @@ async def load_hivemind() -> None:
     await asyncio.to_thread(_import_hivemind)
 
 
-async def attach(daemon: P2pDaemon) -> Any:
-    """Hivemind's client (``P2P``) of a running p2pd. Raises NodeError if that does not answer."""
+async def attach(daemon: P2pDaemon, callers: Callers | None = None) -> Any:
+    """Hivemind's client (``P2P``) of a running p2pd. Raises NodeError if that does not answer.
+
+    ``callers``: told who stores something here, before that is handled.
+    """
     from lowcomm_node.discovery.hivemind_parts import P2P, Multiaddr
 
-    client = type("OwnP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{daemon.control.parent}/"})
+    async def add_handler(self: Any, name: str, handler: Any, *arguments: Any, **options: Any) -> None:
+        async def handle(request: Any, context: Any) -> Any:
+            assert callers is not None
+            await callers.enter(context.remote_id.to_base58())
+            return await handler(request, context)
+
+        stores = callers is not None and name.endswith("rpc_store")
+        await P2P.add_protobuf_handler(self, name, handle if stores else handler, *arguments, **options)
+
+    own = {"_UNIX_SOCKET_PREFIX": f"/unix{daemon.control.parent}/", "add_protobuf_handler": add_handler}
+    client = type("OwnP2P", (P2P,), own)
     try:
         async with asyncio.timeout(CALL_DEADLINE):
             return await client.replicate(Multiaddr(f"/unix{daemon.control}"))

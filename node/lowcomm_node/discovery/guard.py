@@ -6,17 +6,22 @@ Hivemind trusts the peers of a DHT. Measured on 1.1.12, each of these is one cal
 - one bad record makes a reader drop all others    -> only the bad one is dropped
 - a record in the *cache* hides all that is stored -> there is no cache
 - an answer that claims to expire never ends the search for better ones -> the claim is recomputed from the records
-- any number of records, of any size               -> at most MAX_KEYS keys, and MAX_KEY_BYTES for each
+- any number of records, of any size               -> at most MAX_KEYS keys, MAX_KEY_BYTES for each, MAX_BYTES for all; a
+                                                      flood pushes out itself (giving_way.py)
 - an older record over a newer one                 -> what its signer says is newer holds
 - any place in the DHT, such as next to a key      -> the place is the hash of the peer id, else a peer is ignored;
                                                       one that the owner has named may stand anywhere, as hivemind's
                                                       own programs do
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from time import time
 from typing import Any
 
+from lowcomm_node.discovery.answered import Answered
+from lowcomm_node.discovery.callers import bringer
+from lowcomm_node.discovery.giving_way import Kept, Rank, first_to_go, those_to_go
 from lowcomm_node.discovery.hivemind_parts import (
     DHTID,
     DHTLocalStorage,
@@ -30,12 +35,16 @@ from lowcomm_node.discovery.hivemind_parts import (
     ValueWithExpiration,
 )
 from lowcomm_node.discovery.interface import MAX_VALUE
-from lowcomm_node.discovery.keys import MAX_LIFE, Provenances
+from lowcomm_node.discovery.keys import MAX_LIFE, Provenance, Provenances
 from lowcomm_protocol.refusals import Reason
 
 MAX_KEYS = 1024
 MAX_KEY_BYTES = 2 * 1024**2
 """Of all records under one key: an answer of more than 4 MiB can't be sent, and nobody would find anything."""
+MAX_BYTES = 64 * 1024**2
+"""Of all records that we keep for others."""
+SWEEP_EVERY = 256
+"""Records stored between two looks for those that have expired."""
 MAX_SUBKEY = 256
 """Bytes; ours are peer ids and run ids."""
 CLOCK_SLACK = 60.0
@@ -47,10 +56,12 @@ def place_of(peer_id: str) -> DHTID:
     return DHTID.generate(source=peer_id)
 
 
-def guard(protocol: DHTProtocol, provenances: Provenances, named: Collection[str] = ()) -> None:
+def guard(
+    protocol: DHTProtocol, provenances: Provenances, named: Collection[str] = (), answered: Answered | None = None
+) -> None:
     """Make a protocol that was just created, and has met nobody yet, safe to use among strangers.
 
-    ``named``: ids of the peers that our owner has named.
+    ``named``: ids of the peers that our owner has named; ``answered``: those that have shown that they are there.
     """
     call_find, update_routing_table = protocol.call_find, protocol.update_routing_table
 
@@ -76,7 +87,7 @@ def guard(protocol: DHTProtocol, provenances: Provenances, named: Collection[str
             del table[before]  # hivemind's own programs stand elsewhere each time that they start
         await update_routing_table(known, peer_id, responded=responded)
 
-    protocol.storage, protocol.cache = BoundedStorage(provenances), NoCache()
+    protocol.storage, protocol.cache = BoundedStorage(provenances, answered), NoCache()
     protocol.record_validator = OwnRecords(provenances)
     protocol._validate_dictionary = _keep_valid(protocol.record_validator)
     protocol.call_find, protocol.update_routing_table = find, update
@@ -116,11 +127,14 @@ class OwnRecords(RecordValidatorBase):
 
 
 class BoundedStorage(DHTLocalStorage):
-    """Records that we keep for others: the newest of each subkey, within bounds; what is new is refused when full."""
+    """Records that we keep for others: the newest of each subkey, within bounds; ``giving_way`` says what goes when full."""
 
-    def __init__(self, provenances: Provenances) -> None:
+    def __init__(self, provenances: Provenances, answered: Answered | None = None) -> None:
         super().__init__()
-        self._provenances = provenances
+        self._provenances, self._answered = provenances, answered if answered is not None else Answered()
+        self._kept: dict[DHTID, dict[Any, Kept]] = {}
+        """What is known of each record, by key and subkey; of some that have expired as well, until they are swept."""
+        self._stored = self._bytes = 0
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
         """A copy, because hivemind's search adds what others answer to the very object that it gets here."""
@@ -129,19 +143,32 @@ class BoundedStorage(DHTLocalStorage):
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         """Whether it was taken."""
-        order = self._order(subkey, value)  # also of what we publish ourselves: a run tells who may join it
+        told = self._provenance(subkey, value)  # also of what we publish ourselves: a run tells who may join it
+        order = told.order if told is not None else -1
         found = super().get(key)
-        if found is None:
-            return len(self) < MAX_KEYS and super().store_subkey(key, subkey, value, expiration_time)
-        records: DictionaryDHTValue = found.value
-        known = records.get(subkey)
+        records: DictionaryDHTValue | None = found.value if found is not None else None
+        known = records.get(subkey) if records is not None else None
         if known is not None:
-            kept = self._order(subkey, known.value)
+            before = self._provenance(subkey, known.value)
+            kept = before.order if before is not None else -1
             if order < kept or (order == kept and expiration_time <= known.expiration_time):
                 return False
-        others = sum(len(entry.value) for _, entry in records.items()) - (len(known.value) if known is not None else 0)
-        if others + len(value) > MAX_KEY_BYTES:
+        new = self._describe(key, subkey, value, told.owner if told is not None else "", known is not None)
+        if not self._make_room(key, records, new):
             return False
+        if not self._put(key, records, subkey, value, expiration_time):
+            return False
+        self._forget(key, [subkey])
+        self._kept.setdefault(key, {})[subkey] = new
+        self._bytes += new.size
+        return True
+
+    def _put(
+        self, key: DHTID, records: DictionaryDHTValue | None, subkey: Any, value: bytes, expiration_time: float
+    ) -> bool:
+        if records is None:
+            return super().store_subkey(key, subkey, value, expiration_time)
+        known = records.get(subkey)
         if known is not None and known.expiration_time >= expiration_time:
             # A newer one that expires earlier, such as a goodbye: hivemind would keep the older one.
             del records[subkey]
@@ -149,10 +176,79 @@ class BoundedStorage(DHTLocalStorage):
             TimedStorage.store(self, key, records, expiration_time)
         return records.store(subkey, value, expiration_time)
 
-    def _order(self, subkey: Any, value: bytes) -> int:
-        """What the signer of a value that was let in says of its age."""
-        found = self._provenances.check(MSGPackSerializer.loads(value), subkey, time())
-        return found.order if found is not None else -1
+    def _describe(self, key: DHTID, subkey: Any, value: bytes, owner: str, is_known: bool) -> Kept:
+        by = bringer()
+        rank = Rank.OWN if by is None else Rank.BROUGHT if by.peer_id == owner else Rank.TOLD
+        self._stored += 1
+        new = Kept(subkey, len(value), rank, owner, by.networks if by is not None else (), self._stored)
+        before = self._kept.get(key, {}).get(subkey)
+        return before.renewed(new) if before is not None and is_known else new
+
+    def _make_room(self, key: DHTID, records: DictionaryDHTValue | None, new: Kept) -> bool:
+        """Whether there is room for a record under a key, also where others had to give way to it."""
+        if self._stored % SWEEP_EVERY == 0:
+            self._sweep()
+        if records is not None:
+            others = {name: entry for name, entry in records.items() if name != new.name}
+            excess = sum(len(entry.value) for entry in others.values()) + new.size - MAX_KEY_BYTES
+            if excess > 0 and not self._evict(key, records, new, set(others), excess):
+                return False
+        return self._make_room_beside(key, new)
+
+    def _evict(self, key: DHTID, records: DictionaryDHTValue, new: Kept, others: set[Any], excess: int) -> bool:
+        kept = self._kept.get(key, {})
+        gone = those_to_go(self._ranked(new), [self._ranked(kept[name]) for name in others if name in kept], excess)
+        for entry in gone or ():
+            del records[entry.name]
+        self._forget(key, [entry.name for entry in gone or ()])
+        return gone is not None
+
+    def _make_room_beside(self, key: DHTID, new: Kept) -> bool:
+        """Whether there is room for one more key, or one that grows, also where other keys had to give way."""
+        size = sum(entry.size for entry in self._kept.get(key, {}).values())
+        if (len(self._kept) < MAX_KEYS or key in self._kept) and self._bytes + new.size <= MAX_BYTES:
+            return True
+        self._sweep()
+        keys = [self._of_key(one, entries) for one, entries in self._kept.items() if one != key]
+        own = self._ranked(replace(new, name=key, size=size + new.size))
+        too_many = len(keys) + 1 - MAX_KEYS
+        while too_many > 0 or sum(one.size for one in keys) + own.size > MAX_BYTES:
+            first = first_to_go([*keys, own])
+            if first is None or first is own:
+                return False
+            keys.remove(first)
+            del self[first.name]
+            self._forget(first.name, list(self._kept[first.name]))
+            too_many -= 1
+        return True
+
+    def _of_key(self, key: DHTID, entries: dict[Any, Kept]) -> Kept:
+        """All records under one key as one: as good as the best of them, and there since the first came."""
+        best = max((self._ranked(entry) for entry in entries.values()), key=lambda entry: (entry.rank, -entry.since))
+        return replace(best, name=key, size=sum(entry.size for entry in entries.values()))
+
+    def _ranked(self, entry: Kept) -> Kept:
+        answered = entry.rank < Rank.ANSWERED and entry.owner in self._answered
+        return replace(entry, rank=Rank.ANSWERED) if answered else entry
+
+    def _sweep(self) -> None:
+        """Forget what we knew of records that have expired."""
+        live = {key: found.value for key, found in self.items()}
+        for key, entries in list(self._kept.items()):
+            records = live.get(key)
+            self._forget(key, [name for name in entries if records is None or name not in records])
+
+    def _forget(self, key: DHTID, names: Iterable[Any]) -> None:
+        entries = self._kept.get(key, {})
+        for name in names:
+            gone = entries.pop(name, None)
+            self._bytes -= gone.size if gone is not None else 0
+        if not entries:
+            self._kept.pop(key, None)
+
+    def _provenance(self, subkey: Any, value: bytes) -> Provenance | None:
+        """What the signer of a value that was let in says of it."""
+        return self._provenances.check(MSGPackSerializer.loads(value), subkey, time())
 
 
 class NoCache(DHTLocalStorage):

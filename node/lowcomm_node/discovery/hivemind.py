@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lowcomm_node.discovery.answered import Answered
+from lowcomm_node.discovery.callers import Callers
 from lowcomm_node.discovery.client import (
     BACKED_OFF,
     CALL_DEADLINE,
@@ -89,7 +91,7 @@ class HivemindDiscovery:
         self._whereabouts = Whereabouts(self.peer_id, self._entry_points, self._control, announce, wants_places)
         self._key_file, self._listen = key_file, tuple(listen)
         self._require_peers, self._start_deadline = require_peers, start_deadline
-        self._provenances = Provenances(refusals)
+        self._provenances, self._answered = Provenances(refusals), Answered()
         self._records = Records(lambda: self._node, self._provenances)
         self._daemon: P2pDaemon | None = None
         self._node: Any = None
@@ -136,6 +138,10 @@ class HivemindDiscovery:
     async def lookup(self, key: str) -> dict[str, bytes]:
         """See Discovery."""
         return await self._records.lookup(key)
+
+    def answered(self, peer_id: str) -> None:
+        """See Discovery."""
+        self._answered.add(peer_id)
 
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
@@ -283,7 +289,7 @@ class HivemindDiscovery:
         try:
             self._daemon = await self._start_daemon(listen)
             self._refuse_closed()
-            self._p2p = await attach(self._daemon)
+            self._p2p = await attach(self._daemon, Callers(self._control().connections))
             self._node = await self._make_node()
             await self._whereabouts.look_at_ourselves()
             await self._served.tell(self._control(), self._daemon.pid)
@@ -342,7 +348,8 @@ class HivemindDiscovery:
                 )
         except TimeoutError:
             raise NodeError("p2pd started, but does not answer: is this machine overloaded? Try again.") from None
-        guard(node.protocol, self._provenances, {entry.peer_id for entry in self._entry_points.named})
+        named = {entry.peer_id for entry in self._entry_points.named}
+        guard(node.protocol, self._provenances, named, self._answered)
         return node
 
     async def _knock_at(self, entries: Sequence[EntryPoint]) -> dict[str, Knock]:

@@ -88,6 +88,10 @@ class Discovery(Streams, Protocol):
         """The newest valid record of every subkey."""
         ...
 
+    def answered(self, peer_id: str) -> None:
+        """A peer has answered us or has called us, and has shown who it is: its records are the last to give way here."""
+        ...
+
     def addresses(self) -> tuple[str, ...]:
         """Our own multiaddresses, good for another node's ``--peers``."""
         ...

@@ -40,6 +40,8 @@ class Provenance:
     key: str
     expires: float
     """Unix time, seconds; infinite for what only the DHT lets expire."""
+    owner: str = ""
+    """Who signed it."""
     order: int = 0
     """Of two values of one signer the higher holds, whichever expires later: an old one can't be replayed over a new one."""
 
@@ -112,7 +114,7 @@ class Provenances:
         kind, value = stored[:1], unpack(stored)
         if kind == _RUN:
             run = read_signed_run(value)
-            found, signed_for = Provenance(RUNS_KEY, math.inf), run.run_id
+            found, signed_for = Provenance(RUNS_KEY, math.inf, run.creator), run.run_id
             if run.spec.run.admission != "open":
                 _remember(self._rules, run.run_id, Rules.of(run), _MAX_RULES)
         elif kind == _PEER:
@@ -122,10 +124,11 @@ class Provenances:
             if claim is not None and rules is not None:
                 claim.verify(rules.creator)
             expires = min(info.expires, claim.invite.expires if claim is not None else math.inf)
-            found, signed_for = Provenance(peers_key(info.run_id), expires, int(info.issued * 1000)), info.peer_id
+            key, order, signed_for = peers_key(info.run_id), int(info.issued * 1000), info.peer_id
+            found = Provenance(key, expires, info.peer_id, order)
         elif kind == _REMOVALS:
             removals, signed_for = read_removals(value, subkey), subkey
-            found = Provenance(removals_key(removals.run_id, subkey), math.inf, removals.version)
+            found = Provenance(removals_key(removals.run_id, subkey), math.inf, subkey, removals.version)
         else:
             raise RecordError("A value of an unknown kind is refused.")
         if signed_for != subkey:

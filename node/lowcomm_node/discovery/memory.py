@@ -58,6 +58,9 @@ class MemoryDiscovery:
             if its_key == key and expires > now and key_of(stored, subkey, now) == key
         }
 
+    def answered(self, peer_id: str) -> None:
+        """See Discovery."""
+
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
         return (f"/memory/{self.peer_id}",)
