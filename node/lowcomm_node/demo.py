@@ -3,10 +3,14 @@
 import contextlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,13 @@ from rich.live import Live
 
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
-from lowcomm_node.formatting import loss, short_peer, size
+from lowcomm_node.formatting import clean, loss, seconds, short_peer, size
 from lowcomm_node.panel import swarm_panel
 from lowcomm_node.settings import find_home
 from lowcomm_node.specfile import write_template
+from lowcomm_node.system import program
 from lowcomm_node.trainer.process import die_with_parent
+from lowcomm_node.words import swarm_in_words
 from lowcomm_protocol.run import parse_toml
 
 POLL = 1.0
@@ -29,7 +35,13 @@ START_POLL = 0.1
 """Seconds between two looks at a log: nothing can wait for a line in a file."""
 START_DEADLINE = 90.0
 LEAVE_DEADLINE = 60.0
+LINE_EVERY = 10.0
+"""Seconds between two lines on progress, where there is no terminal."""
 SAMPLE_TOKENS = 400
+LINE_WIDTH = 74
+"""Characters of a line of the sample: what is longer goes on in the next."""
+PASSING = ("data", "runs/*/snapshots", "runs/*/incoming")
+"""What a node keeps to start faster, or for others; nobody needs it after a demo."""
 
 
 @dataclass
@@ -81,11 +93,13 @@ class Demo:
                 for index in range(1, self.nodes + 1):
                     self._start_node(home, index, address)
                 statuses = self._watch()
-                seconds = time.monotonic() - self._began
+                took = time.monotonic() - self._began
                 self._finish()
             finally:
                 self._end_all()
-        return self._result(statuses, seconds)
+        result = self._result(statuses, took)
+        _tidy([child.home for child in self._children[1:]], [Path(status["checkpoint"]["path"]) for status in statuses])
+        return result | {"home": str(home), "bytes": _bytes_in(home)}
 
     # processes
 
@@ -160,11 +174,11 @@ class Demo:
         deadline = time.monotonic() + self.timeout
         title = f"{self.method}, {self.nodes} nodes, {self.steps} steps"
         console = Console(stderr=True)
-        with Live(console=console, auto_refresh=False) if self.show and console.is_terminal else _Silent() as live:
+        with _view(title, console) if self.show else nullcontext(_nothing) as show:
             while True:
                 self._check_alive()
                 statuses = [_status(child.home) for child in self._children[1:]]
-                live.update(swarm_panel(title, statuses, time.monotonic() - self._began, console.width), refresh=True)
+                show(statuses, time.monotonic() - self._began)
                 done = [status for status in statuses if status is not None and status["phase"] == "finished"]
                 if len(done) == self.nodes:
                     return done
@@ -175,7 +189,7 @@ class Demo:
 
     # the result
 
-    def _result(self, statuses: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    def _result(self, statuses: list[dict[str, Any]], took: float) -> dict[str, Any]:
         from lowcomm_node.swarm_weights import compare
 
         checkpoints = [Path(status["checkpoint"]["path"]) for status in statuses]
@@ -185,7 +199,7 @@ class Demo:
             "optimizer": self.optimizer,
             "seed": self.seed,
             "steps": self.steps,
-            "seconds": round(seconds, 1),
+            "seconds": round(took, 1),
             "parameters": statuses[0]["trainer"]["parameters"],
             "val_loss_average_weights": compared.average_loss,
             "weight_spread_rms": compared.spread,
@@ -204,7 +218,7 @@ def render(result: dict[str, Any]) -> str:
             str(node["steps"]),
             f"{loss(node['val_loss_first'])} -> {loss(node['val_loss_last'])}",
             str(node["exchanges_completed"]),
-            str(node["exchanges_refused"]),
+            str(node["exchanges_no_partner"]),
             str(node["exchanges_failed"]),
             size(node["bytes_sent"]),
             size(node["bytes_received"]),
@@ -223,12 +237,42 @@ def render(result: dict[str, Any]) -> str:
             f"spread of the nodes' weights {result['weight_spread_rms']:.1e}",
             "",
             "what the model writes:",
-            *(f"  | {line}" for line in result["sample"].splitlines()),
+            *(f"  | {line}" for line in _sample_lines(result["sample"])),
             "",
             f"checkpoint: {result['checkpoint']}",
-            f'try it:     lowcomm-node generate "import " --checkpoint {result["checkpoint"]}',
+            f'try it:     {program()} generate "def " --home {shlex.quote(_home_of(result["checkpoint"]))}',
+            f"remove it:  rm -r {shlex.quote(result['home'])}   ({size(result['bytes'])}: checkpoints and logs)",
         ]
     )
+
+
+def _sample_lines(sample: str) -> Iterator[str]:
+    """What a model has written, which may be anything, as lines that a terminal can show."""
+    for line in sample.splitlines():
+        shown = clean(line).rstrip()
+        yield shown[:LINE_WIDTH]
+        for start in range(LINE_WIDTH, len(shown), LINE_WIDTH):
+            yield shown[start : start + LINE_WIDTH]
+
+
+def _home_of(checkpoint: str) -> str:
+    """The home of a node, from the path of one of its checkpoints."""
+    return str(Path(checkpoint).parents[3])
+
+
+def _tidy(homes: Sequence[Path], checkpoints: Sequence[Path]) -> None:
+    """Remove what nobody needs once a demo is over: tokens, snapshots, and all but the last checkpoints."""
+    for home in homes:
+        for pattern in PASSING:
+            for folder in home.glob(pattern):
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in home.glob("runs/*/checkpoints/step-*"):
+            if folder not in checkpoints:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _node(status: dict[str, Any]) -> dict[str, Any]:
@@ -238,6 +282,7 @@ def _node(status: dict[str, Any]) -> dict[str, Any]:
         **{key: trainer[key] for key in ("steps", "swarm_step", "tokens", "val_loss_first", "val_loss_last")},
         "exchanges_completed": exchanges["completed"],
         "exchanges_refused": exchanges["refused"],
+        "exchanges_no_partner": exchanges["no_partner"],
         "exchanges_failed": exchanges["failed"],
         "bytes_sent": status["bytes_sent"],
         "bytes_received": status["bytes_received"],
@@ -252,16 +297,35 @@ def _status(home: Path) -> dict[str, Any] | None:
         return None
 
 
-class _Silent:
-    """Shows nothing, where there is no terminal."""
+Statuses = Sequence[dict[str, Any] | None]
+Show = Callable[[Statuses, float], None]
 
-    def __enter__(self) -> "_Silent":
-        return self
 
-    def __exit__(self, *_: object) -> None: ...
+@contextlib.contextmanager
+def _view(title: str, console: Console) -> Iterator[Show]:
+    """What shows how the nodes get on: a panel in a terminal, elsewhere a line now and then."""
+    if not console.is_terminal:
+        yield Lines(title)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda statuses, elapsed: live.update(swarm_panel(title, statuses, elapsed, console.width), refresh=True)
 
-    def update(self, renderable: object, refresh: bool = False) -> None:
-        """See Live."""
+
+def _nothing(statuses: Statuses, elapsed: float) -> None: ...
+
+
+class Lines:
+    """Plain lines, where there is no terminal: the first one at once, so that nobody takes silence for a failure."""
+
+    def __init__(self, title: str, every: float = LINE_EVERY) -> None:
+        self._title, self._every = title, every
+        self._next = 0.0
+
+    def __call__(self, statuses: Statuses, elapsed: float) -> None:
+        """Print where the nodes are, ``elapsed`` seconds after the start, if it is time for that."""
+        if elapsed >= self._next:
+            self._next = elapsed + self._every
+            print(f"{seconds(elapsed):>6} {self._title}: {swarm_in_words(statuses)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,14 @@
-"""Whether this system can take part in a swarm at all: asked before anything is loaded, so that the answer is one line."""
+"""Whether this system can take part in a swarm at all, and how this program is called here.
+
+Asked before anything is loaded, so that the answer is one line.
+"""
 
 import os
 import platform
+import shlex
+import shutil
 import sys
+from pathlib import Path
 
 from lowcomm_node.discovery.p2pd import find_p2pd
 from lowcomm_node.errors import Incompatible
@@ -14,6 +20,18 @@ WINDOWS = (
     "lowcomm can't take part in a swarm on Windows: hivemind, by which peers find each other, has no package for it. "
     "Install lowcomm-node inside WSL 2 (`wsl --install`), which is a Linux on the same machine."
 )
+
+
+def program(name: str = "lowcomm-node") -> str:
+    """How the owner starts this very program in a shell: its name if the shell finds it, else its path, else by Python."""
+    script = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if found is not None and (not script.exists() or script.samefile(found)):
+        return name
+    if not script.exists():
+        return shlex.join([sys.executable, "-m", "lowcomm_node"])
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
 
 
 def check_system() -> None:

@@ -3,7 +3,7 @@
 Single exchanges come by the second: those that were applied are in the line on progress, those that failed get their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lowcomm_node.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
@@ -29,6 +29,58 @@ def progress_in_words(status: Mapping[str, Any]) -> str:
         f"{status['peers']} other {'peer' if status['peers'] == 1 else 'peers'}",
     )
     return clean(", ".join(parts) + (f"; {status['waiting']}" if status["waiting"] else ""))
+
+
+def contribution(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What a node has given to its run, and where its model lies, from its last status.
+
+    Steps and tokens count from the beginning of the run, as its checkpoint does; exchanges and bytes since its start.
+    """
+    trainer, checkpoint = status["trainer"], status["checkpoint"] or {}
+    return {
+        "steps": trainer["steps"] or 0,
+        "tokens": trainer["tokens"] or 0,
+        "exchanges": status["exchanges"]["completed"],
+        "bytes_sent": status["bytes_sent"],
+        "checkpoint": checkpoint.get("path"),
+    }
+
+
+def farewell(given: Mapping[str, Any], command: str, home: str = "") -> str:
+    """What a node has given, where the model lies, and how to use it, in lines.
+
+    ``command``: how this program is started; ``home``: the option that names the home, where it is needed.
+    """
+    lines = [
+        f"contributed: {given['steps']:,} steps, {quantity(given['tokens'])} tokens; since this start "
+        f"{given['exchanges']:,} exchanges applied, {size(given['bytes_sent'])} sent"
+    ]
+    if given["checkpoint"] is not None:
+        lines += [
+            f"the model:   {given['checkpoint']}",
+            f'let it write: {command} generate "def "{home}',
+            f"take it away: {command} checkpoint export FOLDER{home}",
+        ]
+    return "\n".join(lines)
+
+
+def swarm_in_words(statuses: Sequence[Mapping[str, Any] | None]) -> str:
+    """Where the nodes of a demo are (None: not up yet), in a line."""
+    training = [status for status in statuses if status and status["trainer"]["swarm_step"] is not None]
+    at_work = [status for status in training if status["phase"] in ("training", "finishing", "finished")]
+    if len(at_work) < len(statuses):
+        phases = [clean(status["phase"]) if status else "starting" for status in statuses]
+        return ", ".join(f"node {number} is {phase}" for number, phase in enumerate(phases, start=1))
+    losses = [one for status in at_work if (one := status["trainer"]["val_loss_last"]) is not None]
+    trainers = [status["trainer"] for status in at_work]
+    parts = (
+        f"step {min(one['swarm_step'] for one in trainers)} of {trainers[0]['total_steps']}",
+        f"held-out loss {loss(sum(losses) / len(losses) if losses else None)}",
+        f"{quantity(sum(one['tokens_per_second'] or 0 for one in trainers))} tokens/s",
+        f"{sum(status['exchanges']['completed'] for status in at_work)} exchanges",
+        f"{size(sum(status['bytes_sent'] for status in at_work))} sent",
+    )
+    return ", ".join(parts)
 
 
 def tokenizing_in_words(progress: Mapping[str, Any]) -> str:

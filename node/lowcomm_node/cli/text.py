@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")] = "def ",
     tokens: Annotated[int, typer.Option(help="How many to draw.", min=1, max=4096)] = 200,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)] = 0.7,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)] = 0.8,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder of a checkpoint; default: the running node.")] = None,
     tokenizer: Annotated[

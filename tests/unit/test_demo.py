@@ -1,0 +1,129 @@
+"""What a demo prints and leaves: counts mean what their headings say, commands work as they are shown."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lowcomm_node import demo, swarm_weights, system
+from lowcomm_node.data.tokenizer import BytesTokenizer
+from lowcomm_node.demo import Lines, render
+from lowcomm_node.words import swarm_in_words
+
+PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
+
+
+def status(phase: str = "training", step: int | None = 40, **more: Any) -> dict[str, Any]:
+    trainer = {"swarm_step": step, "steps": step, "total_steps": 400, "tokens": 20_480, "tokens_per_second": 6000.0}
+    losses = {"val_loss_first": 5.6, "val_loss_last": 3.25}
+    exchanges = {"completed": 14, "refused": 1057, "no_partner": 265, "failed": 4}
+    return {
+        "peer_id": PEER, "phase": phase, "trainer": trainer | losses, "exchanges": exchanges,
+        "bytes_sent": 340_000, "bytes_received": 1, **more,
+    }  # fmt: skip
+
+
+def result(home: Path, **more: Any) -> dict[str, Any]:
+    checkpoint = home / "node-1" / "runs" / "93ae026233a6" / "checkpoints" / "step-0000000400"
+    return {
+        "method": "lowcomm", "parameters": 234_176, "seconds": 52.0, "nodes": [demo._node(status())],
+        "val_loss_average_weights": 1.7, "weight_spread_rms": 5e-3, "sample": "def a():\n", "home": str(home),
+        "bytes": 7_900_000, "checkpoint": str(checkpoint), **more,
+    }  # fmt: skip
+
+
+def test_the_column_of_rounds_without_a_partner_counts_these_and_not_refusals(tmp_path: Path) -> None:
+    heads, row = (line for line in render(result(tmp_path)).splitlines() if "no partner" in line or "tSQY1c" in line)
+    assert row[heads.index("no partner") :].split()[0] == "265"
+    assert max(len(line) for line in (heads, row)) <= 80
+
+
+def test_it_says_what_stays_where_and_how_to_be_rid_of_it(tmp_path: Path) -> None:
+    home = tmp_path / "a demo"
+    shown = render(result(home))
+    assert f"rm -r '{home}'   (7.9 MB" in shown
+    assert f"--home '{home}/node-1'" in shown
+
+
+def test_a_sample_is_shown_in_lines_that_fit_without_control_characters(tmp_path: Path) -> None:
+    sample = "def \x1b[2J\x9b" + "x" * 200 + "\n\tend"
+    lines = [line for line in render(result(tmp_path, sample=sample)).splitlines() if line.startswith("  | ")]
+    assert len(lines) == 4
+    assert all(line.isprintable() and len(line) <= 80 for line in lines)
+    assert "".join(line[4:] for line in lines).count("x") == 200
+
+
+def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = Lines("lowcomm", every=10.0)
+    for elapsed in (0.1, 1.0, 9.0, 10.2, 11.0, 21.0):
+        lines([status(), None] if elapsed < 10 else [status(), status(step=38)], elapsed)
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 3
+    assert shown[0].endswith("lowcomm: node 1 is training, node 2 is starting")
+    expected = "step 38 of 400, held-out loss 3.2500, 12.0k tokens/s, 28 exchanges, 680.0 kB sent"
+    assert shown[1].endswith(expected.replace("680.0", "680"))
+
+
+def test_a_node_that_was_restarted_is_told_by_its_phase() -> None:
+    assert swarm_in_words([status("restarting"), status("finished")]) == "node 1 is restarting, node 2 is finished"
+
+
+def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:
+    node = tmp_path / "node-1"
+    run = node / "runs" / "93ae026233a6"
+    last = run / "checkpoints" / "step-0000000400"
+    gone = [node / "data", run / "snapshots" / "a", run / "checkpoints" / "step-0000000200"]
+    for folder in (last, *gone):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x" * 100)
+    (node / "log.jsonl").write_text("x")
+    demo._tidy([node], [last])
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["node-1/log.jsonl", (last / "file").relative_to(tmp_path).as_posix()]
+    assert demo._bytes_in(tmp_path) == 101
+
+
+class Writer(torch.nn.Module):
+    """Stands in for a model: ``generate`` is replaced below."""
+
+
+@pytest.mark.parametrize("first_visible", [0, 2, 9])
+def test_a_sample_is_the_first_in_which_there_is_something_to_see(
+    monkeypatch: pytest.MonkeyPatch, first_visible: int
+) -> None:
+    drawn: list[int] = []
+
+    def generate(model: Any, prompt: list[int], count: int, temperature: float, top_k: int, seed: int) -> list[int]:
+        drawn.append(seed)
+        return list((b"return" if seed >= first_visible else b" ") * count)[:count]
+
+    monkeypatch.setattr(swarm_weights, "generate", generate)
+    sample = swarm_weights.sample_of(Writer(), BytesTokenizer(), 280)
+    assert drawn == list(range(min(first_visible + 1, swarm_weights.DRAWS)))
+    assert sample.startswith("def ")
+    assert (swarm_weights.visible(sample) > 0.9) == (first_visible < swarm_weights.DRAWS)
+
+
+def test_the_command_that_is_shown_is_one_that_the_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.run([*shlex.split(system.program()), "--version"], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("lowcomm-node ")
+    script = tmp_path / "bin" / "lowcomm-node"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script.parent / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert system.program() == "bin/lowcomm-node"
+    monkeypatch.chdir("/")
+    assert system.program() == str(script).removeprefix("/")
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert system.program() == "lowcomm-node"
+    script.unlink()
+    assert system.program() == f"{script.parent}/python -m lowcomm_node"
