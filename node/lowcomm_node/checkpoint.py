@@ -20,9 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.allotment import Allotment
 from lowcomm_node.durable import (
@@ -37,7 +35,9 @@ from lowcomm_node.durable import (
 )
 from lowcomm_node.errors import CheckpointError, ConfigError, RetryLater
 from lowcomm_node.manifest import PART, CheckpointInfo, is_complete, problems_of, read_manifest, write_checkpoint
-from lowcomm_node.state_file import not_finite, read_state, state_bytes
+
+if TYPE_CHECKING:  # listing and verifying need no torch, which takes seconds to load
+    from torch import Tensor
 
 _STEP = re.compile(r"step-(\d{10})")
 _WRITING, _REMOVING, _REPLACED = ".writing-", ".removing-", ".replaced-"
@@ -51,7 +51,7 @@ class Checkpoint:
     """A checkpoint in memory: tensors by part and name."""
 
     info: CheckpointInfo
-    tensors: dict[str, dict[str, Tensor]]
+    tensors: "dict[str, dict[str, Tensor]]"
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class CheckpointStore:
                 self._sweep()
 
     def save(
-        self, step: int, tensors_by_part: Mapping[str, Mapping[str, Tensor]], meta: dict[str, Any], created_at: float
+        self, step: int, tensors_by_part: "Mapping[str, Mapping[str, Tensor]]", meta: dict[str, Any], created_at: float
     ) -> CheckpointInfo:
         """Write a checkpoint, then remove the oldest beyond ``keep``; it is durable when this returns.
 
@@ -238,8 +238,10 @@ class CheckpointStore:
         return info
 
     def _write(
-        self, step: int, tensors_by_part: Mapping[str, Mapping[str, Tensor]], meta: dict[str, Any], created_at: float
+        self, step: int, tensors_by_part: "Mapping[str, Mapping[str, Tensor]]", meta: dict[str, Any], created_at: float
     ) -> None:
+        from lowcomm_node.state_file import state_bytes
+
         needed = sum(state_bytes(tensors) for tensors in tensors_by_part.values()) + _OVERHEAD
         self._make_room(step, needed)
         require_space(self.folder, needed)
@@ -311,7 +313,9 @@ def _passed(step: int, note: dict[str, Any]) -> Skipped:
     return Skipped(step, f"training went on from it and diverged: {note.get('reason', 'the reason is lost')}")
 
 
-def _read_finite(path: Path, device: str = "cpu") -> dict[str, Tensor]:
+def _read_finite(path: Path, device: str = "cpu") -> "dict[str, Tensor]":
+    from lowcomm_node.state_file import not_finite, read_state
+
     tensors = read_state(path, device)
     if (name := not_finite(tensors)) is not None:
         raise CheckpointError(f"{path} holds NaN or infinity in {name}: use an older checkpoint.")

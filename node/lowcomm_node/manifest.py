@@ -4,13 +4,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.durable import read_sealed_json, sha256_file, sync_file, sync_folder, write_sealed_json
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.state_file import write_state
+
+if TYPE_CHECKING:  # reading a manifest needs no torch, which takes seconds to load
+    from torch import Tensor
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -56,7 +56,7 @@ class CheckpointInfo:
 def write_checkpoint(
     folder: Path,
     step: int,
-    tensors_by_part: Mapping[str, Mapping[str, Tensor]],
+    tensors_by_part: "Mapping[str, Mapping[str, Tensor]]",
     meta: dict[str, Any],
     created_at: float,
 ) -> None:
@@ -125,7 +125,9 @@ def _is_well_formed(info: CheckpointInfo) -> bool:
     )
 
 
-def _write_part(folder: Path, part: str, tensors: Mapping[str, Tensor]) -> PartFile:
+def _write_part(folder: Path, part: str, tensors: "Mapping[str, Tensor]") -> PartFile:
+    from lowcomm_node.state_file import write_state
+
     path = folder / PartFile(part, 0, "").name
     write_state(path, tensors)
     sync_file(path)

@@ -108,6 +108,18 @@ def test_small_commands_load_neither_torch_nor_hivemind(command: list[str], tmp_
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
+@pytest.mark.parametrize("command", [["ls"], ["verify"], ["export", "away"]])
+def test_looking_at_checkpoints_loads_no_torch(command: list[str], store: CheckpointStore, tmp_path: Path) -> None:
+    code = (
+        "import sys; from lowcomm_node.cli import app, common; code = common.run(app); "
+        "print(code, sorted({'torch', 'numpy', 'safetensors'} & set(sys.modules)), file=sys.stderr)"
+    )
+    home = os.environ | {"LOWCOMM_HOME": str(tmp_path / "home")}
+    done = python("-c", code, "checkpoint", *command, env=home, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+    assert "step-0000000200" in done.stdout or command != ["ls"]
+
+
 def test_the_module_runs_like_the_command() -> None:
     done = python("-m", "lowcomm_node", "--version")
     assert done.returncode == 0
