@@ -43,6 +43,8 @@ def node_panel(status: Status, rounds: Sequence[Status] = ()) -> RenderableType:
     rows.add_row("peers", _peers(status))
     for trouble in _troubles(status.get("swarm") or {}):
         rows.add_row("swarm", Text(clean(trouble), "yellow"))
+    if status["phase"] in ("finished", "left") and status.get("checkpoint"):
+        rows.add_row("model", Text(clean(status["checkpoint"]["path"])))
     limits = status.get("limits") or {}
     if limits.get("max_up") or limits.get("max_down"):
         rows.add_row("limits", _line(limits_text(limits)))

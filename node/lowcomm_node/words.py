@@ -58,8 +58,8 @@ def farewell(given: Mapping[str, Any], command: str, home: str = "") -> str:
     if given["checkpoint"] is not None:
         lines += [
             f"the model:   {given['checkpoint']}",
-            f'let it write: {command} generate "def "{home}',
-            f"take it away: {command} checkpoint export FOLDER{home}",
+            f'try it:      {command} generate "def "{home}',
+            f"export it:   {command} checkpoint export FOLDER{home}",
         ]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Coroutine
@@ -26,6 +27,16 @@ _VERBOSE = re.compile(r"-v+|--verbose")
 def show(content: Any, as_json: bool, text: str) -> None:
     """Print a result for a program or for a person."""
     print(json.dumps(content) if as_json else text)
+
+
+def tell_farewell(given: dict[str, Any], home: Path) -> str:
+    """What a node of this home has given, where the model lies, and how to use it: commands work as they are shown."""
+    from lowcomm_node.settings import find_home
+    from lowcomm_node.system import program
+    from lowcomm_node.words import farewell
+
+    option = "" if find_home() == home else f" --home {shlex.quote(str(home))}"
+    return farewell(given, program(), option)
 
 
 def run(app: typer.Typer) -> int:

@@ -6,12 +6,12 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from time import localtime, monotonic, strftime
+from time import localtime, monotonic, strftime, time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, tell_farewell
 from lowcomm_node.formatting import clean
 from lowcomm_node.logs import configure_logs, log
 from lowcomm_node.service import ServiceManager
@@ -107,7 +107,23 @@ def join(
         trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
     from lowcomm_node.daemon import Daemon
 
-    raise SystemExit(run_async(_join(Daemon(settings, trainer, availability), manager, showing)))
+    daemon = Daemon(settings, trainer, availability)
+    try:
+        code = run_async(_join(daemon, manager, showing))
+    finally:
+        _tell_contribution(daemon, json_)
+    raise SystemExit(code)
+
+
+def _tell_contribution(daemon: "Daemon", as_json: bool) -> None:
+    """At the end, however it came: where the model lies, and what was given to the run."""
+    from lowcomm_node.words import contribution
+
+    if daemon.training is None or daemon.training.ready is None:
+        return
+    given = contribution(daemon.status())
+    told = json.dumps({"event": "contributed", "time": time(), **given})
+    print(told if as_json else tell_farewell(given, daemon.settings.home), flush=True)
 
 
 async def _join(

@@ -1,14 +1,18 @@
 """``finish`` and ``stop``: end the running node."""
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show, tell_farewell
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError, Unhealthy
+from lowcomm_node.paths import Paths
 from lowcomm_node.settings import find_home
+from lowcomm_node.words import contribution
 
 DEADLINE = 60.0
 """Seconds to wait at least; a node of which steps or checkpoints take long tells how long it needs."""
@@ -22,9 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def finish(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
     """Let the running exchanges end, save, evaluate, say goodbye, leave."""
-    with ControlClient(find_home(home)) as client:
-        client.finish()
-        _wait(client, json_, "finished, saved, said goodbye")
+    _end(home, lambda client: client.finish(), json_, "finished, saved, said goodbye")
 
 
 def stop(
@@ -35,16 +37,38 @@ def stop(
     verbose: Verbose = 0,
 ) -> None:
     """Give up the running exchanges, save, say goodbye, leave; --now does not save."""
-    with ControlClient(find_home(home)) as client:
-        client.stop(now)
-        _wait(client, json_, "stopped without saving" if now else "saved and stopped")
+    _end(home, lambda client: client.stop(now), json_, "stopped without saving" if now else "saved and stopped")
 
 
-def _wait(client: ControlClient, as_json: bool, text: str) -> None:
-    deadline = DEADLINE
-    with suppress(NodeError):  # it may be gone already
-        deadline = max(DEADLINE, client.status().get("leaving") or 0.0)
-    if not client.wait_ended(deadline):
-        pid = client.endpoint.pid
-        raise Unhealthy(f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill {pid}`.")
-    show({"ended": True}, as_json, text)
+def _end(home: Path | None, ask: Callable[[ControlClient], None], as_json: bool, text: str) -> None:
+    """Ask the node to end, wait for that, and tell what it leaves behind."""
+    folder = find_home(home)
+    with ControlClient(folder) as client:
+        last = client.status()
+
+        def look() -> None:
+            nonlocal last
+            with suppress(NodeError):  # it ends just now
+                last = client.status()
+
+        ask(client)
+        look()
+        deadline = max(DEADLINE, last.get("leaving") or 0.0)
+        if not client.wait_ended(deadline, look):
+            pid = client.endpoint.pid
+            raise Unhealthy(f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill {pid}`.")
+    given = _as_saved(contribution(last), folder, last["run"])
+    told = f"\n{tell_farewell(given, folder)}" if last["run"] is not None else ""
+    show({"ended": True, **given}, as_json, text + told)
+
+
+def _as_saved(given: dict[str, Any], home: Path, run: dict[str, Any] | None) -> dict[str, Any]:
+    """The same with the steps that the newest checkpoint on the disk has: nobody may have told of the last ones."""
+    from lowcomm_node.checkpoint import CheckpointStore
+
+    folder = Paths(home).checkpoints(run["fingerprint"]) if run is not None else None
+    newest = CheckpointStore(folder).latest() if folder is not None and folder.is_dir() else None
+    if newest is None:
+        return given
+    counted = {name: newest.meta.get(name, given[name]) for name in ("steps", "tokens")}
+    return given | counted | {"checkpoint": str(newest.path)}
