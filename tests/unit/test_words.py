@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowcomm_node.words import event_in_words, progress_in_words
+from lowcomm_node.words import contribution, event_in_words, farewell, progress_in_words
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 
@@ -41,3 +41,22 @@ def test_progress_tells_step_loss_speed_exchanges_and_why_it_is_alone() -> None:
     assert progress_in_words(status) == line
     alone = status | {"peers": 0, "waiting": "training alone: no other peer is alive"}
     assert progress_in_words(alone).endswith("0 other peers; training alone: no other peer is alive")
+
+
+def test_at_the_end_it_tells_what_was_given_where_the_model_lies_and_how_to_use_it() -> None:
+    status = {
+        "trainer": {"steps": 1234, "tokens": 631_808}, "exchanges": {"completed": 210, "refused": 9},
+        "bytes_sent": 1_200_000, "checkpoint": {"step": 1240, "path": "/home/me/step-0000001240"},
+    }  # fmt: skip
+    given = contribution(status)
+    lines = farewell(given, "bin/lowcomm-node", " --home '/a b'").splitlines()
+    assert lines == [
+        "contributed: 1,234 steps, 631.8k tokens; since this start 210 exchanges applied, 1.2 MB sent",
+        "the model:   /home/me/step-0000001240",
+        "try it:      bin/lowcomm-node generate \"def \" --home '/a b'",
+        "export it:   bin/lowcomm-node checkpoint export FOLDER --home '/a b'",
+    ]
+    nothing = contribution(status | {"checkpoint": None, "trainer": {"steps": None, "tokens": None}})
+    assert farewell(nothing, "x").splitlines() == [
+        "contributed: 0 steps, 0 tokens; since this start 210 exchanges applied, 1.2 MB sent"
+    ]
