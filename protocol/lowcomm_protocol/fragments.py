@@ -110,7 +110,8 @@ def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> F
 def offset(index: int, count: int, interval: int) -> int:
     """Step at which fragment ``index`` of ``count`` is first due: ``round(interval * (index + 1) / count) % interval``.
 
-    Exact for any size; a half is rounded to even, as Python's ``round`` does. Raises `PlanError`.
+    For the last one that is 0, where nothing is learned yet: it is first due at ``interval``. Exact for any size; a half
+    is rounded to even, as Python's ``round`` does. Raises `PlanError`.
     """
     if interval < 1 or not 0 <= index < count:
         raise PlanError(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from lowcomm_protocol.fragments import sync_index
+from lowcomm_protocol.fragments import offset, sync_index
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class FragmentProgress:
     merged_steps: int = 0
     """Own inner steps when the contribution of the last merge was captured: what came later is still to be shared."""
     merged_tokens: int = 0
-    synced: int = 0
-    """Sync index at the last merge, or at the last attempt that found no partner."""
+    synced: int = -1
+    """Sync index at the last merge, or at the last attempt that found no partner; -1 before the first."""
 
 
 class SyncSchedule:
@@ -37,13 +37,25 @@ class SyncSchedule:
         return len(self._progress)
 
     def due(self, swarm_step: int) -> Iterable[int]:
-        """The fragments that are due, the one that has waited longest first."""
-        late = [p for p in range(len(self)) if self.round_of(p, swarm_step) > self._progress[p].synced]
+        """The fragments that are due, the one that has waited longest first; none at swarm step 0, as nothing is learned yet."""
+        synced = [max(self._progress[p].synced, self.round_of(p, 0)) for p in range(len(self))]
+        late = [p for p in range(len(self)) if self.round_of(p, swarm_step) > synced[p]]
         return sorted(late, key=lambda p: self._progress[p].merged_steps)
 
     def round_of(self, fragment: int, swarm_step: int) -> int:
         """Which sync of this fragment a swarm step belongs to."""
         return sync_index(swarm_step, fragment, len(self), self.interval)
+
+    def least_steps(self, fragment: int, least: int) -> int:
+        """Own inner steps since the last merge of a fragment before another is accepted: ``least`` of them.
+
+        Before its first merge half of those at which it is first due are enough: it may be due long before ``least``, and
+        who has done half as many as the caller brings progress of a comparable norm.
+        """
+        if self._progress[fragment].version:
+            return least
+        first = offset(fragment, len(self), self.interval) or self.interval
+        return min(least, (first + 1) // 2)
 
     def steps_alone(self, steps: int) -> int:
         """Own inner steps since the last merge of any fragment, after ``steps`` of them."""

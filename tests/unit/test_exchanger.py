@@ -145,9 +145,10 @@ async def test_who_is_busy_refuses_and_the_next_candidate_is_called():
 
 @pytest.mark.parametrize("short", ["of exchanges", "of slots"])
 async def test_who_is_full_refuses_and_does_not_begin(short: str):
-    ahead = {"progress": ({}, {"synced": 9})}  # so that it is the other fragment that it calls for
+    ahead = {"progress": ({"synced": 0}, {"synced": 9})}  # so that it is the other fragment that it calls for
     async with swarm(0, fragments=2) as one:
-        first, second = await one.node(), await one.node()
+        begun = {"progress": ({"synced": 0}, {})}  # its first fragment is due next at one and a half intervals
+        first, second = await one.node(**begun), await one.node(**begun)
         one.slots = 4
         third = await one.node(**ahead)
         one.meet(first, second)

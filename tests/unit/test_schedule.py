@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowcomm_protocol.fragments import offset
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
 
@@ -34,9 +35,29 @@ def test_every_fragment_is_due_once_an_interval_and_no_two_at_one_step(setting):
     found = first_syncs(fresh(interval, count), 6 * interval)
     for steps in found.values():
         assert all(later - earlier == interval for earlier, later in pairwise(steps))
-        assert 4 <= len(steps) <= 6
+        assert len(steps) == 6
     taken = [step for steps in found.values() for step in steps]
     assert len(taken) == len(set(taken))
+
+
+def test_each_fragment_is_first_due_at_its_own_step_of_the_first_interval():
+    found = first_syncs(fresh(interval=100, count=8), 200)
+    assert [steps[0] for steps in found.values()] == [12, 25, 38, 50, 62, 75, 88, 100]
+
+
+@given(settings())
+def test_the_first_sync_comes_at_the_offset_of_a_fragment(setting):
+    interval, count = setting
+    found = first_syncs(fresh(interval, count), interval)
+    assert [steps[0] for steps in found.values()] == [offset(p, count, interval) or interval for p in range(count)]
+
+
+def test_a_first_call_is_accepted_before_the_steps_that_later_ones_need():
+    schedule = fresh(interval=100, count=8)
+    assert [schedule.least_steps(p, 25) for p in range(8)] == [6, 13, 19, 25, 25, 25, 25, 25]
+    assert schedule.least_steps(0, 3) == 3
+    schedule.merged(0, 12, 12, 12)
+    assert schedule.least_steps(0, 25) == 25
 
 
 def test_nothing_is_due_before_something_was_learned():

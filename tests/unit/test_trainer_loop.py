@@ -9,9 +9,9 @@ import pytest
 import torch
 from driving import Driven, begin, driven, finish
 
-from lowcomm_node.errors import Diverged, NotFinite
+from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
 from lowcomm_node.trainer import loop as loop_module
-from lowcomm_node.trainer import transfer
+from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import create_file
 from lowcomm_node.trainer.loop import MOST_SKIPPED, TrainerLoop
 from lowcomm_node.trainer.pipe import Pipe
@@ -263,8 +263,6 @@ def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) ->
 
 
 def test_a_state_that_is_not_finite_is_not_resumed_from(folder: Path) -> None:
-    from lowcomm_node.trainer import state
-
     with driven(folder, "a", more=PAIRS) as (one,):
         one.steps(1)
         parts, meta = state.snapshot(one.replica)
@@ -272,3 +270,44 @@ def test_a_state_that_is_not_finite_is_not_resumed_from(folder: Path) -> None:
         parts["outer"]["phi.1"][0] = -math.inf
         with pytest.raises(NotFinite, match=r"phi\.1 \(outer\)"):
             state.restore(one.replica, parts, meta)
+
+
+# When fragments are due after a start
+
+
+def first_due(one: Driven) -> list[int]:
+    """At which swarm step each fragment is due next."""
+    schedule, now = one.replica.schedule, one.replica.clock.step
+    return [next(step for step in range(now, now + 30) if p in schedule.due(step)) for p in range(len(schedule))]
+
+
+def test_a_resumed_or_copied_state_keeps_to_the_first_sync_of_each_fragment(folder: Path, tmp_path: Path) -> None:
+    with driven(folder, "due", "late", more=PAIRS) as (one, joiner):
+        assert first_due(one) == [5, 10]
+        one.steps(4)
+        assert first_due(one) == [5, 10]
+        parts, meta = state.snapshot(one.replica)
+        state.restore(one.replica, parts, meta)
+        assert first_due(one) == [5, 10]
+        adopt(joiner, one, tmp_path)
+        assert first_due(joiner) == [5, 10], "who copies a state is where its donor is"
+        one.replica.schedule.skip(0, 5)
+        _, later = state.snapshot(one.replica)
+        later["swarm_step"] = 6
+        state.restore(one.replica, parts, later)
+        assert first_due(one) == [15, 10], "an attempt that found no partner is not repeated after a restart"
+
+
+def test_a_checkpoint_of_0_1_that_had_synced_nothing_is_late_for_nothing(folder: Path) -> None:
+    with driven(folder, "old", more=PAIRS) as (one,):
+        one.steps(4)
+        parts, meta = state.snapshot(one.replica)
+        for counters in meta["progress"]:
+            counters["synced"] = 0
+        del meta["skipped"]
+        state.restore(one.replica, parts, meta)
+        assert first_due(one) == [5, 10]
+        for wrong in (-2, True, 1 << 53, 0.5):
+            meta["progress"][1]["synced"] = wrong
+            with pytest.raises(CheckpointError, match="counters"):
+                state.restore(one.replica, parts, meta)

@@ -278,18 +278,18 @@ class Exchanger:
             return Refusal.CROSSED
         if not self.trusts(peer):
             return Refusal.NOT_TRUSTED
-        known = theirs.fragment < len(self.schedule)
+        fragment = theirs.fragment if theirs.fragment < len(self.schedule) else 0  # one that is unknown is refused
         ready = Readiness(
             training=self.open and self.spec.sync.group > 1,
             busy=round_ is not None and not round_.exchange.has_room_for(peer),
             has_room=round_ is not None or self._has_room,
             # Whoever waits for this very peer takes part, however few steps ago it merged.
-            min_steps=0 if round_ is not None else self.spec.sync.min_steps,
+            min_steps=0 if round_ is not None else self.schedule.least_steps(fragment, self.spec.sync.min_steps),
             step_is_supported=self.supports(peer, theirs.swarm_step),
             fragment_count=len(self.schedule),
             longest=self.longest,
         )
-        ours = self._offer(theirs.fragment if known else 0, theirs.round)
+        ours = self._offer(fragment, theirs.round)
         refusal = consider(theirs, ours, ready)
         if refusal is None and self.roster.get(peer, time()) is None:
             return Refusal.NOT_ALLOWED

@@ -132,7 +132,7 @@ class Peer:
             training=self.training,
             busy=round_ is not None and not round_.exchange.has_room_for(peer),
             has_room=True,
-            min_steps=0 if round_ is not None else self.sync.min_steps,
+            min_steps=0 if round_ is not None else replica.schedule.least_steps(theirs.fragment, self.sync.min_steps),
             step_is_supported=self.supports(peer, theirs.swarm_step),
             fragment_count=len(replica.schedule),
         )

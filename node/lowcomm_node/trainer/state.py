@@ -5,7 +5,7 @@ Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and ``delta.N``
 (``transfer.py``).
 """
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -67,8 +67,7 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     replica.skipped = int(meta.get("skipped", 0))  # 0.1 counted none
     replica.stream.restore(meta["stream"])
     replica.usual = _usual(replica, meta)
-    progress = [FragmentProgress(**counters) for counters in meta["progress"]]
-    replica.schedule = SyncSchedule(replica.spec.sync.interval, progress)
+    replica.schedule = _schedule(replica, meta["progress"])
 
 
 def skip_text(replica: Replica, diverged: dict[str, Any] | None) -> None:
@@ -76,6 +75,14 @@ def skip_text(replica: Replica, diverged: dict[str, Any] | None) -> None:
     noted = (diverged or {}).get("stream")
     if isinstance(noted, dict) and noted.get("batches", 0) > replica.stream.batches:
         replica.stream.restore(noted)
+
+
+def _schedule(replica: Replica, told: list[dict[str, int]]) -> SyncSchedule:
+    schedule = SyncSchedule(replica.spec.sync.interval, [FragmentProgress(**counters) for counters in told])
+    # 0.1 wrote 0 for a fragment that was not due yet: none has synced later than now.
+    synced = [min(one["synced"], schedule.round_of(p, replica.clock.step)) for p, one in enumerate(told)]
+    progress = [replace(schedule[p], synced=synced[p]) for p in range(len(schedule))]
+    return SyncSchedule(replica.spec.sync.interval, progress)
 
 
 def _check(replica: Replica, meta: dict[str, Any]) -> None:
@@ -88,11 +95,13 @@ def _check(replica: Replica, meta: dict[str, Any]) -> None:
         raise CheckpointError("The state counts other fragments than the plan: it is refused.")
     # A stranger may have written this; everything is checked before anything of it is used.
     counters = [meta.get(name) for name in ("swarm_step", "steps", "tokens")] + [meta.get("skipped", 0)]
+    lowest = [0] * len(counters)
     for one in progress:
         counters += (
             [one.get(name) for name in _COUNTERS] if isinstance(one, dict) and len(one) == len(_COUNTERS) else [None]
         )
-    if not all(type(count) is int and 0 <= count < 1 << 53 for count in counters):
+        lowest += [-1 if name == "synced" else 0 for name in _COUNTERS]
+    if not all(type(count) is int and least <= count < 1 << 53 for count, least in zip(counters, lowest, strict=False)):
         raise CheckpointError("The state has counters that are none: it is refused.")
 
 
