@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test check format proto table tables soak memory fuzz installed release clean
+.PHONY: setup demo test test-quick test-tools check format proto table tables soak memory fuzz installed release clean
 
 setup: $(READY)
 
@@ -20,8 +20,14 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)  ## train a swarm of three nodes on this machine and show it
 	$(BIN)/lowcomm-node demo --nodes 3 --steps 1000
 
-test: $(READY)  ## every test that CI runs
-	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4
+test: $(READY)  ## every test that CI runs. OPTIONS=--no-skips: a test that is skipped fails
+	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4 $(OPTIONS)
+
+test-quick: $(READY)  ## the tests that start no node: minutes, and nothing but Python is needed
+	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4 $(OPTIONS) tests/unit
+
+test-tools:  ## what the tests need of the system: installs it with apt-get, as root, where something is missing
+	@$(PYTHON) tests/tools.py
 
 check: $(READY)  ## format, lint, types, import rules, dependencies, fast tests
 	$(BIN)/ruff format --check .

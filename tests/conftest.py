@@ -9,6 +9,9 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import keeping
+from skips import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
+
 # No timed assertions: a first example compiles, and machines are noisy.
 settings.register_profile("lowcomm", deadline=None)
 settings.load_profile("lowcomm")
@@ -16,18 +19,30 @@ settings.load_profile("lowcomm")
 
 LATER = ("test_life.py", "test_rejoining.py", "test_tunnels.py")
 """Files of tests/swarm that are left for the end, when every worker is free for one."""
+FOLDERS = ("unit", "fuzz", "net", "chaos", "images")
+"""In this order, the fast ones first."""
+
+
+def pytest_configure() -> None:
+    """Nothing outlives us."""
+    keeping.start()
 
 
 def _turn(file: str) -> int:
     path = Path(file)
     if path.parent.name in ("swarm", "benchmarks"):
-        return 2 if path.name in LATER else 0
-    return 1
+        return len(FOLDERS) + 1 if path.name in LATER else 0
+    return 1 + FOLDERS.index(path.parent.name) if path.parent.name in FOLDERS else 1
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest, and every core, first."""
-    items.sort(key=lambda item: _turn(item.nodeid.split("::")[0]))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fast tests first. Where several workers share them, swarms first of all: one worker has all of them, and takes longest."""
+    alone = not hasattr(config, "workerinput")
+    items.sort(
+        key=lambda item: (
+            (_turn(item.nodeid.split("::")[0]) or len(FOLDERS)) if alone else _turn(item.nodeid.split("::")[0])
+        )
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
