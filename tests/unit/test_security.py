@@ -13,6 +13,7 @@ from wire import (
     DEADLINE,
     PATH,
     RUN,
+    SERVER_NAME,
     Callee,
     cabled,
     call,
@@ -159,6 +160,20 @@ async def test_metadata_that_no_credential_needs_is_refused_before_it_is_looked_
     async with listening() as callee, calling() as channels:
         code, _ = await describe(channels, callee, ((CREDENTIAL_KEY, bytes(64 * 1024)),))
         assert code is Status.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("method", ["Describe", "Swap", "Fetch", "Ping"])
+async def test_a_compressed_message_is_not_inflated_and_costs_no_traceback(method: str, caplog):
+    async with listening() as callee, calling() as channels:
+        options = (("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.max_send_message_length", -1))
+        pin, gzip = pinned(callee.certificate.der), grpc.Compression.Gzip
+        async with aio.secure_channel(f"127.0.0.1:{callee.port}", pin, options, gzip) as channel:
+            one = channel.stream_stream(PATH + method)(metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                await one.write(bytes(3 * 2**20))
+            assert await soon(one.code()) in (Status.UNIMPLEMENTED, Status.INTERNAL)
+        assert callee.streams.empty() and not callee.introduced
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_credential_is_good_once_for_all_methods_together():

@@ -8,9 +8,11 @@ from time import monotonic
 
 import grpc
 import pytest
-from wire import CALLEE, SERVER_NAME, calling, listening, soon
+from frames import FLOODS, connected
+from wire import CALLEE, PATH, SERVER_NAME, calling, calling_raw, listening, soon
 
-from lowcomm_node.exchange.strangers import MAX_KNOWN, Strangers
+from lowcomm_node.exchange import strangers as strangers_module
+from lowcomm_node.exchange.strangers import MAX_KNOWN, PROVEN, Strangers
 from lowcomm_node.exchange.turnstile import UNBOUND, Turnstile
 from lowcomm_node.probing.ration import Allowed
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -51,8 +53,86 @@ def test_memory_does_not_grow_with_those_that_have_come():
     one = Strangers()
     for port in range(MAX_KNOWN + 10):
         one.vouch(("192.0.2.1", port))
+    assert len(one._known) == MAX_KNOWN
+    for port in range(10):
         one.surplus([("192.0.2.2", port)], float(port))
-    assert len(one._known) == MAX_KNOWN and len(one._since) == 1
+    assert len(one._known) == 0 and len(one._since) == 1, "what is not there any more is forgotten"
+
+
+def test_a_connection_has_ten_seconds_for_a_call_with_a_good_credential():
+    one = Strangers()
+    places = [("192.0.2.1", 1), ("192.0.2.1", 2)]
+    assert one.surplus(places, 100.0) == []
+    one.vouch(places[0])
+    assert one.surplus(places, 109.9) == []
+    assert one.surplus(places, 110.0) == places[1:]
+    one.forget(places[0])
+    assert one.surplus(places[:1], 111.0) == [], "it begins anew"
+    assert one.surplus(places[:1], 121.0) == places[:1]
+
+
+def test_of_connections_of_peers_an_address_has_so_many_and_those_that_call_least_go_first():
+    one = Strangers(proven_of_one=3)
+    places = [("192.0.2.1", port) for port in range(5)]
+    for place in (*places, ("192.0.2.2", 1), places[0]):
+        one.vouch(place)
+    assert one.surplus([*places, ("192.0.2.2", 1)], 0.0) == places[1:3]
+    most = Strangers(proven_of_one=PROVEN)
+    there = [("192.0.2.1", port) for port in range(PROVEN)] + [("192.0.2.2", port) for port in range(5)]
+    for place in there:
+        most.vouch(place)
+    assert most.surplus(there, 0.0) == there[:5]
+
+
+def test_a_stranger_that_sends_much_is_ended_if_it_is_one_still_at_the_next_look():
+    one = Strangers()
+    much, little, peer = places = [("192.0.2.1", port) for port in range(3)]
+    received = {much: 65 * 1024, little: 64 * 1024, peer: 1 << 30}
+    one.vouch(peer)
+    one.surplus(places, 0.0)
+    assert one.noisy(received.__getitem__) == []
+    one.surplus(places, 1.0)
+    assert one.noisy(received.__getitem__) == [much]
+    one.vouch(much)
+    one.surplus(places, 2.0)
+    assert one.noisy(received.__getitem__) == [], "its first call had waited for our event loop"
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_a_flood_of_frames_without_a_credential_loses_its_connection(kind: str, monkeypatch):
+    monkeypatch.setattr(strangers_module, "EVERY", 0.1)
+    async with listening() as callee, calling() as channels, connected(callee.port) as flooding:
+        stub = await channels.stub(callee.info())
+        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        looking = asyncio.create_task(callee.service.strangers.run(callee.port))
+        await soon(flooding.flood(FLOODS[kind], 20_000))
+        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_slow_frames_without_a_credential_last_ten_seconds(kind: str):
+    async with listening() as callee, connected(callee.port) as flooding:
+        looking = asyncio.create_task(callee.service.strangers.run(callee.port))
+        await soon(flooding.flood(FLOODS[kind], 50))
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+async def test_calls_of_methods_that_there_are_not_are_counted_and_end_a_peers_connection(monkeypatch):
+    few = Allowed(each=3, all=UNBOUND, seconds=60.0)
+    async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
+        callee.service._turnstile = Turnstile(bad_calls=few, refused=few)
+        metadata = channels.metadata(CALLEE.peer_id)
+        held = channel.stream_stream(PATH + "Swap")(metadata=metadata)
+        await soon(callee.streams.get())
+        codes = [await soon(channel.stream_stream("/no/such")().code()) for _ in range(7)]
+        assert codes[:3] == [grpc.StatusCode.UNIMPLEMENTED] * 3
+        assert codes[3:6] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 3
+        assert await soon(held.code()) is grpc.StatusCode.UNAVAILABLE, "its connection was ended"
+        assert callee.service._refusals.counts() == {"call.malformed": 3, "call.too-many": 4}
 
 
 @pytest.mark.parametrize("encrypted", [True, False])

@@ -12,6 +12,7 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 import grpc
+from grpc import aio
 
 from lowcomm_node.exchange.connections import INTERNET, Endings
 from lowcomm_node.exchange.tunnel import Tunnels
@@ -49,9 +50,12 @@ class Call:
             self._stop()
 
     async def abort(self, code: grpc.StatusCode, words: str) -> None:
-        """End it with a reason."""
+        """End it with a reason. Raises AbortError, or CancelledError where gRPC has ended the call itself meanwhile."""
         with self.taking():
-            await self.context.abort(code, words)
+            try:
+                await self.context.abort(code, words)
+            except (aio.InternalError, aio.UsageError):  # such as a compressed message, which gRPC answers
+                raise asyncio.CancelledError from None
 
     def break_off(self, reason: str) -> None:
         """End the connection that it came by, and all that goes over it."""

@@ -48,7 +48,8 @@ class Shares:
 
     def has_room(self, place: str, free: int) -> bool:
         """Whether one more may come from an address, where so many places are free."""
-        bounds = zip(prefixes_of(place), AT_LEAST, PER_FREE, strict=False)
+        # The widest first: a relay, behind which no address is seen, has as many peers as a network.
+        bounds = zip(reversed(prefixes_of(place)), reversed(AT_LEAST), reversed(PER_FREE), strict=False)
         return all(self._held[prefix] < max(least, share * free) for prefix, least, share in bounds)
 
     def take(self, place: str) -> None:

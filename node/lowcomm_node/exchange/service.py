@@ -45,6 +45,12 @@ IDLE_SECONDS = 900.0
 """After which a connection without calls is closed."""
 MAX_MESSAGE = 2 * 1024 * 1024
 """Bytes of one incoming message: a chunk has at most 1 MiB."""
+MAX_METADATA = 8 * 1024
+"""Bytes of the metadata of a call: a credential has 1 KiB at most."""
+MAX_STREAMS = 32
+"""Calls at once over one connection: a peer has 8."""
+MAX_PING_STRIKES = 32
+"""Pings that come sooner than we allow, between two messages of ours, until a connection is ended. Ours ping every 20 s."""
 SHUTDOWN_GRACE = 3.0
 PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
 """For the answer to a ping of gRPC's: a tunnel that was cut off must not be taken for dead while it may be resumed."""
@@ -118,7 +124,20 @@ class ExchangeService:
                 self.Ping, pb.Ping.FromString, pb.Pong.SerializeToString
             ),
         }  # fmt: skip
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+        return _Methods(
+            {f"/{SERVICE}/{name}": method for name, method in methods.items()},
+            grpc.stream_stream_rpc_method_handler(self._unknown),
+        )
+
+    async def _unknown(self, request_iterator: Any, context: Any) -> None:
+        """A call of a method that there is not: gRPC would answer it without end, and count nothing."""
+        with Call(context, self._tunnels, self._endings) as call:
+            place = self._place(context)
+            if (words := self._turnstile.refuses_place(place, monotonic())) is not None:
+                await self._turn_away(call, place, words)
+            self._turnstile.bad(place, monotonic())
+            self._refusals.count(What.CALL, Reason.MALFORMED)
+            await call.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
 
     async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name in the .proto
         """One exchange of one fragment with the caller."""
@@ -253,6 +272,17 @@ class ExchangeService:
                 await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
 
+class _Methods(grpc.GenericRpcHandler):
+    """Our methods, and what handles calls of all others."""
+
+    def __init__(self, methods: dict[str, Any], other: Any) -> None:
+        self._methods, self._other = methods, other
+
+    def service(self, handler_call_details: Any) -> Any:
+        """The handler of a call."""
+        return self._methods.get(handler_call_details.method, self._other)
+
+
 class ExchangeServer:
     """The listening side of a node."""
 
@@ -340,7 +370,11 @@ class ExchangeServer:
                 ("grpc.max_receive_message_length", MAX_MESSAGE),
                 ("grpc.so_reuseport", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
+                ("grpc.max_concurrent_streams", MAX_STREAMS),
+                ("grpc.max_metadata_size", MAX_METADATA),
+                ("grpc.absolute_max_metadata_size", MAX_METADATA),
+                ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what is inflated has no size beforehand
                 ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
                 ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
                 ("grpc.keepalive_time_ms", 20_000),

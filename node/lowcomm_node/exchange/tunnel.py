@@ -29,7 +29,7 @@ from lowcomm_node.discovery.control import read_exactly
 from lowcomm_node.discovery.interface import OpenStream, Streams
 from lowcomm_node.discovery.multiaddress import place_in
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange.crowd import Arrivals, gives_way
+from lowcomm_node.exchange.crowd import Arrivals, Shares, gives_way
 from lowcomm_node.exchange.pipe import Pipe
 from lowcomm_node.exchange.tunnel_frames import (
     ANSWER,
@@ -64,6 +64,8 @@ IDLE = 600.0
 """Seconds without a byte after which a session is closed."""
 STALL = 60.0
 """Seconds for which a stream may take nothing of what is held for it before it is given up; for gRPC, the session."""
+UNACCEPTED = 20.0
+"""Seconds for the first accepted call over a session: whatever else goes over it is of no use."""
 SWEEP_EVERY = 5.0
 
 
@@ -98,6 +100,8 @@ class _Inbound:
     name: str
     """Of the unix socket that leads it to the gRPC server."""
     peer: str
+    began: float
+    """The event loop's time."""
     is_accepted: bool = False
     """Whether a call came through it of a peer that may take part in the run."""
 
@@ -201,7 +205,7 @@ class Tunnels:
         try:
             async with asyncio.timeout(OPENING_DEADLINE):
                 asked = read_opening(await read_exactly(stream.socket, OPENING))
-            if asked.number is None and self._has_room(peer, asked.session):
+            if asked.number is None and self._has_room(peer, asked.session, place_in(stream.address)):
                 self._begin(stream, asked.session)
             elif (
                 (inbound := self._sessions.get((peer, asked.session)))
@@ -216,7 +220,7 @@ class Tunnels:
             log.debug("tunnel.not_taken", peer=peer, reason=str(error) or "said nothing in time")
             stream.socket.close()
 
-    def _has_room(self, peer: str, session_id: bytes) -> bool:
+    def _has_room(self, peer: str, session_id: bytes, place: str) -> bool:
         """Whether a peer may begin a session; one that is of no use, or that of a stranger, makes room for it."""
         held = self._held_by(peer)
         if (again := (peer, session_id)) in held:
@@ -226,6 +230,11 @@ class Tunnels:
             if lost is None:
                 return False
             self._sessions.pop(lost).pipe.fail(LinkLost("gave way to a new tunnel of the same peer"))
+        shares = Shares()
+        for inbound in self._sessions.values():
+            shares.take(place_in(inbound.address))
+        if not shares.has_room(place, MAX_TUNNELS - len(self._sessions)):
+            return False
         strange = {key: inbound.peer for key, inbound in self._sessions.items() if not inbound.is_accepted}
         if len(self._sessions) < MAX_TUNNELS and len(strange) < MAX_STRANGE:
             return True
@@ -257,7 +266,8 @@ class Tunnels:
     def _begin(self, stream: OpenStream, session_id: bytes) -> None:
         name = f"lowcomm.{self._token}.in.{stream.peer_id}.{next(self._numbers)}"
         pipe = Pipe(socket.socket(socket.AF_UNIX), Session(self.slabs), calls=False)
-        inbound = self._sessions[stream.peer_id, session_id] = _Inbound(pipe, stream.address, name, stream.peer_id)
+        now = asyncio.get_running_loop().time()
+        inbound = self._sessions[stream.peer_id, session_id] = _Inbound(pipe, stream.address, name, stream.peer_id, now)
         self._start(self._serve(stream, session_id, inbound))
 
     async def _serve(self, stream: OpenStream, session_id: bytes, inbound: _Inbound) -> None:
@@ -397,6 +407,9 @@ class Tunnels:
 
     def sweep(self, now: float) -> None:
         """Look after sessions in which nothing moves; ``now``: the event loop's time."""
+        for inbound in list(self._sessions.values()):
+            if not inbound.is_accepted and now - inbound.began > UNACCEPTED:
+                inbound.pipe.fail(LinkLost(f"was closed, for no call was accepted within {UNACCEPTED:.0f} s"))
         for pipe in list(self._pipes):
             local, stream = pipe.blocked(now)
             if pipe.idle(now) > IDLE or local > STALL:
