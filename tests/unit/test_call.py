@@ -42,7 +42,7 @@ async def endless(peer, stream):
 async def dialed(caller: End, callee: End, route: str):
     """A channel that nothing else uses."""
     if route == "direct":
-        channel = caller.channels._dialers.direct(callee.info(addresses=(f"127.0.0.1:{callee.port}",)))
+        channel = await caller.channels._dialers.direct(callee.info(addresses=(f"127.0.0.1:{callee.port}",)))
     else:
         channel = caller.channels._dialers.local(caller.tunnels.way(callee.peer_id).target)
     async with channel:
