@@ -12,7 +12,7 @@ import typer
 from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
 from lowcomm_node.logs import configure_logs
-from lowcomm_node.system import check_system
+from lowcomm_node.system import check_system, raise_descriptors
 from lowcomm_node.units import read_size, write_size
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
@@ -90,6 +90,7 @@ def serve(
     """Serve until stopped. Prints what volunteers have to type."""
     _prepare(quiet, verbose)
     check_system()
+    raise_descriptors()
     from lowcomm_bootstrap.serving import ServeSettings, run_server
 
     settings = ServeSettings(

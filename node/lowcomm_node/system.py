@@ -16,6 +16,8 @@ from lowcomm_node.logs import log
 
 ONLY_ELSEWHERE = ("fcntl", "hivemind")
 """Modules that are missing on systems where no command that needs them can work."""
+DESCRIPTORS = 65_536
+"""Open files: connections of peers (1024), of strangers (256), streams of p2pd, shards of a corpus."""
 WINDOWS = (
     "lowcomm can't take part in a swarm on Windows: hivemind, by which peers find each other, has no package for it. "
     "Install lowcomm-node inside WSL 2 (`wsl --install`), which is a Linux on the same machine."
@@ -32,6 +34,27 @@ def program(name: str = "lowcomm-node") -> str:
         return shlex.join([sys.executable, "-m", "lowcomm_node"])
     here = Path.cwd()
     return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+
+
+def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
+    """Raise the soft limit of open files as far as the hard one allows; the limit that holds then.
+
+    Many systems begin with 1024, which is less than our bounds for connections come to.
+    """
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError) as error:  # such as a sandbox that does not let us
+        log.warning("system.descriptors", limit=soft, reason=str(error))
+        return soft
+    return most
 
 
 def check_system() -> None:

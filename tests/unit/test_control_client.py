@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lowcomm_node.control import half_open
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
@@ -354,3 +355,54 @@ def test_an_error_keeps_the_exit_code_that_the_node_gives(tmp_path: Path) -> Non
         with ControlClient(tmp_path) as client, pytest.raises(NodeError, match="busy") as caught:
             client.status()
     assert caught.value.exit_code == 75
+
+
+HALVES = {
+    "nothing": b"",
+    "half a line": b"GET /v1/sta",
+    "half of the headers": b"GET /v1/status HTTP/1.1\r\nHost: x\r\n",
+    "half a body": b"POST /v1/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+}
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """Whether the other end has closed it, whatever it has said before."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("sent", HALVES)
+def test_a_request_that_never_ends_loses_its_connection_and_one_that_waits_for_events_does_not(
+    sent: str, node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_open, "REQUEST_DEADLINE", 0.2)
+    port = read_endpoint(tmp_path).port
+    with ControlClient(tmp_path) as client, closing(socket.create_connection(("127.0.0.1", port), 10)) as half:
+        events = client.events()
+        assert next(events)["event"] == "round.applied"
+        half.sendall(HALVES[sent])
+        until(lambda: is_ended(half), 10, "it is ended")
+        assert next(events)["event"] == "phase"
+        assert client.status() == STATUS
+
+
+def test_many_half_open_requests_keep_nobody_out(
+    node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = read_endpoint(tmp_path).port
+    half = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(half_open.MAX_CONNECTIONS + 20)]
+    try:
+        until(lambda: sum(map(is_ended, half)) >= 20, 10, "those that are too many are ended, the oldest first")
+        assert all(map(is_ended, half[:20])) and not any(map(is_ended, half[21:]))
+        with ControlClient(tmp_path) as client:
+            assert client.status() == STATUS
+    finally:
+        for one in half:
+            one.close()

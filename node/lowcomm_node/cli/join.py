@@ -93,12 +93,13 @@ def join(
     """
     flags = {key: value for key, value in locals().items() if key not in ("json_", "quiet", "verbose")}
     from lowcomm_node.settings import load_settings
-    from lowcomm_node.system import check_system
+    from lowcomm_node.system import check_system, raise_descriptors
 
     settings = load_settings(flags).settings
     showing = _print_events if json_ else _show_panel if sys.stdout.isatty() else _print_words
     configure_logs(verbose - quiet - 1)
     check_system()
+    raise_descriptors()
     from lowcomm_node.availability.availability import Availability
 
     manager = ServiceManager.of()

@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lowcomm_node.control.half_open import BoundedProtocol
 from lowcomm_node.errors import PortInUse
 from lowcomm_node.files import write_atomic
 from lowcomm_protocol.errors import LowcommError
@@ -72,7 +73,13 @@ class ControlServer:
             sock.close()
             raise PortInUse(f"Port {port} of {LOOPBACK} is in use: choose another with --control-port.") from None
         config = uvicorn.Config(
-            self._app(), log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
+            self._app(),
+            http=BoundedProtocol,
+            ws="none",
+            log_config=None,
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         self._server.capture_signals = _leave_signals_alone  # type: ignore[method-assign] - the daemon has its own
