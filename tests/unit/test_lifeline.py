@@ -1,6 +1,6 @@
 """What carries out the watchdog's decisions, on a DHT in memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from time import time
 from typing import Any
@@ -33,7 +33,8 @@ class Discovery(MemoryDiscovery):
         found = await super().knock(doors)
         return {peer: Knock(knock.reason, self.ahead) for peer, knock in found.items()}
 
-    async def forget_connections(self) -> None:
+    async def forget_connections(self, gone: Collection[str]) -> None:
+        self.gone = set(gone)
         self.done.append("forget")
 
     async def find_neighbours(self) -> None:
@@ -119,7 +120,7 @@ async def test_a_change_of_address_is_told_and_ends_connections(node: Node) -> N
     node.addresses = ("198.51.100.1",)
     await node.lifeline.step()
     assert node.moved == 1
-    assert "forget" in node.discovery.done
+    assert "forget" in node.discovery.done and node.discovery.gone == {"192.0.2.1"}
     assert node.published == 2
     assert {"event": "addresses.changed", "addresses": ["198.51.100.1"]} in node.events
 

@@ -248,6 +248,16 @@ def test_an_address_that_is_no_longer_used_for_what_is_new_breaks_nothing() -> N
     assert len(world.published) == before + 1
 
 
+def test_of_two_addresses_only_the_one_that_is_gone_takes_connections_with_it() -> None:
+    world = World()
+    world.open = {"boot"}
+    world.dog.own_addresses({"192.0.2.1", "2001:db8::1"}, world.now)
+    world.run(60)
+    assert world.dog.own_addresses({"192.0.2.1", "2001:db8::2"}, world.now)
+    assert world.dog.plan(world.now).forget == {"2001:db8::1"}
+    assert not world.dog.plan(world.now).forget, "once"
+
+
 def test_p2pd_is_started_again_only_where_nothing_is_connected_and_ever_more_rarely() -> None:
     world = World()
     world.open = {"boot"}

@@ -14,12 +14,13 @@ Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lowcomm_node.discovery.answered import Answered
+from lowcomm_node.discovery.bound import bound_to, own_ends
 from lowcomm_node.discovery.callers import Callers
 from lowcomm_node.discovery.client import (
     BACKED_OFF,
@@ -203,10 +204,11 @@ class HivemindDiscovery:
             return False
         return await self.revive()
 
-    async def forget_connections(self) -> None:
+    async def forget_connections(self, gone: Collection[str]) -> None:
         """See Discovery."""
         with suppress(LinkLost):
-            peers = {connection.peer_id for connection in await self._control().connections()}
+            ends = await asyncio.to_thread(own_ends)
+            peers = bound_to(gone, await self._control().connections(), ends)
             await asyncio.gather(*(self.disconnect(peer) for peer in peers))
 
     async def has_connections(self) -> bool:

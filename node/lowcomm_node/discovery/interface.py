@@ -1,7 +1,7 @@
 """What the node asks of a DHT, and of the streams to its peers."""
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -120,8 +120,8 @@ class Discovery(Streams, Protocol):
         """Start everything on this machine again, as ``revive``: what is left of connections is given up."""
         ...
 
-    async def forget_connections(self) -> None:
-        """Give up all connections, because our own address is another one now: they are dead, and do not know it."""
+    async def forget_connections(self, gone: Collection[str]) -> None:
+        """Give up the connections that use addresses of ours which are ``gone``: they are dead, and do not know it."""
         ...
 
     async def has_connections(self) -> bool:

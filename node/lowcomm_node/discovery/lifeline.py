@@ -146,7 +146,7 @@ class Lifeline:
             self._watchdog.restarted(monotonic())
             return 0.1
         if plan.forget:
-            await self._discovery.forget_connections()
+            await self._discovery.forget_connections(plan.forget)
         if plan.knock:
             await self._knock(plan.knock)
         if self._publish is not None and self._watchdog.must_publish(monotonic()):

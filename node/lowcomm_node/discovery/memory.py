@@ -1,7 +1,7 @@
 """The twin of the DHT without a network, for tests: same records, same checks."""
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream, check_size
@@ -88,7 +88,7 @@ class MemoryDiscovery:
         """See Discovery."""
         return True
 
-    async def forget_connections(self) -> None:
+    async def forget_connections(self, gone: Collection[str]) -> None:
         """See Discovery."""
 
     async def has_connections(self) -> bool:

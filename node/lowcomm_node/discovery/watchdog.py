@@ -11,7 +11,7 @@ A *door* is a peer at which the swarm can be entered: one that the owner has nam
 - Named doors are always knocked at. Others only while fewer than WANTED answer, or if the DHT no longer tells of them
   though they did not say goodbye: then it may have split, and whoever answers brings the halves together.
 - Whoever answers for the first time since it was silent may have forgotten us: we publish again.
-- An address of ours that is gone takes all connections with it, which do not know it yet: they are given up.
+- An address of ours that is gone takes the connections with it that use it. They do not know it yet: they are given up.
 - p2pd waits longer and longer between two dials. Where nothing answers and nothing is connected, a fresh one dials at once.
 """
 
@@ -69,8 +69,8 @@ class Plan:
 
     knock: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Peer id and addresses of each door to knock at."""
-    forget: bool = False
-    """Give up all connections first: they are dead."""
+    forget: frozenset[str] = frozenset()
+    """Give up the connections that use these addresses of ours first: they are gone."""
     restart: bool = False
     """Start p2pd again first."""
     read_back: bool = False
@@ -114,7 +114,8 @@ class Watchdog:
         self._ever = False
         self._unheld = 0
         self._read_due = now
-        self._publish = self._forget = False
+        self._publish = False
+        self._forget = frozenset[str]()
         self._restart_after, self._moved = RESTART_AFTER, False
         self._restarted = now
         self._ours: frozenset[str] | None = None
@@ -190,7 +191,7 @@ class Watchdog:
         if before is None or before == self._ours:
             return False
         # A new one beside the others breaks nothing that there is.
-        self._forget = self._forget or bool(before - self._ours - set(held))
+        self._forget |= before - self._ours - set(held)
         self._publish = self._moved = True
         self._restarted = now
         for door in self._doors.values():
@@ -228,7 +229,7 @@ class Watchdog:
     def plan(self, now: float, isolated: bool = False) -> Plan:
         """What to do now; ``isolated``: p2pd has no connection to anybody."""
         connected = self._connected(now)
-        forget, self._forget = self._forget, False
+        forget, self._forget = self._forget, frozenset[str]()
         after = RESTART_MOVED if self._moved else self._restart_after
         quiet = now - max(self._quiet_since, self._restarted)
         restart = (
