@@ -17,10 +17,13 @@ itself: nothing is subtracted and added again, so members that start equal stay 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from lowcomm_protocol.codecs import BLOCK
+from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.errors import PlanError, SpecError
+from lowcomm_protocol.outer_kernels import add_scaled, nesterov, scaled, scaled_sum
 from lowcomm_protocol.outer_settings import OuterSettings
 
 MAX_CLAIM = 2
@@ -61,9 +64,14 @@ def mean_contribution(contributions: Sequence[torch.Tensor], weights: Sequence[f
             total.add_(one)
         return total.div_(len(contributions))
     shares = _normalized(weights, len(contributions))
-    total = contributions[0] * shares[0]
-    for one, share in zip(contributions[1:], shares[1:], strict=True):
-        total.add_(one, alpha=share)
+    total = torch.empty_like(contributions[0])
+    out, arrays, factors = _array(total), [_array(one) for one in contributions], [np.float32(one) for one in shares]
+    if len(arrays) == 1:
+        scaled(out, arrays[0], factors[0])
+        return total
+    scaled_sum(out, arrays[0], arrays[1], factors[0], factors[1])
+    for one, factor in zip(arrays[2:], factors[2:], strict=True):
+        add_scaled(out, one, factor)
     return total
 
 
@@ -125,10 +133,10 @@ def outer_step(
     if settings.kind == "noloco":
         phi.add_(delta.mul_(settings.momentum).add_(pooled))
         return
-    # the operations of torch.optim.SGD(nesterov=True), in its order: the result is the same to the bit
-    gradient = pooled.neg()
-    delta.mul_(settings.momentum).add_(gradient)
-    phi.add_(gradient.add_(delta, alpha=settings.momentum), alpha=-settings.outer_lr)
+    # The operations of torch.optim.SGD(nesterov=True), in its order, each of them rounded: where torch does not fuse them
+    # its result is the same to the bit.
+    rate, momentum = np.float32(settings.outer_lr), np.float32(settings.momentum)
+    nesterov(_array(phi), _array(delta), _array(pooled), rate, momentum)
 
 
 def merge(settings: OuterSettings, theta: torch.Tensor, phi_new: torch.Tensor, theta_captured: torch.Tensor) -> None:
@@ -145,6 +153,11 @@ def merge(settings: OuterSettings, theta: torch.Tensor, phi_new: torch.Tensor, t
     unmoved = theta == theta_captured
     theta.add_(phi_new - theta_captured)
     torch.where(unmoved, phi_new, theta, out=theta)
+
+
+def _array(vector: torch.Tensor) -> Vector:
+    """The same memory for a kernel: of a vector in host memory."""
+    return vector.detach().numpy()  # pyright: ignore[reportUnknownMemberType]
 
 
 def _normalized(weights: Sequence[float], count: int) -> list[float]:

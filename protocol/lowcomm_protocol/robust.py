@@ -41,7 +41,10 @@ REMEMBERED = 15
 
 
 def robust_mean(kind: Mean, contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Mean of a group's contributions: a new vector, the same bits at whoever computes it from the same.
+    """Mean of a group's contributions: a new vector.
+
+    The owner of a shard computes it, and the others take it as the owner has coded it. So these bits may depend on the
+    processor, as norms do whose sums torch splits by the width of its registers.
 
     Raises `SpecError` for an unknown kind, `PlanError` for vectors that are not alike.
     """

@@ -43,6 +43,8 @@ from lowcomm_node.trainer.state import Parts
 from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
 from lowcomm_protocol.errors import CodecError, ImplausibleError
+from lowcomm_protocol.outer import mean_contribution, outer_step
+from lowcomm_protocol.outer_settings import OuterSettings
 from lowcomm_protocol.run import MAX_GROUP, parse_canonical, run_id_of
 
 MAX_GENERATED = 4096
@@ -502,13 +504,17 @@ def slot_bytes(codec_name: str, numel: int, group: int) -> int:
 
 
 def _warm_up(codec_name: str) -> None:
-    """Compile a codec now rather than within the first exchange, where a whole group would wait for it."""
+    """Compile a codec and the outer step now rather than within the first exchange, where a whole group would wait for it."""
     chosen, vector = coder(codec_name, 1), np.ones(1, dtype=np.float32)
     coded = memoryview(bytearray(chosen.max_size))
     for _ in range(2):  # modulo codecs know no range in their first exchange
         size = chosen.encode(vector, coded)
         chosen.decode(coded[:size], vector)
         chosen.commit()
+    one = torch.zeros(1)
+    outer_step(
+        OuterSettings("nesterov", 1.0, 0.5, 0.0, "shift", 0.0), one, one.clone(), mean_contribution([one] * 3, [1] * 3)
+    )
 
 
 def describe(error: Exception) -> dict[str, Any]:
