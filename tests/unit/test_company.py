@@ -10,8 +10,12 @@ from grpc import aio
 from test_tunnel import DAN, EVE, pair
 
 from lowcomm_node.errors import LinkLost, PortInUse
+from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.company import Company
+from lowcomm_node.exchange.security import Gatekeeper
+from lowcomm_node.exchange.service import ExchangeService
 from lowcomm_node.exchange.throttle import flow_options
+from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from tunnelling import chunk, soon
 from waiting import until_async
@@ -30,6 +34,16 @@ async def test_a_peer_counts_once_as_long_as_anything_is_held():
     assert len(company) == 0
     assert await company.has_room_for("b")
     assert company.turned_away == 1
+
+
+def test_calls_out_and_calls_in_count_for_the_same_company_although_it_is_empty_at_first():
+    """An empty one is false: each side took one of its own, so nobody kept to the owner's limit or saw anybody."""
+    company = Company(3)
+    assert not company
+    identity = Identity(b"c" * 32)
+    gatekeeper = Gatekeeper(identity, "ab" * 32, lambda: 0.0)
+    assert Channels(gatekeeper, company=company)._company is company
+    assert ExchangeService(gatekeeper, handlers=None, company=company)._company is company
 
 
 async def test_an_idle_channel_makes_room_for_another_peer(tmp_path):

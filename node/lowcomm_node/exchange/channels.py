@@ -68,7 +68,7 @@ class Channels:
 
         ``flow``: options of gRPC for what comes in (``throttle.flow_options``).
         """
-        self._company, self._flow = company or Company(), flow
+        self._company, self._flow = Company() if company is None else company, flow  # an empty one is false
         self._company.make_room = self._drop_idle
         self._refusals = refusals or Refusals()
         self._gatekeeper, self._tunnels, self._traffic = gatekeeper, tunnels, traffic or Traffic()

@@ -96,7 +96,8 @@ class ExchangeService:
     ) -> None:
         """``tunnels``: through which others may call; None: none may."""
         self._gatekeeper, self._handlers, self._tunnels = gatekeeper, handlers, tunnels
-        self._traffic, self._echo, self._company = traffic or Traffic(), echo or Echo(), company or Company()
+        self._traffic, self._echo = traffic or Traffic(), echo or Echo()
+        self._company = Company() if company is None else company  # an empty one is false
         self._refusals, self._turnstile = refusals or Refusals(), turnstile or Turnstile()
         self._endings = Endings()
         self.strangers = Strangers(self._refusals)
