@@ -103,7 +103,7 @@ def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[bool]:
 
     The kernel drops it when its holder dies, so a crash leaves no stale lock.
     """
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         yield lock(descriptor, fcntl.LOCK_EX, wait=wait)
     finally:

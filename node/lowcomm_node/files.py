@@ -1,8 +1,11 @@
 """Small files that must survive a crash, and the lock of a home."""
 
+import errno
 import fcntl
 import os
 import secrets
+import shlex
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -74,7 +77,9 @@ def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
 
 
 def _create(path: Path, data: bytes) -> None:
-    """Write a new file; whoever comes second finds that of the first."""
+    """Write a new file; whoever comes second finds that of the first. Raises ConfigError in a home of somebody else."""
+    if path.parent.exists():
+        _check_owner(path.parent)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         write_atomic(draft, data, 0o600)
@@ -89,6 +94,38 @@ def _create(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def _check_owner(home: Path) -> None:
+    """Raise ConfigError if a home is somebody else's: they could change what lies in it at any time, keys included."""
+    owner, ours = home.stat().st_uid, os.geteuid()
+    if owner not in (ours, 0):
+        raise ConfigError(
+            f"{home} belongs to another user (number {owner}, this is {ours}): choose another --home, start the node as "
+            f"that user, or make it yours with `chown -R {ours} {shlex.quote(str(home))}`."
+        )
+
+
+def _open_own(path: Path) -> int:
+    """Open or make a small file of ours for reading and writing. Raises ConfigError if it is a link, or somebody else's."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise ConfigError(_no_lock(path)) from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
+        os.close(descriptor)
+        raise ConfigError(_no_lock(path))
+    return descriptor
+
+
+def _no_lock(path: Path) -> str:
+    return (
+        f"{path} is a link, or belongs to somebody else, so nothing is written to it: remove it if it is yours, or choose "
+        "another --home."
+    )
+
+
 class HomeLock:
     """Held by the daemon of a home; the kernel drops it when the daemon dies."""
 
@@ -97,9 +134,10 @@ class HomeLock:
         self._descriptor = -1
 
     def __enter__(self) -> "HomeLock":
-        """Take the lock. Raises RetryLater if another daemon has it."""
+        """Take the lock. Raises RetryLater if another daemon has it, ConfigError if the home or lock is somebody else's."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        _check_owner(self._path.parent)
+        self._descriptor = _open_own(self._path)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

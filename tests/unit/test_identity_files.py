@@ -111,6 +111,39 @@ def test_a_home_has_one_daemon_and_the_second_learns_which(tmp_path: Path) -> No
         assert lock.read_text() == str(os.getpid())
 
 
+def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    precious, lock = tmp_path / "precious", tmp_path / "home" / "lock"
+    precious.write_text("precious")
+    lock.parent.mkdir()
+    lock.symlink_to(precious)
+    with (
+        pytest.raises(ConfigError, match=r"home/lock is a link, or belongs to somebody else") as caught,
+        HomeLock(lock),
+    ):
+        pass
+    assert "remove it" in str(caught.value)
+    assert precious.read_text() == "precious"
+    lock.unlink()
+    os.mkfifo(lock)
+    with pytest.raises(ConfigError, match="is a link"), HomeLock(lock):
+        pass
+
+
+def test_a_home_of_somebody_else_is_not_taken_and_nothing_is_written_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    if os.geteuid() == 0:
+        os.chown(home, 12_345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    for take in (lambda: HomeLock(home / "lock").__enter__(), lambda: load_or_create_identity(home / "identity.key")):
+        with pytest.raises(ConfigError, match=rf"{home} belongs to another user .*--home.*chown"):
+            take()
+    assert list(home.iterdir()) == []
+
+
 def _hold(lock: Path, ready: "multiprocessing.synchronize.Event") -> None:
     with HomeLock(lock):
         ready.set()
