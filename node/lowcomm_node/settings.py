@@ -7,7 +7,7 @@ shows.
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -225,19 +225,22 @@ class LoadedSettings:
 
     settings: NodeSettings
     sources: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+    """What was passed over, in words for the owner."""
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> LoadedSettings:
     """Merge flag, environment, ``config.toml`` of the home and default. A flag that is None or empty was not given.
 
-    Raises ConfigError that names the nearest key for an unknown one, and the source of a value that is not valid.
+    An unknown variable is passed over with a warning: other programs may share the prefix. Raises ConfigError that names
+    the nearest key for an unknown one of the file, and the source of a value that is not valid.
     """
     env = os.environ if env is None else env
     given = {key: value for key, value in (flags or {}).items() if value is not None and value not in ((), [])}
     home, home_source = _home(given, env)
     layers = [
         *((key, value, f"flag --{key.replace('_', '-')}") for key, value in given.items()),
-        *_from_environment(env),
+        *((key, value, f"environment {variable}") for variable, key, value in _from_environment(env)),
         *_from_file(Paths(home).config),
     ]
     values: dict[str, Any] = {"home": home}
@@ -245,7 +248,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, env: Mapping[str, str]
     for key, value, source in layers:
         if key not in values:
             values[key], sources[key] = value, source
-    return LoadedSettings(_validate(values, sources), sources)
+    return LoadedSettings(_validate(values, sources), sources, tuple(_unknown_variables(env)))
 
 
 def change_settings(settings: NodeSettings, changes: Mapping[str, Any]) -> NodeSettings:
@@ -273,17 +276,25 @@ def _home(flags: Mapping[str, Any], env: Mapping[str, str]) -> tuple[Path, str]:
     return Path(chosen).expanduser().absolute(), source
 
 
-def _from_environment(env: Mapping[str, str]) -> list[tuple[str, Any, str]]:
-    found: list[tuple[str, Any, str]] = []
+def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Variables that may be settings: name, key, value."""
     for variable, value in env.items():
-        if not variable.startswith(PREFIX) or variable.startswith(OTHERS) or not value:
-            continue
-        key = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(PREFIX) and not variable.startswith(OTHERS) and value:
+            yield variable, variable.removeprefix(PREFIX).lower(), value
+
+
+def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+    for variable, key, value in _variables(env):
+        if key in NodeSettings.model_fields:
+            yield variable, key, value.replace(",", " ").split() if key in _LISTS else value
+
+
+def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
+    for variable, key, _ in _variables(env):
         if key not in NodeSettings.model_fields:
-            names = [PREFIX + name.upper() for name in NodeSettings.model_fields]
-            raise ConfigError(f"environment: unknown variable {variable}; {_nearest(variable, names)}")
-        found.append((key, value.replace(",", " ").split() if key in _LISTS else value, f"environment {variable}"))
-    return found
+            near = get_close_matches(key, NodeSettings.model_fields, 1)
+            meant = f"did you mean {PREFIX}{near[0].upper()}?" if near else "`lowcomm-node config` lists all settings."
+            yield f"environment: the variable {variable} is no setting and has no effect; {meant}"
 
 
 def _from_file(path: Path) -> list[tuple[str, Any, str]]:

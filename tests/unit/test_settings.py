@@ -66,10 +66,14 @@ def test_an_unknown_key_of_the_file_names_the_nearest(tmp_path: Path) -> None:
     assert str(tmp_path / "config.toml") in message
 
 
-def test_an_unknown_variable_names_the_nearest(tmp_path: Path) -> None:
-    message = refusal(tmp_path, "", {"LOWCOMM_PEER": PEER})
-    assert "LOWCOMM_PEER;" in message
-    assert "did you mean LOWCOMM_PEERS?" in message
+def test_an_unknown_variable_is_passed_over_with_a_warning_that_names_the_nearest(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "", {"LOWCOMM_PEER": PEER, "LOWCOMM_PORT": "7", "LOWCOMM_ZZZ": "secret"})
+    assert loaded.settings.port == 7
+    assert len(loaded.warnings) == 2
+    assert "LOWCOMM_PEER is no setting and has no effect; did you mean LOWCOMM_PEERS?" in loaded.warnings[0]
+    assert "lowcomm-node config" in loaded.warnings[1]
+    assert not any(PEER in warning or "secret" in warning for warning in loaded.warnings), "values stay untold"
+    assert load(tmp_path, "", {"LOWCOMM_PEER": ""}).warnings == ()
 
 
 def test_variables_of_other_programs_are_none_of_our_business(tmp_path: Path) -> None:

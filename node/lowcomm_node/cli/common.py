@@ -9,12 +9,15 @@ import sys
 import traceback
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowcomm_node.errors import NodeError
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
+
+if TYPE_CHECKING:
+    from lowcomm_node.settings import LoadedSettings
 
 Home = Annotated[Path | None, typer.Option("--home", help="Folder of this node's identity, checkpoints and settings.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -37,6 +40,16 @@ def tell_farewell(given: dict[str, Any], home: Path) -> str:
 
     option = "" if find_home() == home else f" --home {shlex.quote(str(home))}"
     return farewell(given, program(), option)
+
+
+def read_settings(flags: dict[str, Any]) -> "LoadedSettings":
+    """The settings of a command; what was passed over is told on stderr. Raises ConfigError."""
+    from lowcomm_node.settings import load_settings
+
+    loaded = load_settings(flags)
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return loaded
 
 
 def run(app: typer.Typer) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.logs import configure_logs
 
@@ -83,11 +83,10 @@ def create(
     Example: lowcomm-node create run.toml --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     from lowcomm_node.files import load_or_create_identity, write_atomic
-    from lowcomm_node.settings import load_settings
     from lowcomm_protocol.run import parse_toml, sign_run
 
     configure_logs(verbose - quiet - 1)
-    settings = load_settings({"home": home, "peers": peers, "tokenizer": tokenizer}).settings
+    settings = read_settings({"home": home, "peers": peers, "tokenizer": tokenizer}).settings
     try:
         spec = parse_toml(file.read_text(), str(file))
     except (OSError, UnicodeDecodeError) as error:

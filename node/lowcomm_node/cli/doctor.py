@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning, Unhealthy
 from lowcomm_node.formatting import clean, milliseconds, rate
 from lowcomm_node.logs import configure_logs
-from lowcomm_node.settings import NodeSettings, find_home, load_settings
+from lowcomm_node.settings import NodeSettings, find_home
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -46,7 +46,7 @@ def doctor(
     from lowcomm_node.doctor.findings import exit_code
 
     configure_logs(verbose - quiet - 1)
-    settings = load_settings({"home": home, "peers": peers}).settings
+    settings = read_settings({"home": home, "peers": peers}).settings
     findings = _examine(settings, peers or [])
     code = exit_code(findings)
     if json_:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, tell_farewell
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, tell_farewell
 from lowcomm_node.formatting import clean
 from lowcomm_node.logs import configure_logs, log
 from lowcomm_node.service import ServiceManager
@@ -92,10 +92,10 @@ def join(
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     flags = {key: value for key, value in locals().items() if key not in ("json_", "quiet", "verbose")}
-    from lowcomm_node.settings import load_settings
     from lowcomm_node.system import check_system, raise_descriptors
 
-    settings = load_settings(flags).settings
+    loaded = read_settings(flags)
+    settings = loaded.settings
     showing = _print_events if json_ else _show_panel if sys.stdout.isatty() else _print_words
     configure_logs(verbose - quiet - 1)
     check_system()
@@ -109,6 +109,8 @@ def join(
     from lowcomm_node.daemon import Daemon
 
     daemon = Daemon(settings, trainer, availability)
+    for warning in loaded.warnings:
+        daemon.bulletin.warn(warning)
     try:
         code = run_async(_join(daemon, manager, showing))
     finally:

@@ -4,9 +4,9 @@ from contextlib import suppress
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, show
 from lowcomm_node.errors import NodeError
-from lowcomm_node.settings import find_home, load_settings
+from lowcomm_node.settings import find_home
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def paths(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ver
 
 def config(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
     """Show every setting, its value, and where it was set."""
-    loaded = load_settings({"home": home})
+    loaded = read_settings({"home": home})
     values = loaded.settings.model_dump(mode="json")
     content = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
     lines = [f"{key:<18}{entry['value']!s:<24} {entry['source']}" for key, entry in content.items()]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.errors import ConfigError, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.logs import configure_logs
 
@@ -102,11 +102,10 @@ def remove(
     Example: lowcomm-node remove 12D3KooW... --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     from lowcomm_node.created import created_run
-    from lowcomm_node.settings import load_settings
 
     configure_logs(verbose - quiet - 1)
     names = frozenset(_name_of(text) for text in who)
-    settings = load_settings({"home": home, "peers": peers}).settings
+    settings = read_settings({"home": home, "peers": peers}).settings
     identity, signed = created_run(settings.paths, run)
     if not settings.peers:
         settings = settings.model_copy(update={"peers": _entry_points(settings)})
