@@ -271,8 +271,8 @@ class Daemon:
         assert self.lifeline is not None
         self.bulletin.show(None)  # the lifeline tells
         if await self.lifeline.enter(0.0 if kept is not None else self.settings.join_deadline):
-            self.bulletin.show("no run is published yet")
-            return await find_run(discovery, self.settings, kept)
+            self.bulletin.show("looking for the run")
+            return await find_run(discovery, self.settings, kept, self.bulletin.show)
         if kept is None:
             raise NoPeers(nobody_answers(self.lifeline.unanswered()))
         self.bulletin.warn(

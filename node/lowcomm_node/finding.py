@@ -1,7 +1,8 @@
 """Enter the DHT and find the run that the owner means: in the swarm, or in the home, where it was found before."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from time import monotonic, time
 
@@ -19,6 +20,10 @@ from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 FIND_DEADLINE = 60.0
+OTHERS_DEADLINE = 15.0
+"""The same where other runs are published: the one that is named is then most often misspelt."""
+NAMED = 8
+"""Runs in a message."""
 KEPT_AFTER = 5.0
 """Seconds after which a run that the home keeps is taken though no peer that answers publishes it: we do then."""
 
@@ -76,15 +81,22 @@ def remembered_run(settings: NodeSettings) -> SignedRun | None:
     return choose(runs, settings.run, invited_to)
 
 
-async def find_run(discovery: Discovery, settings: NodeSettings, kept: SignedRun | None = None) -> SignedRun:
+async def find_run(
+    discovery: Discovery,
+    settings: NodeSettings,
+    kept: SignedRun | None = None,
+    show: Callable[[str], None] = lambda reason: None,
+) -> SignedRun:
     """The run that ``--run`` names, or the invite is for, or the only one that there is; it is kept in the home.
 
-    ``kept``, which the home knows, is taken if it is among several, or if none is published. Raises NoPeers if none is
-    found within the deadline, ConfigError if several are and none was named.
+    ``kept``, which the home knows, is taken if it is among several, or if none is published; ``show`` hears what is
+    missing. Raises NoPeers if none is found within the deadline, which is short where others are published,
+    ConfigError if several are and none was named.
     """
     invited_to = settings.token.invite.run_id if settings.token is not None else None
-    began = monotonic()
-    while monotonic() < began + FIND_DEADLINE:
+    began, deadline = monotonic(), FIND_DEADLINE
+    missing = missing_run([], settings.run, invited_to)
+    while monotonic() < began + deadline:
         found = await _published(discovery)
         known = kept is not None and (any(run.run_id == kept.run_id for run in found) or _is_late(began, found))
         chosen = kept if known else choose(found, settings.run, invited_to)
@@ -93,13 +105,29 @@ async def find_run(discovery: Discovery, settings: NodeSettings, kept: SignedRun
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, chosen.to_bytes(), 0o600)
             return chosen
+        missing = missing_run(found, settings.run, invited_to)
+        deadline = OTHERS_DEADLINE if found else FIND_DEADLINE
+        show(missing)
         await asyncio.sleep(1.0)
-    invited = f"the run {invited_to[:12]} of the invite" if invited_to else "any run"
-    wanted = f"the run {settings.run!r}" if settings.run else invited
+    remedy = "correct --run" if settings.run else "use the invite at its own swarm" if invited_to else "try again later"
     raise NoPeers(
-        f"The swarm answers, but {wanted} was not published within {FIND_DEADLINE:.0f} s: "
-        "publish one with `lowcomm-node create run.toml --peers ADDR`, or correct --run."
+        f"The swarm answers, but {missing} (within {deadline:.0f} s): {remedy}, or publish the run with "
+        "`lowcomm-node create run.toml --peers ADDR`."
     )
+
+
+def missing_run(found: list[SignedRun], wanted: str | None, invited_to: str | None = None) -> str:
+    """Why no published run is the one that is meant: what is published, and what may be meant."""
+    if not found:
+        return f"the run {wanted!r} is not published yet" if wanted else "no run is published yet"
+    names = sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in found)
+    told = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    if wanted is None:
+        return f"the run {(invited_to or '')[:12]} of the invite is not published; there are: {told}"
+    name = wanted.partition("@")[0]
+    near = get_close_matches(name, [one.partition("@")[0] for one in names], 1)
+    meant = next((f"; did you mean {one}?" for one in names if near and one.startswith(f"{near[0]}@")), "")
+    return f"no run {wanted!r} is published; there are: {told}{meant}"
 
 
 def choose(runs: list[SignedRun], wanted: str | None, invited_to: str | None = None) -> SignedRun | None:

@@ -35,7 +35,7 @@ class Refusal(StrEnum):
 
 
 REFUSAL_TEXT: dict[Refusal, str] = {
-    Refusal.BUSY: "is exchanging this fragment with another peer",
+    Refusal.BUSY: "takes part in an exchange of this fragment already",
     Refusal.CROSSED: "has called us at the same moment",
     Refusal.TOO_SOON: "has merged this fragment a few steps ago",
     Refusal.FULL: "holds as many contributions as it can",

@@ -78,8 +78,14 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
         leaver = (node.status() or {})["peer_id"]
         assert leaver in [peer["peer_id"] for peer in a.peers()]
         if how == "finish":
-            assert run("lowcomm_node", "finish", "--home", str(node.home)).returncode == 0
+            assert node.until(lambda s: s["limits"]["peers"], "peers that it talks with")["limits"]["peers"] <= 2
+            done = run("lowcomm_node", "finish", "--home", str(node.home))
+            assert done.returncode == 0
             assert node.child.wait(30) == 0
+            newest = max((node.home / "runs").glob("*/checkpoints/step-*"))
+            assert f"the model:   {newest}\n" in done.stdout and f"--home {node.home}\n" in done.stdout
+            (told,) = node.events("contributed")
+            assert told["checkpoint"] == str(newest) and told["exchanges"] >= 1 and told["bytes_sent"] > 0
         else:
             assert node.end(signal.SIGTERM) == 0
             assert notified.count("STOPPING=1") == 1

@@ -296,6 +296,13 @@ def test_config_tells_where_each_value_comes_from(cli: Cli, monkeypatch: pytest.
     assert "31331" in next(line for line in cli("config").out.splitlines() if line.startswith("port "))
 
 
+def test_an_unknown_variable_is_told_on_stderr_and_ends_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWCOMM_PROT", "31331")
+    ended = cli("config", "--json")
+    assert (ended.code, ended.json["port"]["value"]) == (0, 0)
+    assert ended.err.startswith("warning: ") and "did you mean LOWCOMM_PORT?" in ended.err
+
+
 # runs
 
 
@@ -420,6 +427,60 @@ def test_a_folder_with_a_former_demo_is_left_alone(cli: Cli, tmp_path: Path) -> 
     assert ended.code == 78
     assert "former demo" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+# tables
+
+
+def peer(**more: Any) -> dict[str, Any]:
+    """A peer as the control API tells of it."""
+    known = {
+        "peer_id": NOWHERE[-52:], "phase": "training", "swarm_step": 123_456, "steps": 1, "tokens_per_second": 7800.0,
+        "address": "[2001:db8::7]:31331", "age": 12.3, "completed": 4207, "refused": 1057, "failed": 265,
+        "last_reason": "", "score": 1.0, "left_out": False, "held_against": "", "round_trip": 0.149,
+        "route": "direct [2001:db8:1234:5678:9abc:def0:1234:5678]:38247", "route_reason": None,
+        "rate_up": 18.7e6, "rate_down": 18.7e6, "release": "0.2.0",
+    }  # fmt: skip
+    return known | more
+
+
+REASON = "we refused it: we had merged this fragment a few steps before; " + "and so on " * 20
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 132, 200])
+def test_peers_fit_the_terminal_and_reasons_have_lines_of_their_own(width: int) -> None:
+    found = [
+        peer(),
+        peer(route="relay q1w2e3", last_reason=REASON, phase="finishing"),
+        peer(route=None, route_reason=f"direct: can't be reached; tunnel: {'x' * 300}", rate_up=None),
+        peer(left_out=True, held_against="norm 17.6 where 3.2 is plausible \x1b[2J"),
+    ]
+    lines = watch_commands.peers_table(found, width).splitlines()
+    assert all(len(line) <= max(width, 56) and line.isprintable() for line in lines)
+    heads = lines[0].split()
+    assert {"peer", "phase", "step", "done", "failed", "score"} <= set(heads), "what tells most is never left out"
+    assert {"route", "refused", "seen"} <= set(heads) or width < 80
+    assert ("release" in heads) == (width >= 132)
+    assert sum(line.startswith("tSQY1c") for line in lines) == 4
+    shown = " ".join(line.strip() for line in lines)
+    assert "last: we refused it" in shown and "left out: norm 17.6" in shown and "not reached: direct: can't" in shown
+
+
+@pytest.mark.parametrize("width", [80, 132])
+def test_rounds_fit_the_terminal(width: int) -> None:
+    entry = {
+        "time": 1.7e9, "swarm_step": 123_456, "fragment": 3, "outcome": "no-partner", "partners": [NOWHERE] * 7,
+        "bytes_sent": 920_400, "bytes_received": 12_440_000, "seconds": 65.0, "reason": REASON,
+    }  # fmt: skip
+    lines = watch_commands.rounds_table([entry, entry | {"partners": [NOWHERE], "reason": ""}], width).splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert "no-partner" in lines[1] and lines[2].startswith("  we refused it")
+
+
+def test_without_a_terminal_a_table_has_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    done = python("-c", "from lowcomm_node.cli import watch; print(watch._width())")
+    assert done.stdout == "80\n"
 
 
 # checkpoints

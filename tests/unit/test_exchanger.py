@@ -12,6 +12,7 @@ from scripted import SIZE, ScriptedTrainer
 from lowcomm_node.errors import TrainerLost
 from lowcomm_node.exchange import offers
 from lowcomm_node.exchange.exchanger import ENDURED, SLACK
+from lowcomm_node.exchange.history import WE_REFUSED
 from lowcomm_node.exchange.needs import LIFE
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -23,7 +24,7 @@ async def refused(caller: Node, callee: Node, reason: Refusal) -> None:
     to_callee, to_caller = caller.exchanger.history.of(callee.peer_id), callee.exchanger.history.of(caller.peer_id)
     await eventually(lambda: to_callee.refused, "it is refused")
     assert (to_callee.refused, to_callee.last_reason) == (1, REFUSAL_TEXT[reason])
-    assert to_caller.last_reason == f"we refused it: {reason.value}"
+    assert to_caller.last_reason == f"we refused it: {WE_REFUSED[reason]}"
     assert (to_callee.failed, to_caller.failed) == (0, 0)
 
 

@@ -9,9 +9,9 @@ from lowcomm_node import finding
 from lowcomm_node.discovery.keys import RUNS_KEY
 from lowcomm_node.discovery.known import KnownDoors
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.errors import ConfigError
+from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.files import write_atomic
-from lowcomm_node.finding import find_run, open_discovery, remembered_run
+from lowcomm_node.finding import find_run, missing_run, open_discovery, remembered_run
 from lowcomm_node.paths import Paths
 from lowcomm_node.settings import NodeSettings, load_settings
 from lowcomm_protocol.identity import Identity
@@ -98,3 +98,32 @@ def test_with_neither_an_address_nor_a_memory_of_one_the_owner_is_asked_for_it(t
         open_discovery(settings(tmp_path), CREATOR)
     found = open_discovery(settings(tmp_path), CREATOR, remembered=[address(BOOT)])
     assert [str(entry) for entry in found._entry_points] == [address(BOOT)]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_a_run_that_is_misspelt_is_told_with_those_that_there_are_and_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discovery = MemoryDiscovery(BOOT, MemoryNetwork(time))
+    await discovery.start()
+    first, second = run_of("python"), run_of("english")
+    for run in (first, second):
+        await discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), 60.0)
+    monkeypatch.setattr(finding, "OTHERS_DEADLINE", 0.1)
+    shown: list[str] = []
+    with pytest.raises(NoPeers, match="correct --run") as caught:
+        await find_run(discovery, settings(tmp_path, run="pyhton"), show=shown.append)
+    published = (
+        f"there are: english@{second.fingerprint}, python@{first.fingerprint}; did you mean python@{first.fingerprint}?"
+    )
+    assert f"no run 'pyhton' is published; {published}" in str(caught.value)
+    assert published in shown[0], "while it still looks"
+    with pytest.raises(NoPeers, match=f"did you mean python@{first.fingerprint}"):
+        await find_run(discovery, settings(tmp_path, run="python@" + "0" * 12))
+
+
+def test_only_where_nothing_is_published_it_says_that() -> None:
+    assert missing_run([], None) == "no run is published yet"
+    assert missing_run([], "a") == "the run 'a' is not published yet"
+    told = missing_run([run_of(f"run-{number}") for number in range(20)], "zzz")
+    assert told.endswith("and 12 more")
+    assert "of the invite is not published; there are: run-0@" in missing_run([run_of("run-0")], None, "ab" * 32)

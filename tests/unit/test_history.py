@@ -115,7 +115,9 @@ def test_what_a_peer_did_is_counted_apart(clock):
     history.lost("a", "ended the stream")
     assert history.of("a") == PeerHistory(refused=1, failed=1, last_reason="ended the stream")
     history.we_refused("a", Refusal.OTHER_RUN)
-    assert history.of("a") == PeerHistory(refused=1, failed=1, last_reason="we refused it: other-run")
+    assert history.of("a") == PeerHistory(
+        refused=1, failed=1, last_reason="we refused it: it takes part in another run"
+    )
     assert history.of("b") == PeerHistory()
 
 

@@ -397,12 +397,14 @@ async def test_a_callee_that_ends_early_has_ended_the_stream():
         (grpc.StatusCode.DEADLINE_EXCEEDED, "did not answer in time"),
         (grpc.StatusCode.UNAUTHENTICATED, "does not accept who we are"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "is busy"),
-        (grpc.StatusCode.INVALID_ARGUMENT, f"failed: invalid_argument ({'x' * 120})"),
+        (grpc.StatusCode.INVALID_ARGUMENT, f"refused the call: {'x' * 120}"),
+        (grpc.StatusCode.INTERNAL, "broke the connection off"),
+        (grpc.StatusCode.UNKNOWN, "failed on its side"),
     ],
 )
 def test_people_read_words_and_only_a_few_of_a_stranger(code, words):
     assert explain(code, "x" * 1000) == words
-    assert explain(code, None) == words.partition(" (")[0]
+    assert explain(code, None) == words.partition(": x")[0]
 
 
 async def test_a_callee_that_does_not_answer_in_time_is_lost():

@@ -1,6 +1,9 @@
 """``status``, ``peers``, ``rounds``, ``wait``: look at the running node."""
 
+import shutil
+import textwrap
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -39,30 +42,45 @@ def peers(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ver
     """List the peers that are alive, and how exchanges with them went."""
     with ControlClient(find_home(home)) as client:
         found = client.peers()
+    show(found, json_, peers_table(found, _width()) if found else "no other peer is alive")
+
+
+def peers_table(found: Sequence[Mapping[str, Any]], width: int) -> str:
+    """Peers as a table that fits: what matters less is left out where there is no room, and reasons have their own lines."""
     columns = (
-        *("peer", "phase", "step", "tokens/s", "route", "round trip", "up", "down"),
-        *("seen", "done", "refused", "failed", "score", "last reason"),
+        # heading, what it shows, how soon it is left out (0: never)
+        ("peer", lambda peer: short_peer(peer["peer_id"]), 0),
+        ("phase", lambda peer: clean(peer["phase"]), 0),
+        ("step", lambda peer: str(peer["swarm_step"]), 0),
+        ("tokens/s", lambda peer: quantity(peer["tokens_per_second"]), 3),
+        ("route", lambda peer: _route(peer["route"]), 1),
+        ("round trip", lambda peer: milliseconds(peer["round_trip"]), 4),
+        ("up", lambda peer: rate(peer["rate_up"]), 5),
+        ("down", lambda peer: rate(peer["rate_down"]), 5),
+        ("seen", lambda peer: seconds(peer["age"]), 2),
+        ("done", lambda peer: str(peer["completed"]), 0),
+        ("refused", lambda peer: str(peer["refused"]), 1),
+        ("failed", lambda peer: str(peer["failed"]), 0),
+        ("score", lambda peer: f"{peer['score']:.2f}", 0),
+        ("release", lambda peer: clean(peer.get("release") or MISSING), 6),
     )
-    rows = [
-        (
-            short_peer(peer["peer_id"]),
-            peer["phase"],
-            str(peer["swarm_step"]),
-            quantity(peer["tokens_per_second"]),
-            clean(peer["route"] or peer["route_reason"] or MISSING),
-            milliseconds(peer["round_trip"]),
-            rate(peer["rate_up"]),
-            rate(peer["rate_down"]),
-            f"{seconds(peer['age'])} ago",
-            str(peer["completed"]),
-            str(peer["refused"]),
-            str(peer["failed"]),
-            f"{peer['score']:.2f}",
-            clean(f"left out: {peer['held_against']}" if peer["left_out"] else peer["last_reason"]),
-        )
-        for peer in found
-    ]
-    show(found, json_, _table(columns, rows) if rows else "no other peer is alive")
+    notes = [_notes(peer) for peer in found]
+    rows = [[cell(peer) for _, cell, _ in columns] for peer in found]
+    return table([name for name, _, _ in columns], rows, [sooner for _, _, sooner in columns], notes, width)
+
+
+def _route(route: str | None) -> str:
+    """The kind of a route; its address, which can be long, is in ``--json``."""
+    name = clean(route or MISSING)
+    return "direct" if name.startswith("direct ") else name
+
+
+def _notes(peer: Mapping[str, Any]) -> list[str]:
+    """What a reader should know of a peer beside its figures."""
+    told = [f"left out: {peer['held_against']}"] if peer["left_out"] else []
+    told += [f"not reached: {peer['route_reason']}"] if peer["route_reason"] and not peer["route"] else []
+    told += [f"last: {peer['last_reason']}"] if peer["last_reason"] and not peer["left_out"] else []
+    return [clean(one) for one in told]
 
 
 def rounds(
@@ -75,22 +93,27 @@ def rounds(
     """List the last exchanges, the newest last."""
     with ControlClient(find_home(home)) as client:
         found = client.rounds(limit)
-    columns = ("time", "step", "fragment", "outcome", "with", "sent", "received", "took", "reason")
+    show(found, json_, rounds_table(found, _width()) if found else "no exchange yet")
+
+
+def rounds_table(found: Sequence[Mapping[str, Any]], width: int) -> str:
+    """Exchanges as a table that fits; the reason of one that was not applied has its own line."""
+    columns = ("time", "step", "fragment", "outcome", "with", "sent", "received", "took")
     rows = [
-        (
+        [
             time.strftime("%H:%M:%S", time.localtime(entry["time"])),
             str(entry["swarm_step"]),
             str(entry["fragment"]),
-            entry["outcome"],
-            " ".join(short_peer(peer) for peer in entry["partners"]),
+            clean(entry["outcome"]),
+            " ".join(short_peer(peer) for peer in entry["partners"]) or MISSING,
             size(entry["bytes_sent"]),
             size(entry["bytes_received"]),
             seconds(entry["seconds"]),
-            clean(entry["reason"]),
-        )
+        ]
         for entry in found
     ]
-    show(found, json_, _table(columns, rows) if rows else "no exchange yet")
+    notes = [[clean(entry["reason"])] if entry["reason"] else [] for entry in found]
+    return table(columns, rows, (0, 0, 0, 0, 1, 3, 3, 2), notes, width)
 
 
 def wait(
@@ -126,9 +149,29 @@ def _reached(now: dict[str, Any], step: int | None, finished: bool) -> bool:
     return now["phase"] == "finished" or (not finished and now["phase"] == "training")
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _width() -> int:
+    """Columns of the terminal; 80 where there is none."""
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    sooner: Sequence[int],
+    notes: Sequence[Sequence[str]],
+    width: int,
+) -> str:
+    """A table of at most ``width`` characters a line, if the columns that are never left out fit.
+
+    ``sooner``: how soon each column is left out, 0 for never; ``notes``: what stands below each row.
+    """
     widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [columns, *rows]
-    )
+    kept = list(range(len(columns)))
+    while sum(widths[i] + 2 for i in kept) - 2 > width and any(sooner[i] for i in kept):
+        kept.remove(max((i for i in kept if sooner[i]), key=lambda i: (sooner[i], i)))
+    lines: list[str] = []
+    for row, told in zip([columns, *rows], [(), *notes], strict=True):
+        lines.append("  ".join(row[i].ljust(widths[i]) for i in kept).rstrip())
+        for note in told:
+            lines += textwrap.wrap(note, max(20, width), initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines)

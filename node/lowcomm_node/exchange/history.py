@@ -13,6 +13,23 @@ from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 if TYPE_CHECKING:
     from lowcomm_node.exchange.round import Round
 
+WE_REFUSED: dict[Refusal, str] = {
+    Refusal.BUSY: "an exchange of this fragment was under way",
+    Refusal.CROSSED: "our own call goes on",
+    Refusal.TOO_SOON: "we had merged this fragment a few steps before",
+    Refusal.FULL: "there was no room for another contribution",
+    Refusal.TOO_SLOW: "it would take longer than --exchange-deadline",
+    Refusal.NOT_TRAINING: "we did not train",
+    Refusal.OTHER_PROTOCOL: "it speaks another protocol version",
+    Refusal.OTHER_RUN: "it takes part in another run",
+    Refusal.OTHER_PLAN: "it cuts the model in another way",
+    Refusal.OTHER_CODEC: "it uses another codec",
+    Refusal.UNKNOWN_FRAGMENT: "there is no such fragment",
+    Refusal.IMPLAUSIBLE_STEP: "nobody confirms its swarm step",
+    Refusal.NOT_ALLOWED: "we did not know it yet",
+    Refusal.NOT_TRUSTED: "it is left out for a while",
+}
+"""Why we refused an offer, for our owner; ``REFUSAL_TEXT`` says the same of a peer that refused ours."""
 MAX_ROUNDS = 200
 MAX_PEERS = 1024
 
@@ -126,7 +143,7 @@ class History:
         if refusal is Refusal.CROSSED:
             return
         self.refusals += 1
-        self.of(peer).last_reason = f"we refused it: {refusal.value}"
+        self.of(peer).last_reason = f"we refused it: {WE_REFUSED[refusal]}"
 
     def lost(self, peer: str, reason: str) -> None:
         """Count a stream that was lost."""

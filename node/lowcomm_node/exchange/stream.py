@@ -175,7 +175,11 @@ def explain(code: grpc.StatusCode, detail: str | None) -> str:
         grpc.StatusCode.CANCELLED: "ended the stream",
         grpc.StatusCode.UNAUTHENTICATED: "does not accept who we are",
         grpc.StatusCode.RESOURCE_EXHAUSTED: "is busy",
+        # What gRPC itself says with these helps nobody who does not know its code.
+        grpc.StatusCode.INTERNAL: "broke the connection off",
+        grpc.StatusCode.UNKNOWN: "failed on its side",
+        grpc.StatusCode.UNIMPLEMENTED: "does not know this call: it runs another release",
     }
-    return words.get(code, f"failed: {code.name.lower()}") + (
-        f" ({detail[:120]})" if detail and code not in words else ""
-    )
+    if code in words:
+        return words[code]
+    return f"refused the call: {detail[:120]}" if detail else "refused the call"
