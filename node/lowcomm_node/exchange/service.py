@@ -49,6 +49,7 @@ MAX_METADATA = 8 * 1024
 """Bytes of the metadata of a call: a credential has 1 KiB at most."""
 MAX_STREAMS = 32
 """Calls at once over one connection: a peer has 8."""
+PING_EVERY_MS = 5_000
 MAX_PING_STRIKES = 32
 """Pings that come sooner than we allow, between two messages of ours, until a connection is ended. Ours ping every 20 s."""
 SHUTDOWN_GRACE = 3.0
@@ -370,7 +371,7 @@ class ExchangeServer:
             options=(
                 ("grpc.max_receive_message_length", MAX_MESSAGE),
                 ("grpc.so_reuseport", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", PING_EVERY_MS),
                 ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
                 ("grpc.max_metadata_size", MAX_METADATA),
