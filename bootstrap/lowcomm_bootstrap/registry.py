@@ -1,7 +1,20 @@
-"""The runs that this server keeps published: one signed file a run, in a folder."""
+"""The runs that this server keeps published: one signed file a run, in a folder.
 
+A run of the operator stays. Another one leaves when no peer of it has answered for a day. When there is no room, the run
+leaves that ``giving_way`` names: an empty one before one with peers (a run is taken for one with peers in its first hour); of
+equals one of the network that published most, then of the creator that signed most, and there the emptiest.
+
+The time of a file is when a peer of its run was last there, so that a restart forgets nothing.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import time
 
+from lowcomm_node.discovery.giving_way import Kept, Rank, first_to_go
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.files import write_atomic
 from lowcomm_protocol.errors import LowcommError, VersionError
@@ -10,19 +23,45 @@ from lowcomm_protocol.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 MAX_FILE_BYTES = 2 * MAX_SPEC_BYTES
 MAX_BYTES = 2 * 1024**2
 """Of all runs together; the DHT takes no more under one key."""
+KEPT_EMPTY = 86_400.0
+"""Seconds that a run stays without a peer that answers."""
+GRACE = 3600.0
+"""Seconds in which a run need not have peers yet: a new one, and all after a start of this server."""
+FORGOTTEN_FOR = 7200.0
+"""Seconds in which a run that has left is not taken in from the DHT again, which keeps it for an hour."""
+MAX_FORGOTTEN = 1024
+TOUCH_EVERY = 600.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """A run that is kept."""
+
+    run: SignedRun
+    size: int
+    added: float
+    """Unix time, seconds."""
+    alive: float
+    """When a peer of it has answered last, or it came."""
+    peers: int = 0
+    """Those that answer."""
+    own: bool = False
+    """Whether the operator wants it kept."""
+    networks: tuple[str, ...] = ()
+    """Where it was published from, the narrowest first; empty if that is not known."""
 
 
 class Registry:
     """Signed runs on disk, at most ``max_runs`` and MAX_BYTES; each is verified when it is read, once."""
 
-    def __init__(self, folder: Path, max_runs: int = 64) -> None:
+    def __init__(self, folder: Path, max_runs: int = 64, clock: Callable[[], float] = time) -> None:
         """Reads the folder. A file that is no sound run is set aside, under its name and ``.damaged``.
 
         One of another version is left for the release that reads it: an upgrade may be taken back.
         """
-        self._folder, self._max_runs = folder, max_runs
-        self._runs: dict[str, SignedRun] = {}
-        self._bytes = 0
+        self._folder, self._max_runs, self._clock = folder, max_runs, clock
+        self._held: dict[str, Held] = {}
+        self._left: dict[str, float] = {}
         self.damaged: list[Path] = []
         """Files that were set aside just now."""
         self.other_versions: list[Path] = []
@@ -32,27 +71,92 @@ class Registry:
 
     def runs(self) -> list[SignedRun]:
         """All runs, by name."""
-        return sorted(self._runs.values(), key=lambda run: (run.spec.run.name, run.run_id))
+        return sorted((held.run for held in self._held.values()), key=lambda run: (run.spec.run.name, run.run_id))
 
-    def add(self, run: SignedRun) -> bool:
-        """Keep a run; whether it is new. Raises ConfigError if there is no room, DiskFull."""
-        if run.run_id in self._runs:
+    def add(self, run: SignedRun, networks: tuple[str, ...] = (), own: bool = False) -> bool:
+        """Keep a run; whether it is new. Raises ConfigError if there is no room, DiskFull.
+
+        ``networks``: where it was published from, the narrowest first; ``own``: the operator wants it kept.
+        """
+        known, now = self._held.get(run.run_id), self._clock()
+        if known is not None:
+            if own or (networks and not known.networks):
+                self._held[run.run_id] = replace(known, own=known.own or own, networks=networks or known.networks)
             return False
         data = run.to_bytes()
-        if len(self._runs) >= self._max_runs or self._bytes + len(data) > MAX_BYTES:
-            raise ConfigError(
-                f"{self._folder} holds {len(self._runs)} runs, {self._bytes} bytes: remove one, or raise --max-runs "
-                f"(all runs together may have {MAX_BYTES} bytes)."
-            )
+        new = Held(run, len(data), now, now, own=own, networks=networks)
+        gone = self._those_to_go(new, now)
         try:
-            write_atomic(self._folder / f"{run.run_id}.json", data)
+            write_atomic(self._path(run.run_id), data)
+            os.utime(self._path(run.run_id), (now, now))
         except OSError as error:
             raise ConfigError(
                 f"{self._folder}: {error.strerror}: make it writable, or choose another --home."
             ) from None
-        self._runs[run.run_id] = run
-        self._bytes += len(data)
+        for run_id in gone:
+            self._remove(run_id, now)
+        self._left.pop(run.run_id, None)
+        self._held[run.run_id] = new
         return True
+
+    def has_left(self, run_id: str) -> bool:
+        """Whether a run has left lately, and only the DHT still holds it."""
+        return self._left.get(run_id, float("-inf")) + FORGOTTEN_FOR > self._clock()
+
+    def saw(self, run_id: str, peers: int) -> None:
+        """So many peers of a run have answered."""
+        held, now = self._held.get(run_id), self._clock()
+        if held is None:
+            return
+        alive = now if peers else held.alive
+        self._held[run_id] = replace(held, peers=peers, alive=alive)
+        if alive > held.alive and now // TOUCH_EVERY != held.alive // TOUCH_EVERY:
+            with suppress(OSError):
+                os.utime(self._path(run_id), (now, now))
+
+    def expire(self) -> list[SignedRun]:
+        """Let go of the runs of which no peer has answered for KEPT_EMPTY; those."""
+        now = self._clock()
+        gone = [held.run for held in self._held.values() if not held.own and held.alive + KEPT_EMPTY <= now]
+        for run in gone:
+            self._remove(run.run_id, now)
+        return gone
+
+    def stays(self, run_id: str) -> float | None:
+        """Seconds that a run stays without a peer that answers; infinite for the operator's; None if it is not kept."""
+        held = self._held.get(run_id)
+        if held is None:
+            return None
+        return float("inf") if held.own else max(0.0, held.alive + KEPT_EMPTY - self._clock())
+
+    def _those_to_go(self, new: Held, now: float) -> set[str]:
+        """The runs that give way to a new one. Raises ConfigError if it is the new one that would have to."""
+        # Of equals the new one gives way, then the emptiest, then the one that has been so for longest.
+        left = [*sorted(self._held.values(), key=lambda held: (-held.peers, -held.alive)), new]
+        kept = [_ranked(held, place, now) for place, held in enumerate(left)]
+        gone = set[str]()
+        while len(kept) > self._max_runs or sum(entry.size for entry in kept) > MAX_BYTES:
+            first = first_to_go(kept)
+            if first is None or first.name == new.run.run_id:
+                raise ConfigError(
+                    f"{self._folder} holds {len(self._held)} runs, {sum(held.size for held in self._held.values())} bytes, "
+                    f"and each of them has more claim to its place: remove one, or raise --max-runs (all runs together "
+                    f"may have {MAX_BYTES} bytes)."
+                )
+            kept.remove(first)
+            gone.add(str(first.name))
+        return gone
+
+    def _remove(self, run_id: str, now: float) -> None:
+        del self._held[run_id]
+        self._left[run_id] = now
+        while len(self._left) > MAX_FORGOTTEN:
+            del self._left[next(iter(self._left))]
+        with suppress(OSError):
+            self._path(run_id).unlink()
+
+    def _path(self, run_id: str) -> Path:
+        return self._folder / f"{run_id}.json"
 
     def _take(self, path: Path) -> None:
         try:
@@ -70,9 +174,18 @@ class Registry:
             return
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}: make it readable, or choose another --home.") from None
-        if len(self._runs) < self._max_runs and self._bytes + path.stat().st_size <= MAX_BYTES:
-            self._runs[run.run_id] = run
-            self._bytes += path.stat().st_size
+        stat, now = path.stat(), self._clock()
+        used = sum(held.size for held in self._held.values())
+        if len(self._held) < self._max_runs and used + stat.st_size <= MAX_BYTES:
+            # Its peers could not answer while we were not there.
+            alive = min(now, max(stat.st_mtime, now - KEPT_EMPTY + GRACE))
+            self._held[run.run_id] = Held(run, stat.st_size, stat.st_mtime, alive)
+
+
+def _ranked(held: Held, place: int, now: float) -> Kept:
+    has_claim = held.peers > 0 or now < held.added + GRACE
+    rank = Rank.OWN if held.own else Rank.ANSWERED if has_claim else Rank.TOLD
+    return Kept(held.run.run_id, held.size, rank, held.run.creator, held.networks, place)
 
 
 def _read(path: Path) -> SignedRun:

@@ -2,11 +2,14 @@
 
 start -> publish all runs -> every LOOK_EVERY seconds: adopt what creators publish, count peers, watch the connection
                           -> every RUN_LIFE / 3:       publish all runs again
+a creator asks           -> take its run in, and tell whether it is kept and for how long
 """
 
 import asyncio
-from collections.abc import Callable
-from time import monotonic
+import math
+import random
+from collections.abc import Callable, Mapping
+from time import monotonic, time
 from typing import Any
 
 from lowcomm_bootstrap.registry import Registry
@@ -15,14 +18,21 @@ from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
 from lowcomm_node.discovery.lifeline import Lifeline
 from lowcomm_node.errors import NodeError
 from lowcomm_node.logs import log
+from lowcomm_node.probing.ration import prefixes_of
 from lowcomm_node.service import Condition
 from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.probes import Keeping
+from lowcomm_protocol.records import read_record
 from lowcomm_protocol.run import SignedRun, read_signed_run
 
 RUN_LIFE = 1800.0
 LOOK_EVERY = 5.0
 LOOK_DEADLINE = 300.0
 """Seconds after which a look must have ended: all that it waits for has deadlines of its own."""
+
+PROBE_EVERY, PROBES = 600.0, 3
+"""Seconds between two calls to peers of a run of which none has shown itself, and how many are called."""
+MAX_PROBED = 4096
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -48,6 +58,8 @@ class BootstrapServer:
         self._looked_at: float | None = None
         """When a look ended last; None before it serves."""
         self._peers: dict[str, int] = {}
+        self._probed: dict[str, float] = {}
+        """When peers of a run were called last."""
         self._refused: set[str] = set()
 
     async def start(self) -> None:
@@ -95,6 +107,22 @@ class BootstrapServer:
         runs = self._registry.runs()
         return {run.run_id: len(await self._discovery.lookup(peers_key(run.run_id))) for run in runs}
 
+    async def keep(self, run_id: str, place: str) -> Keeping:
+        """Whether a run is kept that its creator has just published, from this place; it is taken in if it can be."""
+        if not self._closed and self._registry.stays(run_id) is None:
+            data = (await self._discovery.lookup(RUNS_KEY)).get(run_id)
+            run = _read(data) if data is not None else None
+            if run is None:
+                return Keeping(reason="this server has not received it")
+            try:
+                await self._take_in(run, prefixes_of(place))
+            except (NodeError, OSError):
+                return Keeping(reason="this server has no room for it")
+        stays = self._registry.stays(run_id)
+        if stays is None:
+            return Keeping(reason="this server is closed to runs of others")
+        return Keeping(kept=True, seconds=None if math.isinf(stays) else stays)
+
     async def close(self) -> None:
         """Leave the DHT."""
         await self._discovery.close()
@@ -111,17 +139,18 @@ class BootstrapServer:
     async def _adopt(self) -> None:
         for data in (await self._discovery.lookup(RUNS_KEY)).values():
             run = _read(data)
-            if run is None:
+            if run is None or self._registry.has_left(run.run_id):
                 continue
             try:
-                adopted = self._registry.add(run)
+                await self._take_in(run, self._discovery.brought_from(RUNS_KEY, run.run_id))
             except (NodeError, OSError) as error:
                 # Full, or the disk is: the peers of that run keep it published; what we hold stays published too.
                 self._refuse(run, str(error))
-                continue
-            if adopted:
-                self._tell({"event": "run.adopted", **_names(run)})
-                await self._publish_run(run)
+
+    async def _take_in(self, run: SignedRun, networks: tuple[str, ...]) -> None:
+        if self._registry.add(run, networks):
+            self._tell({"event": "run.adopted", **_names(run)})
+            await self._publish_run(run)
 
     def _refuse(self, run: SignedRun, reason: str) -> None:
         """Tell of it once, and of so many runs that a flood of them fills no log."""
@@ -130,16 +159,43 @@ class BootstrapServer:
             self._tell({"event": "run.not_kept", **_names(run), "reason": reason})
 
     async def _count(self) -> None:
-        counts = await self.count_peers()
+        counts: dict[str, int] = {}
         for run in self._registry.runs():
-            count = counts.get(run.run_id, 0)
+            records = await self._discovery.lookup(peers_key(run.run_id))
+            count = counts[run.run_id] = len(records)
+            self._registry.saw(run.run_id, await self._answering(run.run_id, records))
             if count != self._peers.get(run.run_id, 0):
                 self._tell({"event": "run.peers", **_names(run), "peers": count})
         self._peers = counts
+        for run in self._registry.expire():
+            self._tell({"event": "run.left", **_names(run), "reason": "no peer of it has answered for a day"})
+
+    async def _answering(self, run_id: str, records: Mapping[str, bytes]) -> int:
+        """How many peers of a run are there: a record alone proves nothing. Now and then some of the others are called."""
+        proved = self._discovery.proved(peers_key(run_id)) & set(records)
+        now = monotonic()
+        if not proved and records and now >= self._probed.get(run_id, float("-inf")) + PROBE_EVERY:
+            if len(self._probed) > MAX_PROBED:
+                self._probed.clear()
+            self._probed[run_id] = now
+            some = random.sample(sorted(records), min(PROBES, len(records)))
+            knocks = await self._discovery.knock({peer: _entry_points(records[peer]) for peer in some})
+            for peer, knock in knocks.items():
+                if knock.reason is None:
+                    self._discovery.answered(peer)
+            proved = self._discovery.proved(peers_key(run_id)) & set(records)
+        return len(proved)
 
 
 def _names(run: SignedRun) -> dict[str, str]:
     return {"name": run.spec.run.name, "fingerprint": run.fingerprint}
+
+
+def _entry_points(record: bytes) -> tuple[str, ...]:
+    try:
+        return read_record(record, time()).entry_points
+    except LowcommError:
+        return ()
 
 
 def _read(data: bytes) -> SignedRun | None:

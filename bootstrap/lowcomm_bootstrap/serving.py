@@ -60,7 +60,7 @@ async def _serve(settings: ServeSettings) -> int:
         identity = load_or_create_identity(settings.home / "identity.key")
         registry = Registry(settings.home / "runs", settings.max_runs)
         for file in settings.runs:
-            registry.add(read_run(file, identity))
+            registry.add(read_run(file, identity), own=True)
         host = settings.host.strip("[]")
         discovery = HivemindDiscovery(
             identity=identity,
@@ -72,11 +72,11 @@ async def _serve(settings: ServeSettings) -> int:
             relay=settings.relay,
         )
         printer = Printer(settings.json, settings.quiet)
-        prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP)
         # Whoever lost us dials us: there is no need to start p2pd again, and with it all that it relays.
         lifeline = Lifeline(discovery, settings.peers, None, printer.tell, restarts=False)
         sign = SignOfLife(settings.home)
         server = BootstrapServer(discovery, registry, settings.closed, printer.tell, lifeline, looked=sign.renew)
+        prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP, keep=server.keep)
         _stop_on_signal(asyncio.current_task(), manager)
         attending = asyncio.create_task(manager.attend(lambda: server.condition(monotonic())))
         try:

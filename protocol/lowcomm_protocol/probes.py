@@ -5,6 +5,8 @@
       │◄── seen: address, time, entry points ──│
       │ ── dial back: ports, who is there ────►│ ── a fresh connection to each ──► asker's address
       │◄── reached? for each ──────────────────│
+      │ ── keep: run ─────────────────────────►│   do you keep this run? a bootstrap server alone does
+      │◄── kept, for how long, or why not ─────│
       │ ── ping ──────────────────────────────►│   many at once, to measure a rate
       │◄── pong ───────────────────────────────│
 
@@ -79,6 +81,34 @@ class Seen:
     """Its clock, Unix time in seconds."""
     entry_points: tuple[str, ...]
     """Where else it can be dialed, as it says; still to be read."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Whether a bootstrap server keeps a run."""
+
+    kept: bool = False
+    seconds: float | None = None
+    """That it stays without a peer that answers; None: for good."""
+    reason: str = ""
+    """Why it is not kept."""
+
+    def to_message(self) -> pb.Kept:
+        """As it travels."""
+        seconds = 0 if self.seconds is None else max(1, round(self.seconds))
+        return pb.Kept(kept=self.kept, seconds=seconds, reason=self.reason[:MAX_REASON])
+
+
+def read_kept(message: pb.Kept) -> Keeping:
+    """The answer of a bootstrap server."""
+    return Keeping(message.kept, message.seconds or None, in_words(message.reason))
+
+
+def read_keep(message: pb.Keep) -> str:
+    """The id of the run that is asked for. Raises ProtocolViolation."""
+    if len(message.run_id) != _DIGEST:
+        raise ProtocolViolation(f"named a run by {len(message.run_id)} bytes")
+    return message.run_id.hex()
 
 
 def read_probe(data: bytes) -> pb.Probe:

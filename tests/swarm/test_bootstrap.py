@@ -95,6 +95,23 @@ async def test_a_closed_server_keeps_only_its_own_runs(swarm: Swarm, dht: Dht) -
     assert [run.spec.run.name for run in Registry(door.home / "runs").runs()] == ["test"]
 
 
+def test_create_tells_whether_the_server_keeps_a_run_and_why_not(swarm: Swarm, tmp_path: Path) -> None:
+    swarm.bootstrap("--max-runs", "2", "--run", str(swarm.spec()))
+    told: list[dict[str, Any]] = []
+    for name, home in (("first", "ada"), ("second", "ada")):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(f'[run]\nname = "{name}"\n')
+        done = run(
+            "lowcomm_node", "create", str(file), "--peers", swarm.address, "--home", str(tmp_path / home), "--json"
+        )
+        assert done.returncode == 0, done.stderr
+        (kept,) = json.loads(done.stdout)["kept"]
+        told.append(kept)
+    assert [kept["kept"] for kept in told] == [True, False]
+    assert 86_000 < told[0]["seconds"] <= 86_400
+    assert "no room" in told[1]["reason"]
+
+
 def test_it_stops_cleanly_at_the_first_signal_and_keeps_its_service_manager_informed(
     swarm: Swarm, notified: Notified, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,3 +234,143 @@ async def test_peers_of_each_run_are_counted(tmp_path: Path) -> None:
     await door.server.look()
     assert [event["peers"] for event in door.told("run.peers")] == [1], "told when it changes"
     assert await door.server.count_peers() == {run.run_id: 1}
+
+
+# Who leaves
+
+
+DAY = registry_module.KEPT_EMPTY
+
+
+class Clock:
+    """Unix time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def signed(name: str, creator: Identity = CREATOR) -> SignedRun:
+    return sign_run(parse_toml(f'[run]\nname = "{name}"\n'), creator)
+
+
+def names(registry: Registry) -> set[str]:
+    return {run.spec.run.name for run in registry.runs()}
+
+
+def test_a_run_leaves_a_day_after_its_last_peer_has_answered(tmp_path: Path, clock: Clock) -> None:
+    registry = Registry(tmp_path, clock=clock)
+    for name in ("empty", "trained"):
+        registry.add(signed(name))
+    registry.add(signed("operator"), own=True)
+    clock.now += DAY - 1
+    registry.saw(signed("trained").run_id, peers=2)
+    assert registry.expire() == []
+    clock.now += 1
+    assert [run.spec.run.name for run in registry.expire()] == ["empty"]
+    assert registry.stays(signed("trained").run_id) == DAY - 1
+    assert registry.stays(signed("operator").run_id) == float("inf")
+    assert registry.stays(signed("empty").run_id) is None and registry.has_left(signed("empty").run_id)
+    assert names(Registry(tmp_path, clock=clock)) == {"trained", "operator"}
+    clock.now += 10 * DAY
+    registry.expire()
+    assert names(registry) == {"operator"}
+
+
+def test_a_restart_forgets_no_day_and_leaves_peers_an_hour_to_come_back(tmp_path: Path, clock: Clock) -> None:
+    Registry(tmp_path, clock=clock).add(signed("a"))
+    clock.now += DAY / 2
+    assert Registry(tmp_path, clock=clock).stays(signed("a").run_id) == DAY / 2
+    clock.now += 5 * DAY
+    registry = Registry(tmp_path, clock=clock)
+    assert registry.stays(signed("a").run_id) == registry_module.GRACE
+    clock.now += registry_module.GRACE
+    assert len(registry.expire()) == 1
+
+
+def test_a_house_full_of_one_strangers_runs_has_room_for_others(tmp_path: Path, clock: Clock) -> None:
+    registry, attacker = Registry(tmp_path, clock=clock), ("198.51.100.7", "198.51.100.0/24")
+    registry.add(signed("operator"), own=True)
+    for number in range(80):
+        try:
+            registry.add(signed(f"junk-{number}", Identity(number.to_bytes(32, "big"))), attacker)
+        except ConfigError:
+            assert number >= 63
+    assert len(registry.runs()) == 64
+    for run in registry.runs():
+        registry.saw(run.run_id, peers=1)  # one living identity for each
+    honest = [signed(f"honest-{number}") for number in range(8)]
+    assert all(registry.add(run, (f"203.0.113.{number}", "203.0.113.0/24")) for number, run in enumerate(honest))
+    with pytest.raises(ConfigError, match="more claim"):
+        registry.add(signed("junk-again", Identity(b"j" * 32)), attacker)
+    assert {f"honest-{number}" for number in range(8)} | {"operator"} <= names(registry)
+
+
+def test_one_creator_pushes_out_only_its_own_runs(tmp_path: Path, clock: Clock) -> None:
+    registry, place = Registry(tmp_path, max_runs=8, clock=clock), ("203.0.113.1", "203.0.113.0/24")
+    busy, other = Identity(b"b" * 32), Identity(b"o" * 32)
+    for number in range(8):
+        registry.add(signed(f"busy-{number}", busy), place)
+    assert registry.add(signed("other", other), place)
+    assert "other" in names(registry) and len(registry.runs()) == 8
+
+
+def test_an_empty_run_gives_way_before_one_with_peers_however_old(tmp_path: Path, clock: Clock) -> None:
+    registry, place = Registry(tmp_path, max_runs=2, clock=clock), ("203.0.113.1", "203.0.113.0/24")
+    registry.add(signed("trained"), place)
+    registry.add(signed("empty"), place)
+    clock.now += registry_module.GRACE
+    registry.saw(signed("trained").run_id, peers=1)
+    assert registry.add(signed("new"), place)
+    assert names(registry) == {"trained", "new"}
+
+
+async def test_a_run_that_has_left_does_not_come_back_from_what_the_dht_still_holds(tmp_path: Path) -> None:
+    door, clock = Door(tmp_path), Clock()
+    door.registry._clock = clock
+    await door.server.start()
+    await door.publish(make_run("a"))
+    await door.server.look()
+    clock.now += DAY
+    await door.server.look()
+    await door.server.look()
+    assert [event["name"] for event in door.told("run.left")] == ["a"] and door.registry.runs() == []
+    kept = await door.server.keep(make_run("a").run_id, "203.0.113.1")
+    assert kept.kept and kept.seconds == pytest.approx(DAY), "its creator asks for it again"
+
+
+async def test_a_peer_that_answers_keeps_its_run(tmp_path: Path) -> None:
+    door, clock, run = Door(tmp_path), Clock(), make_run("a")
+    door.registry._clock = clock
+    door.registry.add(run)
+    await door.server.start()
+    info = PeerInfo(peer_id=CREATOR.peer_id, run_id=run.run_id, phase=Phase.TRAINING, issued=NOW, expires=NOW + 30)
+    await door.creator.publish(peers_key(run.run_id), CREATOR.peer_id, write_record(info, CREATOR), 30)
+    clock.now += DAY - 1
+    await door.server.look()
+    assert door.registry.stays(run.run_id) == 1, "a record alone proves nothing"
+    await door.creator.start()
+    await door.server.look()
+    assert door.registry.stays(run.run_id) == DAY
+
+
+async def test_a_server_says_why_it_does_not_keep_a_run(tmp_path: Path) -> None:
+    open_, closed, full = Door(tmp_path / "o"), Door(tmp_path / "c", closed=True), Door(tmp_path / "f", max_runs=1)
+    full.registry.add(make_run("a"), own=True)
+    said: list[str] = []
+    for door in (open_, closed, full):
+        await door.server.start()
+        said.append((await door.server.keep(make_run("b").run_id, "203.0.113.1")).reason)
+        await door.publish(make_run("b"))
+        said.append((await door.server.keep(make_run("b").run_id, "203.0.113.1")).reason)
+    not_here, closed_to, no_room = (f"this server {text}" for text in (
+        "has not received it", "is closed to runs of others", "has no room for it"
+    ))  # fmt: skip
+    assert said == [not_here, "", closed_to, closed_to, not_here, no_room]

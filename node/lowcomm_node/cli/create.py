@@ -1,6 +1,8 @@
 """``init`` and ``create``: write a run specification, sign it, publish it."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +15,12 @@ from lowcomm_node.logs import configure_logs
 
 if TYPE_CHECKING:
     from lowcomm_node.data.tokenizer import Tokenizer
+    from lowcomm_protocol.probes import Keeping
     from lowcomm_protocol.run import RunSpec
 
 PUBLISH_DEADLINE = 30.0
+ASKED = 3
+"""How often a server is asked whether it keeps a run, a second apart: it may just be receiving it."""
 RUN_LIFE = 1800.0
 
 
@@ -94,13 +99,15 @@ def create(
     spec = name_tokenizer(spec, settings.tokenizer)
     identity = load_or_create_identity(settings.paths.identity)
     run = sign_run(spec, identity)
-    run_async(_publish(settings, identity, run))
+    kept = run_async(_publish(settings, identity, run))
     write_atomic(settings.paths.signed_run(run.fingerprint), run.to_bytes(), 0o600)
     address = settings.peers[0]
     show(
-        {"name": spec.run.name, "run_id": run.run_id, "fingerprint": run.fingerprint, "creator": run.creator},
+        {"name": spec.run.name, "run_id": run.run_id, "fingerprint": run.fingerprint, "creator": run.creator}
+        | {"kept": [{"peer_id": peer, **asdict(keeping)} for peer, keeping in kept.items()]},
         json_,
         f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} steps)\n"
+        f"{keeping_in_words(kept)}\n"
         f"join it with\n  lowcomm-node join --peers {address}{_whom(spec.run.admission)}",
     )
 
@@ -144,7 +151,33 @@ def _whom(admission: str) -> str:
             return ""
 
 
-async def _publish(settings, identity, run) -> None:
+def keeping_in_words(kept: "Mapping[str, Keeping]") -> str:
+    """Who keeps a run, for how long, and what to do where nobody does."""
+    keepers = [keeping for keeping in kept.values() if keeping.kept]
+    lines = [f"{peer[-6:]} does not keep it: {keeping.reason}" for peer, keeping in kept.items() if not keeping.kept]
+    seconds = [keeping.seconds for keeping in keepers if keeping.seconds is not None]
+    if keepers:
+        lasts = (
+            f"for {_duration(min(seconds))} without a peer that answers, and for as long as one does"
+            if seconds
+            else "for good"
+        )
+        lines.insert(0, f"kept by {len(keepers)} of {len(kept)} {'server' if len(kept) == 1 else 'servers'}, {lasts}")
+    else:
+        lines += [
+            "no server keeps it: it stays in the DHT for up to half an hour, and for as long as a node trains it. Start one "
+            "soon, name another server with --peers, or ask the operator of this one to serve it with --run"
+        ]
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds / 3600))} h"
+
+
+async def _publish(settings, identity, run) -> "dict[str, Keeping]":
+    """Publish a run; whether those that ``--peers`` names keep it."""
+    from lowcomm_node.discovery.doors import by_peer
     from lowcomm_node.discovery.keys import RUNS_KEY
     from lowcomm_node.finding import open_discovery
 
@@ -154,12 +187,34 @@ async def _publish(settings, identity, run) -> None:
         deadline = monotonic() + PUBLISH_DEADLINE
         while monotonic() < deadline:
             await discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), RUN_LIFE)
-            # A store that says yes may not have arrived: read it back.
-            if run.run_id in await discovery.lookup(RUNS_KEY):
-                return
+            # A store that says yes may not have arrived: read it back, from others than ourselves.
+            if await discovery.held_by_others(RUNS_KEY, run.run_id) is not None:
+                doors = by_peer(settings.peers)
+                kept = await asyncio.gather(*(_ask(discovery, peer, doors[peer], run.run_id) for peer in doors))
+                return dict(zip(doors, kept, strict=True))
             await asyncio.sleep(1.0)
     finally:
         await discovery.close()
     raise NoPeers(
         f"The run could not be published within {PUBLISH_DEADLINE:.0f} s: is the bootstrap server closed to new runs?"
     )
+
+
+async def _ask(discovery, peer: str, addresses: Sequence[str], run_id: str) -> "Keeping":
+    """Whether a server keeps a run, asked until it has received it."""
+    from lowcomm_node.probing.asker import CONNECT_DEADLINE, Asker
+    from lowcomm_protocol.errors import LowcommError
+    from lowcomm_protocol.probes import PROTOCOL, Keeping
+
+    keeping = Keeping(reason="it did not answer")
+    for _ in range(ASKED):
+        try:
+            await discovery.connect(peer, addresses, CONNECT_DEADLINE)
+            with Asker(await discovery.open_stream(peer, PROTOCOL, CONNECT_DEADLINE)) as asker:
+                keeping = await asker.keeps(run_id)
+        except LowcommError as error:
+            keeping = Keeping(reason=str(error))
+        if keeping.kept:
+            break
+        await asyncio.sleep(1.0)
+    return keeping

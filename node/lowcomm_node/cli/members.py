@@ -147,8 +147,8 @@ async def _change(settings, identity, run, names: frozenset[str], undo: bool):  
             deadline = time.monotonic() + PUBLISH_DEADLINE
             while time.monotonic() < deadline:
                 await discovery.publish(key, identity.peer_id, removals.data, REMOVALS_LIFE)
-                # A store that says yes may not have arrived: read it back.
-                if (await discovery.lookup(key)).get(identity.peer_id) == removals.data:
+                # A store that says yes may not have arrived: read it back, from others than ourselves.
+                if await discovery.held_by_others(key, identity.peer_id) == removals.data:
                     return removals
                 await asyncio.sleep(1.0)
         finally:

@@ -163,6 +163,16 @@ class BoundedStorage(DHTLocalStorage):
         self._bytes += new.size
         return True
 
+    def proved(self, key: DHTID) -> frozenset[str]:
+        """The signers of records under a key that have stored them here themselves, or have answered."""
+        entries = (self._ranked(entry) for entry in self._kept.get(key, {}).values())
+        return frozenset(entry.owner for entry in entries if entry.rank in (Rank.BROUGHT, Rank.ANSWERED))
+
+    def brought_from(self, key: DHTID, subkey: Any) -> tuple[str, ...]:
+        """From which network a record came, the narrowest first; empty if it is not here, or ours."""
+        kept = self._kept.get(key, {}).get(subkey)
+        return kept.networks if kept is not None else ()
+
     def _put(
         self, key: DHTID, records: DictionaryDHTValue | None, subkey: Any, value: bytes, expiration_time: float
     ) -> bool:

@@ -144,6 +144,14 @@ class HivemindDiscovery:
         """See Discovery."""
         self._answered.add(peer_id)
 
+    def proved(self, key: str) -> frozenset[str]:
+        """See Discovery."""
+        return self._records.proved(key)
+
+    def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
+        """See Discovery."""
+        return self._records.brought_from(key, subkey)
+
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
         return self._whereabouts.addresses()

@@ -92,6 +92,14 @@ class Discovery(Streams, Protocol):
         """A peer has answered us or has called us, and has shown who it is: its records are the last to give way here."""
         ...
 
+    def proved(self, key: str) -> frozenset[str]:
+        """The peers under a key that have stored their record here themselves, or have answered."""
+        ...
+
+    def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
+        """From which network a record was stored here, the narrowest first; empty if that is not known."""
+        ...
+
     def addresses(self) -> tuple[str, ...]:
         """Our own multiaddresses, good for another node's ``--peers``."""
         ...

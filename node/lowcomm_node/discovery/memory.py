@@ -61,6 +61,14 @@ class MemoryDiscovery:
     def answered(self, peer_id: str) -> None:
         """See Discovery."""
 
+    def proved(self, key: str) -> frozenset[str]:
+        """See Discovery."""
+        return frozenset(subkey for its_key, subkey in self._network.records if its_key == key) & self._network.peers
+
+    def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
+        """See Discovery."""
+        return ()
+
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
         return (f"/memory/{self.peer_id}",)

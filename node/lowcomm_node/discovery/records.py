@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from lowcomm_node.discovery.client import CALL_DEADLINE, read_entry
 from lowcomm_node.discovery.interface import check_size
 from lowcomm_node.discovery.keys import MAX_LIFE, Provenances, pack, unpack
 from lowcomm_node.logs import log
 
+T = TypeVar("T")
 MAX_RECORDS = 4096
 REPLICAS = 5
 """Peers that keep a record, at most; hivemind's own default."""
@@ -54,6 +55,20 @@ class Records:
         checked = [(found, value) for value in held if (found := self._provenances.check(value, subkey, time()))]
         right = [(found.order, value) for found, value in checked if found.key == key]
         return unpack(max(right)[1]) if right else None
+
+    def proved(self, key: str) -> frozenset[str]:
+        """See Discovery."""
+        return self._kept(key, lambda storage, place: storage.proved(place), frozenset())
+
+    def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
+        """See Discovery."""
+        return self._kept(key, lambda storage, place: storage.brought_from(place, subkey), ())
+
+    def _kept(self, key: str, tell: Callable[[Any, Any], T], nothing: T) -> T:
+        from lowcomm_node.discovery.hivemind_parts import DHTID
+
+        node = self._node()
+        return tell(node.protocol.storage, DHTID.generate(source=key)) if node is not None else nothing
 
     async def find_neighbours(self) -> None:
         """See Discovery."""

@@ -12,9 +12,11 @@ from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.probes import (
     DialBack,
+    Keeping,
     Seen,
     Target,
     in_words,
+    read_kept,
     read_probed,
     read_reached,
     read_seen,
@@ -22,6 +24,7 @@ from lowcomm_protocol.probes import (
 
 CONNECT_DEADLINE = 6.0
 LOOK_DEADLINE = 6.0
+KEEP_DEADLINE = 20.0
 DIAL_BACK_DEADLINE = 40.0
 """Seconds: others may be served first, and each call takes a few."""
 
@@ -61,6 +64,11 @@ class Asker:
         request = DialBack(peer_id, tuple(targets)).to_message()
         answer = await self._ask(request, "dialed_back", DIAL_BACK_DEADLINE)
         return read_reached(answer.dialed_back, len(targets))
+
+    async def keeps(self, run_id: str) -> Keeping:
+        """Whether a bootstrap server keeps a run. Raises LinkLost, also from who is none, ProtocolViolation."""
+        probe = pb.Probe(keep=pb.Keep(run_id=bytes.fromhex(run_id)))
+        return read_kept((await self._ask(probe, "kept", KEEP_DEADLINE)).kept)
 
     async def send(self, ping: pb.Ping) -> None:
         """See measuring.Carrier."""

@@ -14,7 +14,7 @@ from time import monotonic, time
 from typing import Protocol
 
 from lowcomm_node.discovery.interface import OpenStream, Streams
-from lowcomm_node.discovery.multiaddress import host_of
+from lowcomm_node.discovery.multiaddress import host_of, place_in
 from lowcomm_node.logs import log
 from lowcomm_node.probing.dialing import is_reached
 from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, answer_to
@@ -25,9 +25,11 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.probes import (
     MAX_ENTRY_POINTS,
     PROTOCOL,
+    Keeping,
     Target,
     check_ping,
     read_dial_back,
+    read_keep,
     read_probe,
 )
 
@@ -68,6 +70,7 @@ FOR_A_NODE = ProbeLimits(
 """A node has better things to do: it helps where there is no bootstrap server, and as a second pair of eyes."""
 
 Dial = Callable[[str, str, Target], Awaitable[bool]]
+Keep = Callable[[str, str], Awaitable[Keeping]]
 
 
 class Paced(Protocol):
@@ -88,8 +91,10 @@ class Prober:
         limits: ProbeLimits,
         dial: Dial = is_reached,
         clock: Callable[[], float] = monotonic,
+        keep: Keep | None = None,
     ) -> None:
-        """``entry_points``: where we ourselves can be dialed."""
+        """``entry_points``: where we ourselves can be dialed; ``keep``: asked whether a run is kept, with the asker's place."""
+        self._keep = keep
         self._streams, self._entry_points, self._dial, self._clock = streams, entry_points, dial, clock
         self._calls, self._bytes = Ration(limits.calls), Ration(limits.bytes)
         self._paces: list[Paced] = [Pace(limits.rate, clock)]
@@ -151,6 +156,11 @@ class Prober:
             case "look":
                 told = self._entry_points()[:MAX_ENTRY_POINTS]
                 return pb.Probed(seen=pb.Seen(address=address, time_ms=round(time() * 1000), entry_points=told))
+            case "keep":
+                run_id = read_keep(probe.keep)
+                if self._keep is None:
+                    return pb.Probed(refused="is a node: only bootstrap servers keep runs of others")
+                return pb.Probed(kept=(await self._keep(run_id, place_in(address))).to_message())
             case "dial_back":
                 return await self._dial_back(probe.dial_back, host, caller)
             case _:

@@ -367,26 +367,46 @@ class Pong(_message.Message):
     def __init__(self, content: _Optional[bytes] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("look", "dial_back", "ping")
+    __slots__ = ("look", "dial_back", "ping", "keep")
     LOOK_FIELD_NUMBER: _ClassVar[int]
     DIAL_BACK_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     look: Look
     dial_back: DialBack
     ping: Ping
-    def __init__(self, look: _Optional[_Union[Look, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    keep: Keep
+    def __init__(self, look: _Optional[_Union[Look, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
 
 class Probed(_message.Message):
-    __slots__ = ("seen", "dialed_back", "pong", "refused")
+    __slots__ = ("seen", "dialed_back", "pong", "refused", "kept")
     SEEN_FIELD_NUMBER: _ClassVar[int]
     DIALED_BACK_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     seen: Seen
     dialed_back: DialedBack
     pong: Pong
     refused: str
-    def __init__(self, seen: _Optional[_Union[Seen, _Mapping]] = ..., dialed_back: _Optional[_Union[DialedBack, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
+    kept: Kept
+    def __init__(self, seen: _Optional[_Union[Seen, _Mapping]] = ..., dialed_back: _Optional[_Union[DialedBack, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., refused: _Optional[str] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
+
+class Keep(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    def __init__(self, run_id: _Optional[bytes] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("kept", "seconds", "reason")
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kept: bool
+    seconds: int
+    reason: str
+    def __init__(self, kept: _Optional[bool] = ..., seconds: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Look(_message.Message):
     __slots__ = ()
