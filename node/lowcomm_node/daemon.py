@@ -15,6 +15,7 @@ import asyncio
 import datetime
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from time import monotonic, time
 from typing import Any
 
@@ -46,6 +47,7 @@ from lowcomm_node.finding import find_run, open_discovery, remembered_run
 from lowcomm_node.membership import Membership, any_host, listening
 from lowcomm_node.owner import Allowance
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
+from lowcomm_node.proving import Prover
 from lowcomm_node.report import report, report_peers
 from lowcomm_node.settings import NodeSettings
 from lowcomm_node.supervision.supervisor import Supervisor
@@ -87,6 +89,7 @@ class Daemon:
         self.serving: tuple[int, bytes] | None = None
         """Port and certificate (DER) of the Exchange service, once it listens."""
         self._prober: Prober | None = None
+        self._prover: Prover | None = None
         self._examining = asyncio.Lock()
         self.refusals = Refusals()
         """Records, calls and connections that this node refused."""
@@ -252,6 +255,8 @@ class Daemon:
             self._tasks.append(asyncio.create_task(self.lifeline.run()))
             self.standing = Standing(self.settings, self.run_, self.peer_id, time())
             await self.standing.look(discovery)
+            if self.standing.rules.asks_for_work(self.peer_id) and not await self._prove():
+                return
             self.standing.check_ourselves(time())
             await self._take_part(discovery)
         finally:
@@ -280,6 +285,16 @@ class Daemon:
         )
         return kept
 
+    async def _prove(self) -> bool:
+        """Find the proof of work that the run asks for; False if the owner says finish first."""
+        assert self.run_ is not None
+        path = None if self.settings.ephemeral else self.settings.paths.work(self.run_.fingerprint)
+        self._prover = Prover(self.standing.rules, self.peer_id, path, self.bulletin.show)
+        proof = await self._unless_finished(self._prover.prove())
+        if proof is not None:
+            self.standing.claim = proof
+        return proof is not None
+
     def _known_doors(self, run: SignedRun) -> KnownDoors:
         return KnownDoors(self.settings.paths.doors(run.fingerprint), time())
 
@@ -294,6 +309,8 @@ class Daemon:
             claim=self.standing.claim,
             refusals=self.refusals,
         )
+        if self._prover is not None:
+            self._tasks.append(asyncio.create_task(self._prover.renew(partial(self._show_proof, gatekeeper))))
         traffic, tunnels = Traffic(), Tunnels(discovery, self.run_.run_id)
         allowance, flow = self.allowance, flow_options(self.settings.max_down)
         self.channels = Channels(gatekeeper, tunnels, traffic, self.refusals, allowance.company, flow)
@@ -414,6 +431,11 @@ class Daemon:
             await asyncio.gather(task, finish, return_exceptions=True)
 
     # who may take part
+
+    def _show_proof(self, gatekeeper: Gatekeeper, proof: bytes) -> None:
+        """Another week has begun."""
+        self.standing.claim = proof
+        gatekeeper.show(proof)
 
     def _drop_removed(self) -> None:
         """Give up the exchanges with peers that have just been removed; new ones are refused where they begin."""

@@ -61,6 +61,10 @@ class Paths:
         """By which invite this node came to a run; good for no other peer."""
         return self.run(fingerprint) / "claim"
 
+    def work(self, fingerprint: str) -> Path:
+        """Proofs of work of this node for an open run that asks for them."""
+        return self.run(fingerprint) / "work"
+
     def uses(self, fingerprint: str) -> Path:
         """Claims on invites of a run that this node has heard of, so that a use stays used."""
         return self.run(fingerprint) / "uses"

@@ -18,6 +18,7 @@ _COMMENTS = {
     "steps": "length in swarm steps; the learning rate follows them",
     "start_peers": "how many must be there before the first step; afterwards nobody waits",
     "admission": 'who may join: "open", "invite" (lowcomm-node invite), or "list" (members below)',
+    "work": "bits of the proof of work of each identity and week, 0 to 16; 10 takes seconds, 16 minutes (docs/admission.md)",
     "members": "their peer ids, as `lowcomm-node id` shows them",
     "vocab": "256 bytes, or the size of your tokenizer",
     "feed_forward": "width of the SwiGLU layer, about 8/3 of width",
@@ -79,7 +80,9 @@ def write_template(
     joining = {"admission": admission} | ({"members": list(members)} if members else {})
     bare = tomlkit.dumps({"run": {"name": name, **joining}, "train": train, "sync": sync})
     spec = parse_toml(bare, "init")
-    run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers, **joining}
+    run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers, **joining} | (
+        {"work": 0} if admission == "open" else {}
+    )
     document = tomlkit.document()
     document.add(tomlkit.comment("A run specification. Publish it with: lowcomm-node create run.toml --peers ADDR"))
     sections = {

@@ -1,6 +1,6 @@
 """Who may take part in a run, as its specification says.
 
-    open     whoever knows it
+    open     whoever knows it; if it asks for work, whoever shows a proof of work of this week (work.py)
     list     the peers that it names
     invite   whoever shows a claim on an invite of its creator (invites.py)
 
@@ -13,8 +13,9 @@ more than ``uses`` of them are ever kept. Limits (docs/admission.md): whoever ho
 so it can push out others who came by *the same* invite, never members that came by another.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from google.protobuf.message import DecodeError
@@ -26,6 +27,7 @@ from lowcomm_protocol.records import MAX_CLOCK_SKEW
 from lowcomm_protocol.refusals import Reason
 from lowcomm_protocol.removals import Removals, read_removals
 from lowcomm_protocol.run import SignedRun
+from lowcomm_protocol.work import MAX_PROVED, Proofs
 
 MAX_CLAIMS = 4096
 """Claims of one run that are kept, of all invites together."""
@@ -43,16 +45,31 @@ class Rules:
     creator: str
     admission: Literal["open", "invite", "list"] = "open"
     members: frozenset[str] = frozenset()
+    work: int = 0
+    """Bits of the proof of work that a peer of an open run shows as its claim."""
+    _proofs: Proofs = field(default_factory=Proofs, compare=False, repr=False)
+
+    def asks_for_work(self, peer_id: str) -> bool:
+        """Whether a peer has to show a proof of work."""
+        return bool(self.work) and peer_id != self.creator
+
+    @property
+    def lets_everybody_in(self) -> bool:
+        """Whether nobody has to show anything."""
+        return self.admission == "open" and not self.work
 
     @classmethod
     def of(cls, run: SignedRun) -> "Rules":
         """The rules of a run."""
         settings = run.spec.run
-        return cls(run.run_id, run.creator, settings.admission, frozenset(settings.members))
+        return cls(run.run_id, run.creator, settings.admission, frozenset(settings.members), settings.work)
 
     def check(self, peer_id: str, claim: bytes, now: float) -> Claim | None:
         """The claim by which a peer may join at Unix time ``now``, None where it needs none. Raises AdmissionError."""
-        if self.admission == "open" or peer_id == self.creator:
+        if self.lets_everybody_in or peer_id == self.creator:
+            return None
+        if self.admission == "open":
+            self._proofs.check(claim, self.run_id, peer_id, self.work, now)
             return None
         if self.admission == "list":
             if peer_id not in self.members:
@@ -86,6 +103,8 @@ class Admission:
         """By the key of the invite: the claims that hold, by peer id."""
         self._came_by: dict[str, Claim] = {}
         """The claim that each peer showed last, of those that hold."""
+        self._proved: OrderedDict[str, bytes] = OrderedDict()
+        """The good proof of work that each peer showed last."""
         self._told = 0
 
     def check(self, peer_id: str, claim: bytes, now: float) -> None:
@@ -98,6 +117,8 @@ class Admission:
             if read is not None:
                 self._take(read, now, shown=True)
                 self._check_invite(read.invite)
+            elif self.rules.work:
+                self._keep_proof(peer_id, claim)
         # Last, because a peer that was removed has used up its invite all the same.
         self._check_removed(peer_id)
 
@@ -108,7 +129,13 @@ class Admission:
         if known is not None:
             self._check_known(known, now)
         else:
-            self.rules.check(peer_id, b"", now)
+            self.rules.check(peer_id, self._proved.get(peer_id, b""), now)
+
+    def _keep_proof(self, peer_id: str, proof: bytes) -> None:
+        self._proved[peer_id] = proof
+        self._proved.move_to_end(peer_id)
+        if len(self._proved) > MAX_PROVED:
+            self._proved.popitem(last=False)
 
     def barred(self, peer_id: str, now: float) -> bool:
         """Whether a peer that was let in may not take part any more, or one that was not is none of the run."""

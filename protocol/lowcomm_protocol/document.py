@@ -39,6 +39,7 @@ class Added:
 ADDED: Mapping[str, Added] = MappingProxyType(
     {
         "optional": Added(since="0.2.0", before=()),
+        "run.work": Added(since="0.2.0", before=0),
         "data.tokenizer_sha256": Added(since="0.2.0", before=""),
     }
 )

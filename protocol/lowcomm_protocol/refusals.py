@@ -30,6 +30,8 @@ class Reason(StrEnum):
     INVITE_USED_UP = "invite-used-up"
     NOT_LISTED = "not-listed"
     REMOVED = "removed"
+    NO_WORK = "no-work"
+    """No proof of work, or too little, where a run asks for one."""
 
 
 class What(StrEnum):

@@ -23,6 +23,7 @@ from lowcomm_protocol.document import MAX_OPTIONAL, fill, is_encoding, read_cont
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, public_key_of, verify
 from lowcomm_protocol.outer_settings import OuterSettings, validate_outer
+from lowcomm_protocol.work import MAX_BITS
 
 SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
@@ -71,6 +72,9 @@ class RunSettings(_Settings):
     members: Annotated[tuple[PeerId, ...], Field(strict=False, max_length=MAX_MEMBERS)] = ()
     """Peer ids of those who may join with ``admission = "list"``, sorted."""
 
+    work: Annotated[int, Field(ge=0, le=MAX_BITS)] = 0
+    """Bits of the proof of work that each peer of an open run finds once a week; 0: none."""
+
     @field_validator("creator")
     @classmethod
     def _creator_is_a_peer(cls, creator: str) -> str:
@@ -92,6 +96,14 @@ class RunSettings(_Settings):
             )
         if self.admission == "list" and not self.members:
             raise ValueError('admission = "list" needs members: the peer ids that `lowcomm-node id` shows')
+        return self
+
+    @model_validator(mode="after")
+    def _work_is_for_open_runs(self) -> Self:
+        if self.work and self.admission != "open":
+            raise ValueError(
+                f'work = {self.work}, but admission = "{self.admission}": set admission = "open", or work = 0'
+            )
         return self
 
     @model_validator(mode="after")

@@ -115,8 +115,9 @@ class Provenances:
         if kind == _RUN:
             run = read_signed_run(value)
             found, signed_for = Provenance(RUNS_KEY, math.inf, run.creator), run.run_id
-            if run.spec.run.admission != "open":
-                _remember(self._rules, run.run_id, Rules.of(run), _MAX_RULES)
+            rules = Rules.of(run)
+            if not rules.lets_everybody_in and run.run_id not in self._rules:
+                _remember(self._rules, run.run_id, rules, _MAX_RULES)
         elif kind == _PEER:
             info = read_record(value, now)
             rules = self._rules.get(info.run_id)
