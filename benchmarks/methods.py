@@ -74,7 +74,7 @@ def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
-    return {key: value for key, value in result.items() if key not in ("sample", "checkpoint")}
+    return {key: value for key, value in result.items() if key not in ("sample", "checkpoint", "home", "bytes")}
 
 
 def save(out: Path, results: dict[str, Any]) -> None:
