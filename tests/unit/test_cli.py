@@ -226,6 +226,9 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
         ("create {tmp}/run.toml --peers " + NOWHERE, 78, "lowcomm-node init"),
         ("create {file} --peers " + NOWHERE, 78, "not valid TOML"),
         ("create {file} --peers 127.0.0.1:31330", 78, "flag --peers"),
+        ("create {tmp}/bytes.toml --tokenizer t.json --peers " + NOWHERE, 78, 'set "local", or leave the flag'),
+        ("create {tmp}/local.toml --peers " + NOWHERE, 78, "name yours with --tokenizer PATH"),
+        ("init {tmp}/new.toml --tokenizer {file}", 78, "is not a tokenizer.json"),
         ("join", 78, "--peers"),
         ("join --peers 127.0.0.1:31330", 78, "flag --peers"),
         ("join --peers " + NOWHERE + " --run Upper", 78, "NAME@FINGERPRINT"),
@@ -250,6 +253,8 @@ def test_a_mistake_gives_one_line_that_names_the_remedy(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("this is no TOML")
+    (tmp_path / "bytes.toml").write_text('[run]\nname = "a"\n')
+    (tmp_path / "local.toml").write_text('[run]\nname = "a"\n[data]\ntokenizer = "local"\n')
     ended = cli(*command.format(file=file, tmp=tmp_path).split())
     assert ended.code == code, ended.err
     assert ended.err.startswith("error: ")

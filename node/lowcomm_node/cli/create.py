@@ -96,6 +96,10 @@ def create(
         spec = parse_toml(file.read_text(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}: write one with `lowcomm-node init`.") from None
+    if tokenizer is not None and spec.data.tokenizer != "local":
+        raise ConfigError(
+            f'--tokenizer {tokenizer}: {file} says data.tokenizer = "bytes": set "local", or leave the flag.'
+        )
     spec = name_tokenizer(spec, settings.tokenizer)
     identity = load_or_create_identity(settings.paths.identity)
     run = sign_run(spec, identity)
@@ -108,7 +112,7 @@ def create(
         json_,
         f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} steps)\n"
         f"{keeping_in_words(kept)}\n"
-        f"join it with\n  lowcomm-node join --peers {address}{_whom(spec.run.admission)}",
+        f"join it with\n  lowcomm-node join --peers {address}{_files(spec)}{_whom(spec.run.admission)}",
     )
 
 
@@ -138,6 +142,12 @@ def _open(path: str) -> "Tokenizer":
     if not found.sha256:
         raise ConfigError("--tokenizer bytes needs no file: leave it away, runs use bytes unless they say otherwise.")
     return found
+
+
+def _files(spec: "RunSpec") -> str:
+    """What a run leaves to each owner."""
+    data = " --data PATH" if spec.data.source == "local" else ""
+    return f"{data} --tokenizer PATH" if spec.data.tokenizer == "local" else data
 
 
 def _whom(admission: str) -> str:
