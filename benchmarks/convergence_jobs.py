@@ -115,7 +115,7 @@ BY_SCENE = (
 
 
 def attacks(quick: bool) -> Iterator[Job]:
-    """Three honest peers alone, and with a fourth that lies."""
+    """Three honest peers alone, and with a fourth that lies; one with a liar alone, and with one and a third that is late."""
     for row in BY_SCENE[1:] if quick else BY_SCENE:
         for seed in (0,) if quick else SEEDS:
             for scene in (
@@ -124,6 +124,22 @@ def attacks(quick: bool) -> Iterator[Job]:
                 else ("three honest", "nan", "huge", "flipped", "flipped-huge", "stale")
             ):
                 yield Job("attacks", row, "adamw", 4, QUICK_STEPS if quick else 400, seed, scene)
+            yield from outvoted(row, quick, seed)
+
+
+LIES = ("nan", "huge", "flipped", "flipped-huge", "stale", "clock", "shapes", "endless")
+OF_TWO, ONE_LATE = " of two", " of three, one late"
+
+
+def outvoted(row: Row, quick: bool, seed: int) -> Iterator[Job]:
+    """Where nobody can outvote a liar."""
+    steps = QUICK_STEPS if quick else 400
+    if row is BY_SCENE[1]:
+        yield from (Job("attacks", Row(SINGLE), "adamw", peers, steps, seed) for peers in (2, 3))
+    for lie in ("flipped",) if quick else LIES:
+        yield Job("attacks", row, "adamw", 2, steps, seed, lie + OF_TWO)
+        if row.method == "streaming-diloco":
+            yield Job("attacks", row, "adamw", 3, steps, seed, lie + ONE_LATE)
 
 
 CHURN = {
@@ -167,6 +183,12 @@ def members(job: Job) -> list[Any]:
             return [*honest, Member(speed=0.5)]
         case "two of half speed":
             return [Member(), Member(), Member(speed=0.5), Member(speed=0.5)]
+        case attack if attack.endswith(OF_TWO):
+            return [Member(), Member(attack=attack.removesuffix(OF_TWO))]
+        case attack if attack.endswith(ONE_LATE):
+            # Contributions count for 40 s, of which a step takes 25: what is late costs few steps.
+            lie = attack.removesuffix(ONE_LATE)
+            return [Member(speed=0.04), Member(speed=0.04, attack=lie), Member(speed=0.04, delay=20.0)]
         case attack:
             return [*honest, Member(attack=attack)]
 

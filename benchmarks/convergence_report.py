@@ -197,8 +197,10 @@ def _of_methods(case: Case) -> Iterator[Claim]:
 def _of_scenes(case: Case) -> Iterator[Claim]:
     part, name, result = case.job.part, case.job.row.name, case.result
     calm, bound = ("three honest", 1.03) if part == "attacks" else ("undisturbed", 1.02)
-    if case.job.scene == calm:
+    if case.job.scene == calm or name == SINGLE:
         return
+    alone = case.beside(SINGLE)
+    yield f"{part}, {name}: loss against alone", max(result["losses"]) / alone["loss"] if alone else None, 1.01
     without = case.beside(f"{name}, {calm}")
     yield f"{part}, {name}: loss against {calm}", result["loss"] / without["loss"] if without else None, bound
     if part == "attacks":

@@ -23,6 +23,7 @@ LowcommError                 anything that we raise on purpose; str() names the 
 """
 
 from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.trust import Deed
 
 
 class NodeError(LowcommError):
@@ -94,7 +95,11 @@ class NotFinite(TrainerError):
 
 
 class Unusable(TrainerError):
-    """A contribution of another peer that can't be decoded, or is implausible."""
+    """A contribution of another peer that can't be decoded, or is implausible; ``deed``: what is held against the peer."""
+
+    def __init__(self, message: str, deed: Deed | None = Deed.HEAVY) -> None:
+        super().__init__(message)
+        self.deed = deed
 
 
 class LinkLost(NodeError):

@@ -15,6 +15,7 @@ The node adds its own branches in ``lowcomm_node.errors``.
 """
 
 from lowcomm_protocol.refusals import Reason
+from lowcomm_protocol.trust import Deed
 
 
 class LowcommError(Exception):
@@ -66,7 +67,11 @@ class CodecError(LowcommError):
 
 
 class ImplausibleError(LowcommError):
-    """A contribution that is valid but far from what honest peers send."""
+    """A contribution that is valid but not what honest peers send; ``deed``: what is held against its sender."""
+
+    def __init__(self, message: str, deed: Deed | None = Deed.HEAVY) -> None:
+        super().__init__(message)
+        self.deed = deed
 
 
 class ProtocolViolation(LowcommError):

@@ -6,6 +6,9 @@ a value lies within a step: two of them can stand for one value if they are less
 codec has no lattice, equal values are decoded to equal values. Measured in simulated swarms with steps of up to 160
 times what a value moves in an interval: of honest peers at least 1.6 % of all values have moved further, of stale ones none.
 
+A fragment that did not move is held against nobody: without weight decay a row of an embedding stands still until its token
+comes. So a peer is judged only where our own contribution has moved since, and only if that is most of what is compared.
+
 It finds weights that are stuck, a checkpoint that is served for ever, and who saves itself the work. Who adds noise to
 what is stale is not found: that is a plausible lie.
 """
@@ -35,31 +38,36 @@ class Brought:
     """Float32 [blocks, 256]."""
     steps: Tensor
     """Of the lattice: float32 [blocks, 1]; 0 where equal values are decoded to equal values."""
+    ours: Tensor
+    """Of our own contribution then, as others decoded it: float32 [blocks, 256]."""
 
 
 class Repeats:
     """The last contribution of each peer to one fragment of ``numel`` values that was applied."""
 
     def __init__(self, numel: int) -> None:
+        self.numel = numel
         count = -(-numel // BLOCK)
         looked_at = min(SAMPLE, count)
         self._blocks = torch.arange(looked_at) * count // looked_at
         self._places = (self._blocks[:, None] * BLOCK + torch.arange(BLOCK)).clamp(max=numel - 1)
         self._last: dict[str, Brought] = {}
 
-    def sample(self, contribution: Tensor, steps: Tensor) -> Brought:
+    def sample(self, contribution: Tensor, steps: Tensor, ours: Tensor) -> Brought:
         """What is kept of a contribution, float32 [numel]; ``steps``: of the lattice of each of its blocks, float32."""
-        return Brought(contribution[self._places], steps[self._blocks, None])
+        return Brought(contribution[self._places], steps[self._blocks, None], ours[self._places])
 
     def repeats(self, peer: str, brought: Brought) -> bool:
         """Whether a peer brings what it brought when it was applied last."""
         last = self._last.get(peer)
         if last is None:
             return False
-        alike = (brought.steps > 0) == (last.steps > 0)
-        apart, cells = (brought.values - last.values).abs(), (brought.steps + last.steps) / 2
-        moved = torch.where(cells > 0, apart >= cells * (1 - ROUNDING), apart > 0) & alike
-        return int(alike.sum()) >= min(FEWEST, len(alike)) and not bool(moved.any())
+        alike = ((brought.steps > 0) == (last.steps > 0)).flatten()
+        cells = (brought.steps + last.steps) / 2
+        ours = _moved(last.ours, brought.ours, cells) & alike
+        if int(ours.sum()) < max(min(FEWEST, len(alike)), int(alike.sum()) / 2):
+            return False
+        return not bool((_moved(last.values, brought.values, cells) & alike).any())
 
     def applied(self, peer: str, brought: Brought) -> None:
         """Remember what was applied; of the peer that was applied longest ago nothing is known any more."""
@@ -67,3 +75,9 @@ class Repeats:
         self._last[peer] = brought
         while len(self._last) > REMEMBERED:
             del self._last[next(iter(self._last))]
+
+
+def _moved(before: Tensor, now: Tensor, cells: Tensor) -> Tensor:
+    """Which blocks hold a value that has moved by more than coding explains: bool [blocks]."""
+    apart = (now - before).abs()
+    return torch.where(cells > 0, apart >= cells * (1 - ROUNDING), apart > 0).any(dim=1)

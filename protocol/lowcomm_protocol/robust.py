@@ -8,23 +8,29 @@ All vectors are progress as the receiver sees it (contribution minus ``consensus
     median    of each coordinate; weights don't count
     trimmed   of each coordinate the largest and the smallest are left out; weights don't count
 
-In a group of two there is no majority: all four are the mean there, and only `plausible_norm` protects.
+In a group of two there is no majority: all four are the mean there. So every contribution is judged before it enters any
+mean: its norm (`Bound`), and of two its direction (`Directions`).
 Sources: Sun et al., 1911.07963 (norm bounds); Yin et al., 1803.01498 (median and trimmed mean).
 """
 
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from lowcomm_protocol.choices import MEANS, Mean
-from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.errors import ImplausibleError, SpecError
 from lowcomm_protocol.outer import mean_contribution
+from lowcomm_protocol.trust import Deed
 
 CLIP = 1.5
 PLAUSIBLE = 3.0
 """A single contribution may have this many times the norm of our own, or of what has been usual."""
+FAR = 2.0
+"""A norm beyond this many times the largest that an honest peer explains is a heavy deed. A peer that is ten intervals
+behind, the most that exchanges bridge, is at 10 ** 0.75 = 5.6 times an interval's progress: 1.9 times `PLAUSIBLE`."""
 LONGER = 2
 """What a peer claims to have trained for counts for at most this many times an interval, or our own steps."""
 GROWTH = 0.75
@@ -32,6 +38,8 @@ GROWTH = 0.75
 TINY = 2.0**-100
 AGAINST = 3.0
 """Noise of honest peers rarely points against the others by more than so many standard deviations."""
+OPPOSED, CONTRARY, ENOUGH = -0.25, -0.06, 4
+"""Cosine of one contribution, and mean cosine of the last few, below which progress points against ours."""
 RECENT = 16
 """Norms, half of them our own, whose lower median is what was usual of late."""
 ALONE = 4.0
@@ -64,27 +72,100 @@ def plausible_norm(own: float, usual: float) -> float:
     return PLAUSIBLE * max(own, usual)
 
 
-def grown_norm(own: float, steps: int, ahead: int, interval: int) -> float:
-    """The norm that our progress would have if we had trained for as long as another peer.
+def believed_steps(steps: int, ahead: int, interval: int, little_known: bool, most: int = 0) -> int:
+    """Inner steps that another peer may have trained for, as far as its claim counts.
 
-    ``own``: its norm after ``steps`` inner steps; ``ahead``: how many steps more the other claims; ``interval``: steps
-    that any peer may have trained for without a claim. Claims can't be checked, so they are bounded by `LONGER`.
+    ``steps``: our own since the last merge; ``ahead``: how many more the other claims; ``interval``: steps that any peer
+    may have trained for without a claim, unless ``little_known``: in the first interval of a replica, while nothing is
+    usual yet, only claims count. A claim can't be checked: it counts up to `LONGER` times an interval or our own steps,
+    and up to ``most`` where that is more.
     """
     ours = max(1, steps)
-    theirs = min(max(ours, interval, ours + ahead), LONGER * max(ours, interval))
-    return own * (theirs / ours) ** GROWTH
+    without_claim = ours if little_known else max(ours, interval)
+    return min(max(without_claim, ours + ahead), max(LONGER * max(ours, interval), most))
 
 
-def comparable_norm(own: float, usual: float, done: int, steps: int, ahead: int, interval: int) -> float:
-    """Our norm as another peer's is compared with it: grown (see `grown_norm`), save in the first interval of a replica.
+def growth(ours: float, theirs: float) -> float:
+    """How many times our norm another peer's progress may have that has trained for longer.
 
-    A replica's first steps are its largest: what they would grow to is far from what is usual soon, and while nothing is
-    usual yet (``usual`` is 0) there is nothing else to judge by. ``done``: all inner steps of the replica so far; ``steps``:
-    those since it last merged.
+    ``ours``, ``theirs``: sums of the learning rates of the steps. Warm-up makes progress grow with the square of the
+    steps; as a power of these sums it grows alike from the first step to the last.
     """
-    if not usual and done < interval:
-        return own
-    return grown_norm(own, steps, ahead, interval)
+    return max(1.0, theirs / max(ours, TINY)) ** GROWTH
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How large the progress of another peer may be, given ours."""
+
+    own: float
+    """Norm of our own progress."""
+    usual: float
+    """What has been usual; 0 if nothing is known."""
+    growth: float = 1.0
+    """How many times ours the other's is, as far as its claims count."""
+    claimed: float = 1.0
+    """The same where all that any honest peer may claim is believed."""
+
+    @property
+    def grown(self) -> float:
+        """Our norm as the other's is compared with it."""
+        return self.own * self.growth
+
+    @property
+    def most(self) -> float:
+        """The largest norm that enters a mean."""
+        return plausible_norm(self.grown, self.usual)
+
+    @property
+    def explained(self) -> float:
+        """The largest norm that an honest peer can have that has trained for as long as it claims."""
+        return max(self.most, plausible_norm(self.own * self.claimed, self.usual))
+
+    def part(self, own: float, share: float) -> "Bound":
+        """Of a part that holds a ``share`` of all values, in which our own progress has the norm ``own``.
+
+        Progress is seldom spread evenly: a part may have its share of the whole norm, or as much as ours has there.
+        """
+        root = share**0.5
+        return Bound(max(own, root * self.own), root * self.usual, self.growth, self.claimed)
+
+    def check(self, norm: float, what: str) -> None:
+        """Raises ImplausibleError for a norm above the bound; how far above says what it costs the sender."""
+        if norm <= self.most:
+            return
+        deed = Deed.HEAVY
+        if norm <= FAR * self.explained:
+            deed = None if norm <= self.explained else Deed.LIGHT
+        raise ImplausibleError(f"{what} of norm {norm:.3g} where {self.most:.3g} is plausible", deed)
+
+
+class Directions:
+    """Whether the progress of each peer points along ours or against it: cosines of its last contributions.
+
+    For where nobody can outvote a peer: in a mean of two, progress that points against ours undoes what we have learned.
+    """
+
+    def __init__(self) -> None:
+        self._cosines: dict[str, deque[float]] = {}
+
+    def check(self, peer: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        """Raises ImplausibleError where a contribution points against ours, or the peer's last ones do.
+
+        A single one happens to an honest peer, too, and is not held against it.
+        """
+        lengths = float(((ours @ ours) * (theirs @ theirs)).sqrt())
+        cosine = float(ours @ theirs) / lengths if 0.0 < lengths < math.inf else 0.0
+        kept = self._cosines.pop(peer, None) or deque(maxlen=RECENT)
+        self._cosines[peer] = kept
+        kept.append(cosine)
+        while len(self._cosines) > REMEMBERED:
+            del self._cosines[next(iter(self._cosines))]
+        mean = sum(kept) / len(kept)
+        if len(kept) >= ENOUGH and mean < CONTRARY:
+            raise ImplausibleError(f"brings progress that points against ours (cosine {mean:.2f} of late)", Deed.LIGHT)
+        if cosine < OPPOSED:
+            raise ImplausibleError(f"brings progress that points against ours (cosine {cosine:.2f})", None)
 
 
 class UsualNorm:
@@ -117,6 +198,10 @@ class UsualNorm:
         if len(norms) == 1:
             return max(learned, min(norms[0], ALONE * learned))
         return max(learned, _lower_median(norms)) if norms else learned
+
+    def is_lone(self, peer: str) -> bool:
+        """Whether no other peer has brought anything of late."""
+        return not self._last.keys() - {peer}
 
     def saw(self, peer: str, norm: float) -> None:
         """Remember what a peer has brought; a norm beyond float32 is none."""

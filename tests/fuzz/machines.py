@@ -18,7 +18,7 @@ from lowcomm_protocol import group as gr
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import Offer, Readiness, consider
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.robust import MEANS, UsualNorm, grown_norm, plausible_norm, robust_mean
+from lowcomm_protocol.robust import MEANS, UsualNorm, growth, plausible_norm, robust_mean
 
 ME, ADA, BOB = "peer-b", "peer-a", "peer-c"
 SIZE = 5000
@@ -345,7 +345,7 @@ def norms() -> Made:
         for number, one in enumerate(contributions):
             norm = float(one.norm())
             usual.saw(f"peer{number}", norm)
-            usual.applied(norm, grown_norm(1.0, 20, len(data), 20))
+            usual.applied(norm, growth(1.0, len(data)))
         assert plausible_norm(1.0, usual.value) >= 0.0
 
     rng = np.random.default_rng(0)

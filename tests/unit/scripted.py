@@ -10,7 +10,7 @@ from hashlib import sha256
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.exchange.link import CHUNK_BYTES
 from lowcomm_node.trainer.arena import Arena, create_file
-from lowcomm_node.trainer.interface import Again, Captured, Merged, Shared
+from lowcomm_node.trainer.interface import Again, Captured, Merged, Reduced, Shared
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 
@@ -133,14 +133,14 @@ class ScriptedTrainer:
         await self._asked("receive_share", peer)
         self._shared(fragment).received[peer] = bytes(self._view(slot, offset + size)[offset:])
 
-    async def reduce(self, fragment: int, tokens: dict[str, int], slot: int, offset: int) -> tuple[int, bytes]:
+    async def reduce(self, fragment: int, tokens: dict[str, int], slot: int, offset: int) -> Reduced:
         """See Trainer."""
         await self._asked("reduce")
         one = self._shared(fragment)
         mean = mean_of(self.peer_id, {peer: one.received[peer] for peer in tokens})
         self._view(slot, offset + len(mean))[offset:] = mean
         one.means[self.peer_id] = mean
-        return len(mean), sha256(mean).digest()
+        return Reduced(len(mean), sha256(mean).digest(), {})
 
     async def receive_mean(self, fragment: int, owner: str, slot: int, offset: int, size: int) -> None:
         """See Trainer."""

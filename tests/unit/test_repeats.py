@@ -33,7 +33,8 @@ class Pair:
             buffer = memoryview(bytearray(self.there.max_size))
             self.here.patch(buffer[: self.there.resend(again, theirs, buffer)], held)
         self.there.decode(self._coded(self.here, ours.copy()), np.zeros(self.numel, np.float32))
-        brought = self.repeats.sample(torch.from_numpy(held), torch.from_numpy(self.here.lattice_steps))
+        steps = torch.from_numpy(self.here.lattice_steps)
+        brought = self.repeats.sample(torch.from_numpy(held), steps, torch.from_numpy(ours))
         known = self.repeats.repeats("b", brought)
         self.repeats.applied("b", brought)
         self.here.commit()
@@ -70,28 +71,52 @@ def test_fragments_of_few_values_are_judged_by_all_of_them(numel: int):
     pair, theirs = Pair("fp32", numel), vector(1, 1.0, numel)
     assert [pair.meet(vector(number, 1.0, numel), theirs) for number in range(2)] == [False, True]
     theirs[-1] += 1e-6
-    assert not pair.meet(theirs, theirs)
+    assert not pair.meet(vector(3, 1.0, numel), theirs)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_what_did_not_move_here_either_is_held_against_nobody(name: str):
+    pair, ours, theirs = Pair(name), vector(0, 0.05), vector(0, 0.05) + vector(1, APART)
+    assert [pair.meet(ours, theirs) for _ in range(6)] == [False] * 6
+
+
+def test_a_table_of_which_few_rows_move_here_and_others_there_is_held_against_nobody():
+    pair, rows = Pair("fp32"), np.zeros((13, BLOCK), np.float32)
+    ours, theirs = rows.copy(), rows.copy()
+    for number in range(20):
+        ours[number % 5] += 0.01
+        assert not pair.meet(ours.ravel()[:NUMEL], theirs.ravel()[:NUMEL]), "five rows of thirteen are too few to tell"
+    for number in range(20):
+        ours += 0.01
+        theirs[number % 12, number] += 0.01
+        assert not pair.meet(ours.ravel()[:NUMEL], theirs.ravel()[:NUMEL]), "one row moves there"
 
 
 def test_blocks_that_were_coded_differently_are_not_compared():
     repeats, ones = Repeats(NUMEL), torch.ones(NUMEL)
     lattice, exact = torch.full((13,), 0.5), torch.zeros(13)
     mostly = torch.cat([lattice[:-FEWEST], exact[-FEWEST:]])
-    repeats.applied("b", repeats.sample(ones, exact))
-    assert repeats.repeats("b", repeats.sample(ones, exact))
-    assert not repeats.repeats("b", repeats.sample(ones, lattice))
-    assert repeats.repeats("b", repeats.sample(ones, mostly))
+    repeats.applied("b", repeats.sample(ones, exact, -ones))
+
+    def known(values: torch.Tensor, steps: torch.Tensor) -> bool:
+        return repeats.repeats("b", repeats.sample(values, steps, ones))
+
+    assert known(ones, exact)
+    assert not known(ones, lattice)
+    assert known(ones, mostly)
     elsewhere = torch.where(torch.arange(NUMEL) < BLOCK, 2.0, 1.0)
-    assert repeats.repeats("b", repeats.sample(elsewhere, mostly)), "the first block was coded in another way"
-    assert not repeats.repeats("b", repeats.sample(elsewhere, exact))
-    assert not repeats.repeats("b", repeats.sample(ones, torch.cat([lattice[: 1 - FEWEST], exact[1 - FEWEST :]])))
+    assert known(elsewhere, mostly), "the first block was coded in another way"
+    assert not known(elsewhere, exact)
+    assert not known(ones, torch.cat([lattice[: 1 - FEWEST], exact[1 - FEWEST :]]))
 
 
 def test_peers_are_told_apart_and_few_are_remembered():
     repeats, exact = Repeats(BLOCK), torch.zeros(1)
-    brought = repeats.sample(torch.ones(BLOCK), exact)
+    applied, brought = (
+        repeats.sample(torch.ones(BLOCK), exact, ours) for ours in (torch.zeros(BLOCK), torch.ones(BLOCK))
+    )
     for number in range(REMEMBERED + 1):
         assert not repeats.repeats(f"peer-{number}", brought)
-        repeats.applied(f"peer-{number}", brought)
+        repeats.applied(f"peer-{number}", applied)
     assert not repeats.repeats("peer-0", brought), "forgotten"
     assert all(repeats.repeats(f"peer-{number}", brought) for number in range(1, REMEMBERED + 1))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.errors import ImplausibleError, SpecError
 from lowcomm_protocol.outer import mean_contribution
 from lowcomm_protocol.robust import (
     ALONE,
@@ -18,12 +18,14 @@ from lowcomm_protocol.robust import (
     PLAUSIBLE,
     RECENT,
     REMEMBERED,
+    Bound,
     UsualNorm,
-    comparable_norm,
-    grown_norm,
+    believed_steps,
+    growth,
     plausible_norm,
     robust_mean,
 )
+from lowcomm_protocol.trust import Deed
 
 ROBUST = ("clip", "median", "trimmed")
 
@@ -213,24 +215,33 @@ def test_only_so_many_peers_are_remembered():
 
 
 def test_who_claims_to_have_trained_for_longer_may_bring_more_up_to_a_bound():
-    assert grown_norm(1.0, steps=20, ahead=0, interval=20) == 1.0
-    assert grown_norm(1.0, steps=20, ahead=-15, interval=20) == 1.0, "who has trained less makes us no smaller"
-    assert grown_norm(1.0, steps=20, ahead=10, interval=20) == pytest.approx(1.5**GROWTH)
-    assert grown_norm(1.0, steps=20, ahead=10**9, interval=20) == pytest.approx(LONGER**GROWTH)
-    assert grown_norm(1.0, steps=60, ahead=10**9, interval=20) == pytest.approx(LONGER**GROWTH)
+    assert believed_steps(20, 0, 20, False) == 20
+    assert believed_steps(20, -15, 20, False) == 20, "who has trained less makes us no smaller"
+    assert believed_steps(20, 10, 20, False) == 30
+    assert believed_steps(20, 10**9, 20, False) == 20 * LONGER
+    assert believed_steps(60, 10**9, 20, False) == 60 * LONGER
+    assert believed_steps(20, 10**9, 20, False, most=200) == 200, "as far as any honest peer can be"
+    assert believed_steps(2, 0, 20, False) == 20, "who has just synced expects a whole interval of others"
+    assert believed_steps(2, 0, 20, True) == 2, "but not in the first interval"
 
 
-def test_the_first_steps_of_a_replica_are_no_measure_of_a_longer_time():
-    assert comparable_norm(10.0, 0.0, done=5, steps=5, ahead=35, interval=20) == 10.0
-    assert comparable_norm(10.0, 3.0, done=5, steps=5, ahead=35, interval=20) == grown_norm(10.0, 5, 35, 20), (
-        "usual tells more"
-    )
-    assert comparable_norm(10.0, 0.0, done=20, steps=5, ahead=0, interval=20) == grown_norm(10.0, 5, 0, 20), (
-        "its first is over"
-    )
+def test_progress_grows_with_the_learning_rates_of_its_steps():
+    assert growth(20.0, 20.0) == growth(20.0, 5.0) == growth(1.0, 0.0) == 1.0
+    assert growth(20.0, 30.0) == pytest.approx(1.5**GROWTH)
+    warming_up = [sum(range(1, steps + 1)) for steps in (3, 20)]
+    assert growth(*warming_up) > 2 * growth(3, 20), "the norm of 20 steps of warm-up where ours has 3"
 
 
-@pytest.mark.parametrize("steps", [0, 1])
-def test_who_has_just_synced_expects_a_whole_interval_of_others(steps):
-    assert grown_norm(1.0, steps=steps, ahead=0, interval=16) == pytest.approx(16**GROWTH)
-    assert grown_norm(1.0, steps=steps, ahead=10**9, interval=16) == pytest.approx((16 * LONGER) ** GROWTH)
+def test_a_part_may_have_its_share_of_our_norm_or_as_much_as_ours_has_there():
+    whole = Bound(own=4.0, usual=2.0, growth=2.0, claimed=3.0)
+    assert whole.part(0.0, 0.25) == Bound(2.0, 1.0, 2.0, 3.0)
+    assert whole.part(3.9, 0.25).own == 3.9
+    assert whole.most == PLAUSIBLE * 8.0 and whole.explained == PLAUSIBLE * 12.0
+
+
+@given(st.floats(0, 1e30), st.floats(0, 1e30), st.floats(1, 100), st.floats(1, 100))
+def test_whatever_is_known_no_norm_that_is_none_is_plausible(own, usual, grows, claims):
+    for norm in (math.nan, math.inf):
+        with pytest.raises(ImplausibleError) as refused:
+            Bound(own, usual, grows, claims).check(norm, "brings progress")
+        assert refused.value.deed is Deed.HEAVY

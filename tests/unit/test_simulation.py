@@ -12,15 +12,25 @@ import pytest
 import torch
 
 from lowcomm_node.data import Dataset, open_data
-from lowcomm_node.simulation import Conditions, Member, Result, allreduce, ring_bytes, simulate, single
+from lowcomm_node.simulation import (
+    ATTACKS,
+    Conditions,
+    Member,
+    Result,
+    allreduce,
+    ring_bytes,
+    rounds,
+    simulate,
+    single,
+)
 from lowcomm_node.simulation.network import Network, Stream
-from lowcomm_node.simulation.swarm import Swarm
+from lowcomm_node.simulation.swarm import Attack, Swarm
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import Snapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.robust import PLAUSIBLE, UsualNorm
+from lowcomm_protocol.robust import PLAUSIBLE
 from lowcomm_protocol.run import RunSpec
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
@@ -61,8 +71,8 @@ def calm(dataset: Dataset) -> Callable[..., Result]:
     """What comes of peers whom nothing disturbs: what others are compared with, simulated once."""
 
     @cache
-    def simulated(method: str, peers: int, steps: int = STEPS) -> Result:
-        return simulate(spec(method, steps=steps), dataset, peers)
+    def simulated(method: str, peers: int, steps: int = STEPS, **sync: object) -> Result:
+        return simulate(spec(method, steps=steps, **sync), dataset, peers)
 
     return simulated
 
@@ -288,11 +298,50 @@ def test_honest_peers_of_any_speed_are_rarely_taken_for_liars(dataset, method):
 @pytest.mark.parametrize("attack", ["nan", "huge", "flipped-huge"])
 @pytest.mark.parametrize("method", also("noloco", "diloco"))
 def test_honest_peers_end_where_they_would_without_the_liar(dataset, calm, method, attack):
-    without = calm(method, 3, 80)
+    without, alone = calm(method, 3, 80), calm(method, 3, 80, group=1)
     result = simulate(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)])
     assert len(result.losses) == 3
-    assert result.loss < 1.1 * without.loss
-    assert result.spread < 2 * without.spread
+    # In a run of ten intervals it is a good part of it that each return of a liar begins with realignments.
+    assert result.loss < max(1.1 * without.loss, alone.loss)
+    assert result.spread < 3 * without.spread
+
+
+def of_two(attack: Attack) -> list[Member]:
+    return [Member(), Member(attack=attack)]
+
+
+def of_three_one_late(attack: Attack) -> list[Member]:
+    """Nothing that the third brings comes in time, so there is nobody who could outvote the liar."""
+    return [Member(speed=0.2), Member(speed=0.2, attack=attack), Member(speed=0.2, delay=6.0)]
+
+
+def in_ci(attack: Attack) -> bool:
+    return attack in ("flipped", "huge", "stale")
+
+
+@pytest.mark.parametrize(
+    ("attack", "scene"),
+    [
+        pytest.param(attack, scene, marks=[] if in_ci(attack) else pytest.mark.soak)
+        for attack in ATTACKS
+        for scene in (of_two, of_three_one_late)
+    ],
+)
+@pytest.mark.parametrize("method", also())
+def test_where_nobody_can_outvote_a_liar_an_honest_peer_ends_no_worse_than_alone(
+    dataset, calm, monkeypatch, method, attack, scene
+):
+    monkeypatch.setattr(rounds, "REDUCE_DEADLINE", 7.0)  # of which a step boundary takes five
+    if method == "lowcomm" and scene is of_three_one_late:
+        pytest.skip("pairs are of two")
+    members = scene(attack)
+    alone = calm(method, len(members), 80, group=1).losses
+    swarm = swarm_of(spec(method, steps=80), dataset, members)
+    for peer, member, lonely in zip(swarm.peers, members, alone, strict=True):
+        if member.attack is None:
+            assert held_out_loss(peer.replica.model, dataset, peer.replica.spec.model.context) < 1.01 * lonely
+            assert not [deed for deed in peer.deeds if deed[0] != "peer-1"], "an honest peer is blamed"
+    assert scene is not of_two or attack in ("clock", "stale") or swarm.peers[0].deeds, "it costs the liar nothing"
 
 
 @pytest.mark.parametrize(("attack", "reason"), [("huge", "is plausible"), ("stale", "what it has brought before")])
@@ -384,22 +433,16 @@ def test_who_is_not_there_does_not_answer():
 
 
 def test_the_first_steps_of_a_replica_are_no_measure_of_what_others_may_bring(dataset):
-    """They are the largest: a lie of ten times a usual interval would be within three times of what they would grow to."""
+    """Warm-up makes progress grow fast: what an interval would come to is not believed without a claim."""
     replica = Replica(spec("lowcomm"), "peer", dataset, CPU)
     replica.inner_step()
     replica.capture(0, ahead=10**9)
-    first = replica.captures[0]
-    gain = replica.spec.sync.outer_settings.gain
-    assert first.most == pytest.approx(PLAUSIBLE * gain * float(first.progress.norm()))
+    first, gain = replica.captures[0], replica.spec.sync.outer_settings.gain
+    assert first.bound.own == pytest.approx(gain * float(first.progress.norm()))
     replica.drop(0)
-    replica.usual[0].applied(first.own, first.own)
-    replica.capture(0, ahead=10**9)
-    assert replica.captures[0].most > 2 * first.most, "once anything is usual, whoever claims more may bring more"
+    replica.capture(0)
+    assert replica.captures[0].bound.most == pytest.approx(PLAUSIBLE * first.bound.own), "nobody claims anything"
     replica.drop(0)
-    while replica.steps < replica.spec.sync.interval:
-        replica.inner_step()
-    replica.usual[0] = UsualNorm()
-    replica.capture(0, ahead=10**9)
-    assert replica.captures[0].own > 1.2 * gain * float(replica.captures[0].progress.norm()), (
-        "so may it after an interval"
-    )
+    replica.usual[0].applied(first.bound.own, first.bound.own)
+    replica.capture(0)
+    assert replica.captures[0].bound.most > 2 * PLAUSIBLE * first.bound.own, "an interval is usual without a claim"

@@ -160,11 +160,14 @@ class GroupRound(Round):
         offset, _ = self._mean_of(self.node.peer_id)
         try:
             with self.working():
-                self._mean = await self.trainer.reduce(self.fragment, self._tokens(contributors), self.slots[2], offset)
+                mean = await self.trainer.reduce(self.fragment, self._tokens(contributors), self.slots[2], offset)
         except TrainerError as error:
             self.handle(ex.GaveUp(reason=f"our shard could not be averaged: {error}"))
             return
-        self.handle(gr.Reduced(digest=self._mean[1]))
+        self._mean = mean.size, mean.digest
+        self.handle(gr.Reduced(digest=mean.digest))
+        for peer, why in mean.left_out.items():
+            self.lose(peer, why)
 
     # our contribution, and the end
 

@@ -233,8 +233,9 @@ class Round(ABC):
     def lose(self, peer: str, why: str | LowcommError) -> None:
         """Go on without a peer, if anything was still to come from it; what no honest peer does is held against it."""
         reason = str(why)
-        if isinstance(why, ProtocolViolation | Unusable):
-            self.node.hold(peer, Deed.HEAVY, reason)
+        deed = why.deed if isinstance(why, Unusable) else Deed.HEAVY if isinstance(why, ProtocolViolation) else None
+        if deed is not None:
+            self.node.hold(peer, deed, reason)
         if self.exchange.is_open(peer):
             if self._has_begun(peer) and (
                 isinstance(why, str) or (isinstance(why, LinkLost) and not isinstance(why, GaveUp))

@@ -9,7 +9,7 @@ baselines.py one replica alone, and all-reduce
 
 from lowcomm_node.simulation.baselines import allreduce, ring_bytes, single
 from lowcomm_node.simulation.network import Conditions
-from lowcomm_node.simulation.swarm import Member, Result, simulate
+from lowcomm_node.simulation.swarm import ATTACKS, Member, Result, simulate
 from lowcomm_node.trainer.replica import Replica
 
-__all__ = ["Conditions", "Member", "Replica", "Result", "allreduce", "ring_bytes", "simulate", "single"]
+__all__ = ["ATTACKS", "Conditions", "Member", "Replica", "Result", "allreduce", "ring_bytes", "simulate", "single"]

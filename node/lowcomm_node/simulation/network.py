@@ -82,12 +82,17 @@ class Network:
             self.after(self.random.uniform(0.0, self.conditions.loss_within), lambda: self.break_(stream))
         return stream
 
-    def send(self, stream: Stream, sender: str, kind: str, payload: Any = None, size: int = 0) -> None:
-        """Send a message of ``size`` bytes; it arrives unless the stream is closed or breaks before."""
+    def send(
+        self, stream: Stream, sender: str, kind: str, payload: Any = None, size: int = 0, late: float = 0.0
+    ) -> None:
+        """Send a message of ``size`` bytes; it arrives unless the stream is closed or breaks before.
+
+        ``late``: seconds that it takes longer than it should; whatever follows in the stream comes after it.
+        """
         if sender in stream.closed or stream.broken:
             return
         receiver = stream.other(sender)
-        way = self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth
+        way = self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth + late
         arrives = stream.arrived[receiver] = max(stream.arrived.get(receiver, 0.0), self.now + way)
 
         def deliver() -> None:

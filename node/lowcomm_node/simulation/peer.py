@@ -14,10 +14,14 @@ from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.clock import is_supported, largest_jump
 from lowcomm_protocol.exchange import Accepted, GaveUp
 from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
-from lowcomm_protocol.trust import Trust
+from lowcomm_protocol.trust import Deed, Trust
 
 if TYPE_CHECKING:
     from lowcomm_node.simulation.swarm import Swarm
+
+
+AHEAD = 10**9
+"""Swarm steps that a liar claims too many."""
 
 
 class Peer:
@@ -27,15 +31,24 @@ class Peer:
         self.swarm, self.name, self.replica = swarm, name, replica
         self.sync, self.speed = replica.spec.sync, speed
         self.training = self.over = False
+        self.delay = 0.0
+        self.pauses: tuple[tuple[float, float], ...] = ()
         self.bytes_sent = 0
         self.applied = self.failed = self.refused = self.implausible = self.realigned = 0
         self.trust = Trust(self.sync.interval)
+        self.deeds: list[tuple[str, Deed, str]] = []
+        """What it has held against others: who, how heavy, and why."""
         self.losses: list[float] = []
         """Loss of every inner step, nats a token."""
         self.running: dict[int, Round] = {}
         self.by_stream: dict[Stream, Round] = {}
         self.at_boundary: list[Callable[[], None]] = []
         self.ripening: list[tuple[int, Callable[[], None]]] = []
+
+    def hold(self, peer: str, deed: Deed, reason: str) -> None:
+        """Hold a deed against another peer."""
+        self.trust.hold(peer, deed, self.replica.steps, reason)
+        self.deeds.append((peer, deed, reason))
 
     # inner steps
 
@@ -57,7 +70,16 @@ class Peer:
             self.swarm.network.break_(stream)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self.swarm.network.after(seconds, lambda: None if self.over else action())
+        """Do something later, once the machine runs."""
+        self.swarm.network.after(seconds, lambda: self._when_awake(action))
+
+    def _when_awake(self, action: Callable[[], None]) -> None:
+        now = self.swarm.network.now
+        until = max((start + length for start, length in self.pauses if start <= now < start + length), default=now)
+        if until > now:
+            self.swarm.network.at(until, lambda: self._when_awake(action))
+        elif not self.over:
+            action()
 
     def _step(self) -> None:
         self.losses.append(self.replica.inner_step())
@@ -107,6 +129,7 @@ class Peer:
 
     def _offer(self, fragment: int, number: int) -> Offer:
         replica, progress = self.replica, self.replica.schedule[fragment]
+        ahead = AHEAD if self.swarm.lie(self) == "clock" else 0
         return Offer(
             protocol=PROTOCOL_VERSION,
             run_id=replica.run_id,
@@ -115,7 +138,7 @@ class Peer:
             fragment=fragment,
             stage=0,
             round=number,
-            swarm_step=replica.clock.step,
+            swarm_step=replica.clock.step + ahead,
             steps=replica.steps - progress.merged_steps,
             tokens=replica.tokens - progress.merged_tokens,
             version=progress.version,
@@ -147,7 +170,13 @@ class Peer:
     # messages
 
     def receive(self, stream: Stream, kind: str, payload: Any) -> None:
-        """Take in a message."""
+        """Take in a message, once the machine runs."""
+        if self.pauses and not self.over:
+            self._when_awake(lambda: self._take_in(stream, kind, payload))
+        else:
+            self._take_in(stream, kind, payload)
+
+    def _take_in(self, stream: Stream, kind: str, payload: Any) -> None:
         if self.over:
             if kind != "closed":
                 self.swarm.network.break_(stream)

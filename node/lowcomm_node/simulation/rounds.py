@@ -12,7 +12,7 @@ from lowcomm_node.simulation.network import Stream
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol import group as gr
-from lowcomm_protocol.errors import CodecError, ImplausibleError, ProtocolViolation
+from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, ProtocolViolation
 from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, steps_ahead
 from lowcomm_protocol.trust import Deed
 
@@ -23,6 +23,8 @@ HELLO_DEADLINE, DEADLINE = 10.0, 60.0
 REDUCE_DEADLINE = 40.0
 PATIENCE = 3.0
 """Seconds, as in a node."""
+ENDLESS = 8
+"""How often a liar sends contents that have no end."""
 
 
 class Round(ABC):
@@ -58,7 +60,9 @@ class Round(ABC):
         try:
             effects = self.exchange.handle(event)
         except ProtocolViolation as error:
-            effects = self.exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason=str(error)))
+            other = getattr(event, "peer", "")
+            self._accuse(other, error)
+            effects = self.exchange.handle(ex.Lost(peer=other, reason=str(error)))
         self._carry_out(effects)
 
     def receive(self, stream: Stream, other: str, kind: str, payload: Any) -> None:
@@ -117,15 +121,22 @@ class Round(ABC):
             event = self._use(other, kind, data)
         except (CodecError, ImplausibleError) as error:
             self.peer.implausible += isinstance(error, ImplausibleError)
-            self.peer.trust.hold(other, Deed.HEAVY, self.replica.steps, str(error))
+            self._accuse(other, error)
             event = ex.Lost(peer=other, reason=str(error))
-            self._abandon(other, str(error))
         if event is not None:
             self.handle(event)
 
+    def _accuse(self, other: str, error: LowcommError) -> None:
+        deed = error.deed if isinstance(error, ImplausibleError) else Deed.HEAVY
+        if deed is not None:
+            self.peer.hold(other, deed, str(error))
+        self._abandon(other, str(error))
+
     def _send(self, other: str, kind: str, data: bytes) -> None:
-        self.peer.bytes_sent += len(data)
-        self.network.send(self.links[other], self.peer.name, kind, data, len(data))
+        stream = self.links[other]
+        for _ in range(ENDLESS if self.peer.swarm.lie(self.peer) == "endless" else 1):
+            self.peer.bytes_sent += len(data)
+            self.network.send(stream, self.peer.name, kind, data, len(data), self.peer.delay)
 
     def _tell(self, other: str, kind: str, payload: Any) -> None:
         self.network.send(self.links[other], self.peer.name, kind, payload)
@@ -329,6 +340,10 @@ class GroupRound(Round):
         size = self.capture.reduce({other: offer.tokens for other, offer in offers.items()}, memoryview(out))
         self.mean = bytes(out[:size])
         self.handle(gr.Reduced(digest=sha256(self.mean).digest()))
+        for other, error in self.capture.left_out.items() if not self.exchange.over else ():
+            self.peer.implausible += 1
+            self._accuse(other, error)
+            self.handle(ex.Lost(peer=other, reason=str(error)))
 
     def _pool(self, effect: ex.Apply) -> None:
         self.capture.pool([owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied])

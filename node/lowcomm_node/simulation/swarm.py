@@ -1,9 +1,11 @@
 """A swarm of simulated peers: who takes part, and what came of it."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -11,14 +13,18 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_node.simulation.peer import Peer
 from lowcomm_node.trainer import transfer
+from lowcomm_node.trainer.capture import GroupCapture
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.outer import worst_block_spread
 from lowcomm_protocol.pieces import Piece
+from lowcomm_protocol.robust import PLAUSIBLE, Bound
 from lowcomm_protocol.run import RunSpec
 
-Attack = Literal["nan", "huge", "flipped", "flipped-huge", "stale"]
-_FACTORS = {"huge": 100.0, "flipped": -1.0, "flipped-huge": -10.0}
+Attack = Literal["nan", "huge", "flipped", "flipped-huge", "stale", "clock", "shapes", "endless"]
+ATTACKS: tuple[Attack, ...] = get_args(Attack)
+FACTORS = {"huge": 100.0, "flipped": -1.0, "flipped-huge": -10.0}
+"""What a liar multiplies its progress by."""
 RECORD_LIFETIME = 30.0
 """Seconds that others still believe in a peer that died."""
 
@@ -34,7 +40,11 @@ class Member:
     leaves: float | None = None
     dies: float | None = None
     attack: Attack | None = None
-    """What it does to its contributions from a quarter of the run on."""
+    """How it lies from a quarter of the run on."""
+    delay: float = 0.0
+    """Seconds that its contributions are on their way for longer."""
+    pauses: tuple[tuple[float, float], ...] = ()
+    """From when and for how many seconds the machine stands still, like a laptop that is closed."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,7 @@ class Swarm:
             name = f"peer-{number}"
             made = liar(kind, member.attack) if member.attack else kind
             peer = Peer(self, name, made(spec, name, dataset, cpu, compiled), member.speed)
+            peer.delay, peer.pauses = member.delay, member.pauses
             self.peers.append(peer)
             self.network.after(member.joins, lambda peer=peer, late=member.joins > 0: self._join(peer, late))
             if member.leaves is not None:
@@ -113,10 +124,19 @@ class Swarm:
         return [one for one in self.peers if one.training and one not in but and one.name not in but]
 
     def tampered(self, peer: Peer, content: bytes) -> bytes:
-        """What a peer really sends: a liar may send bytes that decode to no number."""
-        member = self.members[self.peers.index(peer)]
-        lies = member.attack == "nan" and peer.replica.clock.step >= self.spec.run.steps // 4
-        return b"\xff" * len(content) if lies else content
+        """What a peer really sends: a liar may send bytes that decode to no number, or more than it should."""
+        match self.lie(peer):
+            case "nan":
+                return b"\xff" * len(content)
+            case "shapes":
+                return content + bytes(4096)
+            case _:
+                return content
+
+    def lie(self, peer: Peer) -> Attack | None:
+        """How a peer lies now, if it does."""
+        begun = peer.replica.clock.step >= self.spec.run.steps // 4
+        return self.members[self.peers.index(peer)].attack if begun else None
 
     def on_step(self, peer: Peer) -> None:
         """Look at the first peer now and then."""
@@ -195,8 +215,12 @@ def simulate(
 
 
 def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
-    """A replica that multiplies what it contributes, or brings the same again and again, from a quarter of the run on."""
-    factor = _FACTORS.get(attack, 1.0)
+    """A replica that multiplies what it contributes, or brings the same again and again, from a quarter of the run on.
+
+    It takes whatever others bring. Where what it multiplies is far too large, it keeps it out of the mean of its own
+    shard, so that only the shards of others show it.
+    """
+    factor = FACTORS.get(attack, 1.0)
 
     class Liar(kind):  # type: ignore[misc, valid-type]
         def __init__(self, *rest: Any) -> None:
@@ -207,14 +231,31 @@ def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
         def capture(self, fragment: int, *rest: Any, **named: Any) -> None:
             self.captured = fragment
             super().capture(fragment, *rest, **named)
+            if self._lies():
+                capture = self.captures[fragment]
+                capture.bound = Bound(math.inf, math.inf)
+                if abs(factor) > PLAUSIBLE and isinstance(capture, GroupCapture):
+                    capture.reduce = partial(_without_ours, capture, capture.reduce)
 
         def contribution(self, phi: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-            if self.clock.step < self.spec.run.steps // 4:
+            if not self._lies():
                 return super().contribution(phi, theta)
             brought = super().contribution(phi, torch.lerp(phi, theta, factor))
             return self.kept.setdefault(self.captured, brought).clone() if attack == "stale" else brought
 
+        def _lies(self) -> bool:
+            return self.clock.step >= self.spec.run.steps // 4
+
     return Liar
+
+
+def _without_ours(
+    capture: GroupCapture,
+    reduce: Callable[[Mapping[str, int], memoryview], int],
+    tokens: Mapping[str, int],
+    out: memoryview,
+) -> int:
+    return reduce({peer: count for peer, count in tokens.items() if peer != capture.me} or tokens, out)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ where there is one. Vectors are flat, float32, in host memory.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from lowcomm_protocol.choices import Mean
-from lowcomm_protocol.codecs import Coder
+from lowcomm_protocol.codecs import BLOCK, Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.errors import ImplausibleError
 from lowcomm_protocol.outer import mean_contribution, token_weights, worst_block_spread
 from lowcomm_protocol.repeats import Brought, Repeats
-from lowcomm_protocol.robust import UsualNorm, robust_mean
+from lowcomm_protocol.robust import Bound, Directions, UsualNorm, robust_mean
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -31,20 +31,27 @@ class Capture(ABC):
     theta: Tensor
     progress: Tensor
     anchor: Tensor | None
-    """What of a contribution is no progress: ``consensus * phi``; None if all of it is."""
+    """What of a contribution is no progress: ``consensus * phi``, or ``phi`` in a realignment; None if all of it is."""
     sent: Tensor
     """Our contribution; once it is coded, as the others decode it."""
     realign: bool
-    own: float
-    """Norm that our own progress would have after as many steps as the others claim."""
-    most: float
-    """The largest norm that the progress of others may have."""
+    bound: Bound
+    """How large the progress of others may be."""
+    gain: float
+    """Factor of our own progress in a contribution."""
     usual: UsualNorm
     """Learns what norms they bring."""
+    directions: Directions
+    """Learns whether they point along ours."""
     norms: dict[str, float] = field(default_factory=dict)
     """What was plausible of what they have brought this time."""
     worst_block: float = 0.0
     """Spread of the contributions in the block of 256 values where it is largest; in a group, of our shard."""
+    repeats: Repeats
+    """Learns what they bring, to know it again; in a group, to our shard."""
+    received: dict[str, Tensor] = field(default_factory=dict)
+    """Contributions; in a group, to our shard."""
+    brought: dict[str, Brought] = field(default_factory=dict)
     steps: int
     """Inner steps and tokens of this replica that were done by then."""
     tokens: int
@@ -58,10 +65,19 @@ class Capture(ABC):
         """The progress in a contribution to what begins at ``start``, as it looks from our slow weights."""
         return vector if self.anchor is None else vector - self.anchor[start : start + vector.numel()]
 
+    def _compare(self, peer: str, steps: Tensor, ours: Tensor) -> None:
+        """Raises ImplausibleError if a contribution is what the same peer has brought before."""
+        brought = self.repeats.sample(self.received[peer], steps, ours)
+        if self.repeats.repeats(peer, brought):
+            raise ImplausibleError("brings what it has brought before, as if it had not trained since")
+        self.brought[peer] = brought
+
     def commit(self) -> None:
         """The outer step is applied: what it taught is kept."""
         for norm in self.norms.values():
-            self.usual.applied(norm, self.own)
+            self.usual.applied(norm, self.bound.grown)
+        for peer, brought in self.brought.items():
+            self.repeats.applied(peer, brought)
 
     @abstractmethod
     def forget(self) -> None:
@@ -73,10 +89,6 @@ class PairCapture(Capture):
     """Two members send each other the whole fragment."""
 
     coder: Coder
-    repeats: Repeats
-    """Learns what they bring, to know it again."""
-    received: dict[str, Tensor] = field(default_factory=dict)
-    brought: dict[str, Brought] = field(default_factory=dict)
 
     def encode(self, out: memoryview) -> int:
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
@@ -105,14 +117,14 @@ class PairCapture(Capture):
         self._check(peer)
 
     def _check(self, peer: str) -> None:
-        norm = float(self.seen(self.received[peer]).norm())
+        seen = self.seen(self.received[peer])
+        norm = float(seen.norm())
         self.usual.saw(peer, norm)
-        if not norm <= self.most:
-            raise ImplausibleError(f"brings progress of norm {norm:.3g} where {self.most:.3g} is plausible")
-        brought = self.repeats.sample(self.received[peer], torch.from_numpy(self.coder.lattice_steps))
-        if self.repeats.repeats(peer, brought):
-            raise ImplausibleError("brings what it has brought before, as if it had not trained since")
-        self.norms[peer], self.brought[peer] = norm, brought
+        self.bound.check(norm, "brings progress")
+        if self.usual.is_lone(peer):
+            self.directions.check(peer, self.progress, seen)
+        self._compare(peer, torch.from_numpy(self.coder.lattice_steps), self.sent)
+        self.norms[peer] = norm
 
     def pool(self, tokens: Mapping[str, int]) -> None:
         """Take the mean over the peers in ``tokens``, in the order that all of them sum in, weighted by tokens."""
@@ -124,8 +136,6 @@ class PairCapture(Capture):
     def commit(self) -> None:
         """See Capture."""
         super().commit()
-        for peer, brought in self.brought.items():
-            self.repeats.applied(peer, brought)
         self.coder.commit()
 
     def forget(self) -> None:
@@ -142,8 +152,8 @@ class GroupCapture(Capture):
     members: Sequence[str]
     """Peer ids, sorted: the k-th owns shard k."""
     bounds: Bounds = ()
-    received: dict[str, Tensor] = field(default_factory=dict)
-    """Contributions to our shard."""
+    left_out: dict[str, ImplausibleError] = field(default_factory=dict)
+    """Who is not in the mean of our shard, as it points against us and nobody else could outvote it."""
 
     def __post_init__(self) -> None:
         self.bounds = shard_bounds(self.sent.numel(), len(self.members))
@@ -159,15 +169,21 @@ class GroupCapture(Capture):
         return self.coder.encode(self.sent.numpy(), self.mine, self.bounds, out)
 
     def receive(self, peer: str, data: memoryview) -> None:
-        """Decode a member's contribution to our shard. Raises CodecError if it can't be used."""
+        """Decode a member's contribution to our shard. Raises CodecError or ImplausibleError if it can't be used."""
         start, stop = self.bounds[self.mine]
-        vector = np.empty(stop - start, dtype=np.float32)
-        self.coder.decode(data, vector)
-        self.received[peer] = torch.from_numpy(vector)
+        decoded = np.empty(stop - start, dtype=np.float32)
+        self.coder.decode(data, decoded)
+        vector = self.received[peer] = torch.from_numpy(decoded)
+        self._check(peer, vector, self.mine, "brings progress")
+        if len(self.members) == 2:
+            self._check_direction(peer, vector)
+        self._compare(peer, torch.zeros(-(-vector.numel() // BLOCK)), self.sent[start:stop])
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
         """Average our shard over the contributors in ``tokens``, weighted by them, and code the mean; bytes."""
         start, stop = self.bounds[self.mine]
+        self.left_out = self._against(tokens)
+        tokens = {peer: count for peer, count in tokens.items() if peer not in self.left_out}
         shares = [self.sent[start:stop] if peer == self.me else self.received[peer] for peer in tokens]
         mean = robust_mean(self.kind, [self.seen(one, start) for one in shares], token_weights(list(tokens.values())))
         self.worst_block = worst_block_spread(shares)
@@ -177,18 +193,36 @@ class GroupCapture(Capture):
         self.mean[start:stop] = mean
         return size
 
+    def _against(self, contributors: Iterable[str]) -> dict[str, ImplausibleError]:
+        others = [peer for peer in contributors if peer != self.me]
+        if len(others) != 1 or len(self.members) == 2:
+            return {}
+        try:
+            self._check_direction(others[0], self.received[others[0]])
+        except ImplausibleError as error:
+            return {others[0]: error}
+        return {}
+
+    def _check_direction(self, peer: str, vector: Tensor) -> None:
+        start, stop = self.bounds[self.mine]
+        self.directions.check(peer, self.progress[start:stop], self.seen(vector, start))
+
+    def _check(self, peer: str, vector: Tensor, shard: int, what: str) -> float:
+        """The norm of progress in a shard, as of the whole fragment. Raises ImplausibleError if it is too large."""
+        start, stop = self.bounds[shard]
+        share = vector.numel() / self.sent.numel()
+        norm = float(self.seen(vector, start).norm())
+        self.usual.saw(peer, norm / share**0.5)
+        own = self.gain * float(self.progress[start:stop].norm())
+        self.bound.part(own, share).check(norm, what)
+        return norm / share**0.5
+
     def receive_mean(self, owner: str, data: memoryview) -> None:
         """Decode an owner's mean of its shard. Raises CodecError or ImplausibleError if it can't be used."""
         start, stop = self.bounds[self.members.index(owner)]
         mean = self.mean[start:stop]
         self.coder.decode(data, mean.numpy())
-        # Against all of our own progress: what a shard holds may have moved elsewhere and not here (rare tokens).
-        norm = float(self.seen(mean, start).norm())
-        whole = norm * (self.sent.numel() / mean.numel()) ** 0.5
-        self.usual.saw(owner, whole)
-        if not norm <= self.most:
-            raise ImplausibleError(f"sent a mean of norm {norm:.3g} where {self.most:.3g} is plausible")
-        self.norms[owner] = whole
+        self.norms[owner] = self._check(owner, mean, self.members.index(owner), "sent a mean")
 
     def pool(self, owners: Sequence[str]) -> None:
         """Only the shards of these owners are applied."""

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 from lowcomm_protocol.errors import LowcommError
 
 if TYPE_CHECKING:  # or what only starts a trainer would load codecs
+    from collections.abc import Mapping
+
+    from lowcomm_node.errors import Unusable
     from lowcomm_protocol.pieces import Runs
 
 MAX_LINE = 4 * 1024 * 1024
@@ -130,6 +133,16 @@ class Captured:
     digest: bytes
     steps: int
     """Own inner steps when it was captured."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The mean of our shard, coded into its slot."""
+
+    size: int
+    digest: bytes
+    left_out: "Mapping[str, Unusable]"
+    """Contributors that are not in it, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,7 @@ from lowcomm_protocol.errors import CodecError, ImplausibleError
 from lowcomm_protocol.outer import mean_contribution, outer_step
 from lowcomm_protocol.outer_settings import OuterSettings
 from lowcomm_protocol.run import MAX_GROUP, parse_canonical, run_id_of
+from lowcomm_protocol.trust import Deed
 
 MAX_GENERATED = 4096
 LOOK = 1.0
@@ -363,7 +364,8 @@ class TrainerLoop:
 
         def work() -> dict[str, Any]:
             out = self._arena.view(slot, self._arena.slot_bytes)[offset:]
-            return self._coded(slot, offset, capture.reduce(request["tokens"], out))
+            coded = self._coded(slot, offset, capture.reduce(request["tokens"], out))
+            return coded | {"left_out": {peer: describe(error) for peer, error in capture.left_out.items()}}
 
         self._beside(number, work)
 
@@ -524,4 +526,5 @@ def describe(error: Exception) -> dict[str, Any]:
         "error": said(error),
         "exit_code": getattr(error, "exit_code", 1),
         "unusable": unusable,
+        "deed": (error.deed or "") if isinstance(error, ImplausibleError) else Deed.HEAVY,
     }

@@ -30,11 +30,13 @@ from lowcomm_node.trainer.interface import (
     Captured,
     Merged,
     Ready,
+    Reduced,
     Shared,
     TrainerSettings,
     is_foreseen,
     said,
 )
+from lowcomm_protocol.trust import Deed
 
 BUILD_DEADLINE = 3600.0
 """Seconds that building may be silent: while text is tokenized it tells how far it is."""
@@ -143,10 +145,11 @@ class Trainer(ABC):
         """Decode a member's contribution to our shard."""
         await self._ask("receive_share", fragment=fragment, peer=peer, slot=slot, offset=offset, size=size)
 
-    async def reduce(self, fragment: int, tokens: Mapping[str, int], slot: int, offset: int) -> tuple[int, bytes]:
-        """Average our shard over the peers in ``tokens``, weighted by them, and code the mean; its size and digest."""
+    async def reduce(self, fragment: int, tokens: Mapping[str, int], slot: int, offset: int) -> Reduced:
+        """Average our shard over the peers in ``tokens``, weighted by them, and code the mean."""
         answer = await self._ask("reduce", fragment=fragment, tokens=dict(tokens), slot=slot, offset=offset)
-        return answer["size"], bytes.fromhex(answer["digest"])
+        left_out = {peer: _unusable(told) for peer, told in answer["left_out"].items()}
+        return Reduced(answer["size"], bytes.fromhex(answer["digest"]), left_out)
 
     async def receive_mean(self, fragment: int, owner: str, slot: int, offset: int, size: int) -> None:
         """Decode an owner's mean of its shard."""
@@ -267,11 +270,15 @@ class Trainer(ABC):
         if future is None or future.done():
             return
         if "error" in message:
-            error = (Unusable if message.get("unusable") else TrainerError)(message["error"])
+            error = _unusable(message) if message.get("unusable") else TrainerError(message["error"])
             error.exit_code = int(message.get("exit_code", 1))
             future.set_exception(error)
         else:
             future.set_result(message)
+
+
+def _unusable(told: Mapping[str, Any]) -> Unusable:
+    return Unusable(str(told["error"]), Deed(told["deed"]) if told.get("deed") else None)
 
 
 class TrainerProcess(Trainer):

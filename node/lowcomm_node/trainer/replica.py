@@ -24,13 +24,14 @@ from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.model import build_model, tensor_specs
 from lowcomm_node.state_file import is_finite
 from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
-from lowcomm_node.trainer.optimizer import InnerOptimizer
-from lowcomm_protocol.clock import SwarmClock
+from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
+from lowcomm_protocol.clock import SwarmClock, largest_jump
 from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
+from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.fragments import gather, plan_fragments, scatter
 from lowcomm_protocol.outer import contribution, merge, outer_step
 from lowcomm_protocol.repeats import Repeats
-from lowcomm_protocol.robust import UsualNorm, comparable_norm, plausible_norm
+from lowcomm_protocol.robust import Bound, Directions, UsualNorm, believed_steps, growth
 from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
@@ -71,6 +72,8 @@ class Replica:
         self.usual = [UsualNorm() for _ in self.phi]
         """Norm of the progress that others usually bring to each fragment."""
         self.repeats = [Repeats(phi.numel()) for phi in self.phi]
+        self.directions = Directions()
+        """Whether the progress of others points along ours."""
         self.worst_block = [0.0 for _ in self.phi]
         """How far apart contributions to each fragment were in their worst block, at the last merge."""
         self.captures: dict[int, Capture] = {}
@@ -126,41 +129,61 @@ class Replica:
         others claim to have trained. Raises NotFinite where our weights are not.
         """
         theta, phi = self.fast(fragment), self.phi[fragment]
-        own, most = self._plausible(fragment, theta, realign, ahead)
+        consensus = 1.0 if realign else self.spec.sync.consensus
+        gain = 1.0 if realign else self._outer.gain
+        own = gain * float((theta - phi).norm())
         if not math.isfinite(own):
             raise NotFinite(f"Our weights in fragment {fragment} are not finite: they are not sent.")
         common = {
             "me": self.peer_id,
             "theta": theta,
             "progress": theta - phi,
-            "anchor": phi * self.spec.sync.consensus if self.spec.sync.consensus and not realign else None,
+            "anchor": phi * consensus if consensus else None,
             "sent": theta.clone() if realign else self.contribution(phi, theta),
             "realign": realign,
-            "own": own,
-            "most": most,
-            "usual": UsualNorm() if realign else self.usual[fragment],
+            "bound": self._bound(fragment, own, ahead),
+            "gain": gain,
+            "usual": self.usual[fragment],
+            "directions": self.directions,
             "steps": self.steps,
             "tokens": self.tokens,
         }
         coding = self.coders[fragment]
         if isinstance(coding, ShardCoder):
             coding = shard_coder("fp32", theta.numel()) if realign else coding
-            self.captures[fragment] = GroupCapture(**common, coder=coding, kind=self.spec.sync.mean, members=members)
+            start, stop = shard_bounds(theta.numel(), len(members))[list(members).index(self.peer_id)]
+            repeats = self._repeats(fragment, stop - start, realign)
+            self.captures[fragment] = GroupCapture(
+                **common, coder=coding, repeats=repeats, kind=self.spec.sync.mean, members=members
+            )
         else:
             coding = coder("fp32", theta.numel()) if realign else coding
-            repeats = Repeats(theta.numel()) if realign else self.repeats[fragment]
+            repeats = self._repeats(fragment, theta.numel(), realign)
             self.captures[fragment] = PairCapture(**common, coder=coding, repeats=repeats)
 
-    def _plausible(self, fragment: int, theta: Tensor, realign: bool, ahead: int) -> tuple[float, float]:
-        """The norm of what we bring, as if we had trained for as long as the others, and the largest that theirs may have."""
-        if realign:  # slow weights may be far apart: only absurd weights are implausible
-            own = float(theta.norm())
-            return own, plausible_norm(own, 0.0)
-        progress = self._outer.gain * float((theta - self.phi[fragment]).norm())
+    def _repeats(self, fragment: int, numel: int, realign: bool) -> Repeats:
+        """What others brought last to so many values: begins anew where these are others than last time."""
+        if realign or self.repeats[fragment].numel != numel:
+            known = Repeats(numel)
+            if realign:
+                return known
+            self.repeats[fragment] = known
+        return self.repeats[fragment]
+
+    def _bound(self, fragment: int, own: float, ahead: int) -> Bound:
+        """How large the progress of others may be, who claim to have trained for ``ahead`` more steps than we."""
         usual, interval = self.usual[fragment].value, self.spec.sync.interval
-        since = self.steps - self.schedule[fragment].merged_steps
-        own = comparable_norm(progress, usual, self.steps, since, ahead, interval)
-        return own, plausible_norm(own, usual)
+        since = max(1, self.steps - self.schedule[fragment].merged_steps)
+        little_known = not usual and self.steps < interval
+        believed = believed_steps(since, ahead, interval, little_known)
+        claimed = believed_steps(since, ahead, interval, little_known, largest_jump(interval))
+        ours = self._rates(since, since)
+        return Bound(own, usual, growth(ours, self._rates(since, believed)), growth(ours, self._rates(since, claimed)))
+
+    def _rates(self, since: int, count: int) -> float:
+        """Sum of the learning rates of so many steps, the first of which was the first of our last ``since``."""
+        start, run = max(0, self.clock.step - since), self.spec.run.steps
+        return sum(learning_rate(self.spec.train, step, run) for step in range(start, start + count))
 
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
         """What we send of a fragment: a new vector."""
