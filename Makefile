@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-quick test-tools check format proto table tables soak memory fuzz installed release clean
+.PHONY: setup demo test test-quick test-tools check format proto table tables soak memory fuzz mutants installed release clean
 
 setup: $(READY)
 
@@ -61,6 +61,10 @@ memory: $(READY)  ## memory of the daemon over hundreds of exchanges
 SECONDS ?= 600
 fuzz: $(READY)  ## every decoder and message handler for SECONDS each, guided by coverage
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
+
+SAMPLE ?= 40
+mutants: $(READY)  ## do the tests see a defect? SAMPLE mutants of each module (0: all), MODULES to choose; goes on where it ended
+	nice $(BIN)/python benchmarks/mutants.py --sample $(SAMPLE) $(MODULES)
 
 installed: $(READY)  ## the wheel in an empty environment without a compiler: installs gigabytes, then trains a demo
 	$(BIN)/python -m pytest -m soak tests/swarm/test_installed.py
