@@ -128,6 +128,8 @@ async def test_a_peer_that_has_had_its_share_is_told_when_there_is_more(tmp_path
 class Endless:
     """A caller that pings without an end."""
 
+    place = ""
+
     def __init__(self, ping: pb.Ping, count: int = 10**6) -> None:
         self.ping, self.left, self.answered = ping, count, 0
         self.refused = ""

@@ -6,7 +6,7 @@ unread, and so do the places that the call holds, here and in gRPC. Cancelling t
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
@@ -30,6 +30,7 @@ class Call:
         self.context, self._tunnels, self._endings = context, tunnels, endings
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
+        self._held = ExitStack()
         context.add_done_callback(self._over)
 
     def __enter__(self) -> Self:
@@ -39,6 +40,11 @@ class Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hurry()  # its status is still to be taken
+
+    def hold(self, place: AbstractContextManager[None]) -> None:
+        """Hold a place until the caller has taken its end, which may be long after its handler is done."""
+        if not self._is_over:
+            self._held.enter_context(place)
 
     @contextmanager
     def taking(self) -> Iterator[None]:
@@ -80,6 +86,7 @@ class Call:
     def _over(self, context: Any) -> None:
         self._is_over = True
         self._stop()
+        self._held.close()
 
     def _break_off(self) -> None:
         self.break_off(f"took nothing for {TAKE_DEADLINE:.0f} s")

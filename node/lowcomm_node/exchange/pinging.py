@@ -19,7 +19,7 @@ from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.exchange.stream import explain
 from lowcomm_node.exchange.throttle import Bandwidth
 from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, Speed, answer_to, measure_speed
-from lowcomm_node.probing.ration import Allowed, Ration
+from lowcomm_node.probing.ration import Allowed, Ration, prefixes_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.probes import check_ping
@@ -89,9 +89,11 @@ class Echo:
             del self._calls[peer]
 
     async def _answer(self, peer: str, stream: Any) -> None:
+        # An identity costs nothing, so what is given is counted by address.
+        caller = prefixes_of(stream.place)[0] if stream.place else peer
         while (ping := await stream.receive()) is not None:
             check_ping(ping)
-            if not self._given.take(peer, len(ping.content) + ping.wanted + OVERHEAD, self._clock()):
+            if not self._given.take(caller, len(ping.content) + ping.wanted + OVERHEAD, self._clock()):
                 await _refuse(stream, TOO_MUCH)
                 return
             up, down = self._bandwidth.up, self._bandwidth.down

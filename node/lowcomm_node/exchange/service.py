@@ -9,7 +9,6 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -159,19 +158,21 @@ class ExchangeService:
         """Hello and goodbye: both sides hand over their newest signed record."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._authenticate(call)
-            with self._turnstile.open(peer, self._address(context)):
-                introduction = await self._request(call, pb.Introduction)
-                try:
-                    return self._handlers.describe(peer, introduction)
-                except RetryLater as error:
-                    await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-                    raise
+            call.hold(self._turnstile.open(peer, self._address(context)))
+            introduction = await self._request(call, pb.Introduction)
+            try:
+                return self._handlers.describe(peer, introduction)
+            except RetryLater as error:
+                await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                raise
 
     async def Ping(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """How long and how fast is the line?"""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
-            await self._guard(call, peer, lambda: self._echo.answer(peer, CalleeStream(context)))
+            await self._guard(
+                call, peer, lambda: self._echo.answer(peer, CalleeStream(context, place=self._address(context)))
+            )
 
     async def _authenticate(self, call: Call) -> str:
         place, connection = self._place(call.context), self._connection(call.context)
@@ -255,13 +256,10 @@ class ExchangeService:
         self._tunnels.accept(name)
         return caller
 
-    @contextmanager
-    def _count(self, peer: str, place: str):  # noqa: ANN202
-        with self._turnstile.open(peer, place), self._company.with_(peer, place):
-            yield
-
     async def _guard(self, call: Call, peer: str, work: Callable[[], Awaitable[None]]) -> None:
-        with self._count(peer, self._address(call.context)):
+        place = self._address(call.context)
+        call.hold(self._turnstile.open(peer, place))
+        with self._company.with_(peer, place):
             try:
                 await work()
             except ProtocolViolation as error:

@@ -116,8 +116,8 @@ class Tunnels:
         self._names: dict[str, _Inbound] = {}
         self._sessions: dict[_Key, _Inbound] = {}
         self._finished: OrderedDict[_Key, int] = OrderedDict()
-        self._greeted: dict[asyncio.Task[None], str] = {}
-        """Whose streams have still to say what they are for."""
+        self._greeted: dict[asyncio.Task[None], tuple[str, str]] = {}
+        """Peer and place of those whose streams have still to say what they are for."""
         self._arrivals = Arrivals()
         self._pipes: set[Pipe] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -169,19 +169,22 @@ class Tunnels:
 
     def _take(self, stream: OpenStream) -> None:
         peer, now = stream.peer_id, asyncio.get_running_loop().time()
-        too_many = list(self._greeted.values()).count(peer) >= MAX_TUNNELS_PER_PEER
-        if self._closed or too_many or self._arrivals.is_flood(peer, now) or not self._has_ear(peer):
+        place = place_in(stream.address)
+        too_many = sum(one == peer for one, _ in self._greeted.values()) >= MAX_TUNNELS_PER_PEER
+        if self._closed or too_many or self._arrivals.is_flood(peer, now) or not self._has_ear(peer, place):
             self._refuse_at_once(stream)
             return
         task = self._start(self._greet(stream))
-        self._greeted[task] = peer
+        self._greeted[task] = (peer, place)
         task.add_done_callback(partial(self._heard, stream))
 
-    def _has_ear(self, peer: str) -> bool:
+    def _has_ear(self, peer: str, place: str) -> bool:
         """Whether we can hear what one more stream is for; one that is silent makes room for it."""
         if len(self._greeted) < MAX_TUNNELS:
             return True
-        silent = gives_way(peer, self._greeted)
+        silent = gives_way(place, {task: where for task, (_, where) in self._greeted.items()}) or gives_way(
+            peer, {task: one for task, (one, where) in self._greeted.items() if where == place}
+        )
         if silent is None:
             return False
         del self._greeted[silent]
