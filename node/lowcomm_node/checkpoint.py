@@ -208,7 +208,7 @@ class CheckpointStore:
             os.close(descriptor)
 
     def export(self, step: int, path: Path) -> Path:
-        """Write weights.safetensors and config.json (step, time and meta) into the new folder ``path``.
+        """Write weights.safetensors, config.json (step, time and meta) and a tokenizer.json into the new folder ``path``.
 
         Raises CheckpointError if ``path`` exists or the weights are damaged or not finite, DiskFull.
         """
@@ -347,6 +347,9 @@ def _write_export(info: CheckpointInfo, folder: Path) -> None:
     config = folder / "config.json"
     shutil.copyfile(info.path / weights.name, weights)
     config.write_text(json.dumps({"step": info.step, "created_at": info.created_at, **info.meta}, indent=2) + "\n")
-    for path in (weights, config):
+    tokenizer = info.path.parent.parent / "tokenizer.json"  # as data.tokenizer keeps it
+    if tokenizer.is_file():
+        shutil.copyfile(tokenizer, folder / tokenizer.name)
+    for path in folder.iterdir():
         sync_file(path)
     sync_folder(folder)

@@ -16,6 +16,11 @@ def clean(text: Any) -> str:
     return "".join(character if character.isprintable() else " " for character in str(text))
 
 
+def clean_text(text: str) -> str:
+    """The same for a text of several lines: line ends and tabs stay."""
+    return "".join(character if character.isprintable() or character in "\n\t" else " " for character in text)
+
+
 def place(host: str, port: int | None) -> str:
     """``host:port``, an address of IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from lowcomm_node.formatting import clean, loss, quantity, seconds, short_peer, size
+from lowcomm_node.formatting import clean, clean_text, loss, quantity, seconds, short_peer, size
 from lowcomm_node.panel import ROUNDS, node_panel, swarm_panel
 
 WIDTHS = (60, 80, 120)
@@ -240,6 +240,10 @@ def test_what_strangers_wrote_can_not_steer_the_terminal(hostile: str) -> None:
     assert all(line.isprintable() and cell_len(line) == 80 for line in shown)
     if hostile.isprintable():
         assert any(hostile in line for line in shown)
+
+
+def test_what_a_model_writes_can_not_steer_the_terminal_and_keeps_its_lines() -> None:
+    assert clean_text("a\n\tb\x1b[2J\x9b31m\x08\r c") == "a\n\tb [2J 31m   c"
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,8 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
     assert told == {"file": "mine.json", "sha256": sha256(mine)}
     mine.unlink()
     assert generate_from(path, "one two", 5, 0.0, 0) == running, "by the copy that the home keeps"
+    out = CheckpointStore(path.parent).export(0, tmp_path / "out")
+    assert sha256(out / "tokenizer.json") == told["sha256"], "and an export takes it along"
 
 
 # Using a checkpoint

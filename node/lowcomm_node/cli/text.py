@@ -10,6 +10,7 @@ from lowcomm_node.cli.checkpoints import newest_run
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
+from lowcomm_node.formatting import clean_text
 from lowcomm_node.settings import find_home
 
 
@@ -47,4 +48,4 @@ def generate(
         text = generate_from(
             checkpoint or newest_run(folder, None) / "checkpoints", prompt, tokens, temperature, seed, tokenizer
         )
-    show({"prompt": prompt, "text": text}, json_, prompt + text)
+    show({"prompt": prompt, "text": text}, json_, prompt + clean_text(text))

@@ -108,7 +108,7 @@ def read_parquet(files: Sequence[Path], field: str, reading: Reading | None = No
                     names = ", ".join(file.schema_arrow.names)
                     raise DataError(f"{path} has no column {field!r}, only {names}: name one of them with --field.")
                 size, rows, seen = path.stat().st_size, max(1, file.metadata.num_rows), 0
-                for batch in file.iter_batches(batch_size=_ROWS, columns=[field]):
+                for batch in file.iter_batches(batch_size=_ROWS, columns=[field], use_threads=False):
                     seen += batch.num_rows
                     reading.at(size * seen // rows)
                     for value in batch.column(0).to_pylist():
