@@ -49,6 +49,15 @@ def test_refusals_are_counted_until_the_connection_should_end():
     assert [one.is_flood("192.0.2.1", 0.0) for _ in range(5)] == [False] * 3 + [True] * 2
 
 
+def test_a_peer_answers_for_its_own_refusals_until_its_address_has_had_ten_times_as_many():
+    one = Turnstile(refused=FEW)
+    assert [one.is_flood("192.0.2.1", 0.0, "a") for _ in range(4)] == [False] * 3 + [True]
+    assert not one.is_flood("192.0.2.1", 0.0, "neighbour")
+    ends = [one.is_flood("192.0.2.1", 0.0, f"peer {number}") for number in range(26)]
+    assert ends == [False] * 25 + [True]
+    assert not one.is_flood("192.0.2.2", 0.0, "elsewhere")
+
+
 def test_memory_does_not_grow_with_callers():
     one = Turnstile()
     for number in range(20_000):

@@ -188,15 +188,16 @@ class ExchangeService:
                 self.strangers.forget(connection)
             await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise
-        if (words := self._turnstile.refuses(peer, monotonic(), self._address(call.context))) is not None:
-            await self._turn_away(call, place, words)
         if connection is not None:
             self.strangers.vouch(connection)
+        if (words := self._turnstile.refuses(peer, monotonic(), self._address(call.context))) is not None:
+            await self._turn_away(call, place, words, peer)
         return peer
 
-    async def _turn_away(self, call: Call, place: str, words: str) -> None:
+    async def _turn_away(self, call: Call, place: str, words: str, peer: str = "") -> None:
+        """``peer``: who calls, if that is known."""
         self._refusals.count(What.CALL, Reason.TOO_MANY)
-        if self._turnstile.is_flood(place, monotonic()):
+        if self._turnstile.is_flood(place, monotonic(), peer):
             if (connection := self._connection(call.context)) is not None:
                 self.strangers.block(connection[0])
             call.break_off("goes on calling beyond its limits")

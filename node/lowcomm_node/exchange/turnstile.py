@@ -11,6 +11,7 @@ What a caller has not used comes back evenly. No clock of its own: time is an ar
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from lowcomm_node.exchange.crowd import Shares
 from lowcomm_node.probing.ration import Allowed, Ration, network_of, prefixes_of
@@ -31,6 +32,9 @@ BAD_CALLS = Allowed(each=300, all=UNBOUND, seconds=60.0)
 REFUSED = Allowed(each=100, all=UNBOUND, seconds=60.0)
 """Refusals beyond these limits, until the connection is ended."""
 
+TIMES_REFUSED = 10
+"""So many times as many of all peers of an address, until the connections of all that are refused are ended."""
+
 
 class Turnstile:
     """Counts calls."""
@@ -46,6 +50,7 @@ class Turnstile:
         """``most``: calls of all peers at once."""
         self._a_minute, self._most = calls.each, most
         self._of_address, self._shares = Ration(of_address), Shares()
+        self._refused_of_address = Ration(replace(refused, each=TIMES_REFUSED * refused.each))
         self._calls, self._bad, self._refused = Ration(calls), Ration(bad_calls), Ration(refused)
         self._open: Counter[str] = Counter()
 
@@ -75,9 +80,16 @@ class Turnstile:
         self._of_address.take(address, 1, now)
         return None
 
-    def is_flood(self, place: str, now: float) -> bool:
-        """Count a refusal; whether its caller has had so many that its connection should end."""
-        return not self._refused.take(_caller(place), 1, now)
+    def is_flood(self, place: str, now: float, peer: str = "") -> bool:
+        """Count a refusal; whether its caller has had so many that its connection should end.
+
+        A peer that has shown who it is answers for itself, so that it does not lose its connection for a neighbour behind the same
+        NAT, until its address has had ten times as many.
+        """
+        if not peer:
+            return not self._refused.take(_caller(place), 1, now)
+        of_peer = self._refused.take(peer, 1, now)
+        return not (self._refused_of_address.take(_caller(place), 1, now) and of_peer)
 
     @property
     def open_calls(self) -> int:
