@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from time import monotonic, time
@@ -17,13 +18,14 @@ from lowcomm_node.errors import LinkLost, NotAdmitted
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.line import OTHER_CERTIFICATE
 from lowcomm_node.logs import log
+from lowcomm_node.release import release
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import MAX_ENTRY_POINTS, MAX_RECORD_BYTES, PeerInfo, Phase, read_record, write_record
 from lowcomm_protocol.refusals import Reason, Refusals, What
-from lowcomm_protocol.roster import Roster
+from lowcomm_protocol.roster import MAX_PEERS, Roster
 from lowcomm_protocol.run import SignedRun
 
 MEET_DEADLINE = 3.0
@@ -36,6 +38,8 @@ CROWD, MOST_POLL = 32, 15.0
 DEFECT_PAUSE = 10.0
 REMOVALS_EVERY = 10.0
 """Seconds between two looks for peers that were removed: it must take effect within a minute."""
+MAX_RELEASE = 32
+"""Characters of the release that a peer names."""
 MAX_TOLD_OFF = 8
 """Warnings that a peer does not take us: the first ones say why."""
 
@@ -105,6 +109,9 @@ class Membership:
         self._changed = asyncio.Event()
         self._last_issued = 0.0
         self._greetings: set[asyncio.Task[None]] = set()
+        self._release = release()
+        self._releases: OrderedDict[str, str] = OrderedDict()
+        """The software of peers that have introduced themselves."""
 
     # what the daemon asks
 
@@ -112,6 +119,10 @@ class Membership:
     def entry_points(self) -> tuple[str, ...]:
         """Our own multiaddresses, good for another node's ``--peers``."""
         return self._discovery.addresses()
+
+    def release_of(self, peer_id: str) -> str | None:
+        """Which software a peer runs, as it says; None if it has not said so."""
+        return self._releases.get(peer_id)
 
     def count(self) -> int:
         """Peers that are alive."""
@@ -252,7 +263,15 @@ class Membership:
             return
         if introduction.HasField("record"):  # a peer may call only to see whether we answer
             self._hear(introduction.record.SerializeToString(), sender=peer)
+        self._hear_release(peer, introduction.release)
         self._standing.admission.hear_uses(introduction.uses, time())
+
+    def _hear_release(self, peer: str, told: str) -> None:
+        if told and len(told) <= MAX_RELEASE and told.isascii() and told.isprintable():
+            self._releases[peer] = told
+            self._releases.move_to_end(peer)
+            if len(self._releases) > MAX_PEERS:
+                self._releases.popitem(last=False)
 
     def _hear(self, data: bytes, greet: bool = False, sender: str | None = None) -> PeerInfo | None:
         now = time()
@@ -307,7 +326,7 @@ class Membership:
         signed = pb.SignedRecord()
         signed.ParseFromString(self._record())
         alive = frozenset(info.peer_id for info in self.roster.alive(time()))
-        return pb.Introduction(record=signed, uses=self._standing.admission.uses_to_tell(alive))
+        return pb.Introduction(record=signed, release=self._release, uses=self._standing.admission.uses_to_tell(alive))
 
     def _record(self) -> bytes:
         swarm_step, steps, speed = self._progress()

@@ -112,6 +112,7 @@ def report_peers(node: "Daemon") -> list[dict[str, Any]]:
             "steps": info.steps,
             "tokens_per_second": info.tokens_per_second,
             "address": info.addresses[0] if info.addresses else None,
+            "release": node.membership.release_of(info.peer_id),
             "age": now - info.issued,
             "completed": history.of(info.peer_id).completed,
             "refused": history.of(info.peer_id).refused,

@@ -23,6 +23,7 @@ from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.security import Gatekeeper
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
 from lowcomm_node.membership import Membership, look_pause
+from lowcomm_node.release import release
 from lowcomm_node.settings import load_settings
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.invites import Token, issue_invite
@@ -459,3 +460,14 @@ def test_looks_at_a_large_swarm_are_rarer_but_no_record_expires_in_between(
     poll: float, record_life: float, peers: int, pause: float
 ) -> None:
     assert look_pause(poll, record_life, peers) == pause
+
+
+async def test_peers_tell_each_other_which_release_they_run(parties: Parties) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    await ada.membership.announce(Phase.TRAINING)
+    await bob.look()
+    assert ada.membership.release_of(BOB.peer_id) == bob.membership.release_of(ADA.peer_id) == release()
+    for told in ("", "x" * 33, "\x1b[2J", "\u202e1.0"):
+        await bob.call(ada, pb.Introduction(release=told))
+    assert ada.membership.release_of(BOB.peer_id) == release(), "what can't be shown is not kept"
+    assert ada.membership.release_of(CLEO.peer_id) is None
