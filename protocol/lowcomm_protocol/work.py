@@ -7,9 +7,10 @@
 Weeks are counted in UTC from 1970-01-01 00:00, a Thursday. A proof is good in its week and for OVERLAP after it, so that nobody
 drops out when the week ends. To find one takes 2**BITS hashes on average; to check one takes a single hash.
 
-Why scrypt with 1 MiB: SHA-256 runs some 10,000 times faster on a graphics card than on a core, so what a volunteer waits a minute
-for a stranger with a card gets for nothing. Scrypt is bound by memory: its advantage is that of the memory bandwidth
-(SECURITY.md has the numbers). A megabyte fits the caches of a volunteer's processor and not those of a card's.
+Why scrypt with 1 MiB: a graphics card computes SHA-256 some 10,000 times as fast as a core does from Python, so what costs a
+volunteer a minute would cost a stranger with a card nothing. Scrypt narrows that to some hundreds, because each hash has to
+move two megabytes: they fit the cache of a core, and thousands of them do not fit that of a card (SECURITY.md has the
+numbers, and what is only reckoned).
 """
 
 import hashlib

@@ -94,6 +94,23 @@ def test_an_invite_lets_in_as_many_as_it_says_and_nobody_else(swarm: Swarm, stub
     assert status["peer_id"] == invited_id
 
 
+def test_an_open_run_that_asks_for_work_takes_who_has_done_it_and_nobody_else(swarm: Swarm, stubborn: Any) -> None:
+    swarm.bootstrap()
+    create(swarm, "work = 4")
+    ada, bob, idle = swarm.node("ada"), swarm.node("bob"), stubborn("idle")
+    bob.until_completed(1)
+    proof = next((bob.home / "runs").glob("*/work"))
+    found, bob_id = proof.read_bytes(), (bob.status() or {})["peer_id"]
+    ada.until(lambda s: s["refusals"].get("record.expired") or s["refusals"].get("record.no-work"), "the idle refused")
+    idle.until(lambda s: s["phase"] == "training", "training alone")
+    idle_id = (idle.status() or {})["peer_id"]
+    assert all(idle_id not in [peer["peer_id"] for peer in node.peers()] for node in (ada, bob))
+    assert (idle.status() or {})["exchanges"]["completed"] == 0
+    assert bob.end() == 0
+    again = swarm.node("bob").until_completed(1)
+    assert (again["peer_id"], proof.read_bytes()) == (bob_id, found), "a restart needs no other proof"
+
+
 @pytest.mark.soak  # minutes; the rules are in tests/unit/test_admission.py and test_admitting.py
 def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(swarm: Swarm, stubborn: Any) -> None:
     swarm.bootstrap()
