@@ -3,18 +3,21 @@
     claim      by which invite we came: made from the token at the first join, then kept, because the earliest hold
     uses       claims of others, so that an invite that was used up stays so when we start again
     removals   the newest list of whom the creator has removed: from the DHT, or written here by `lowcomm-node remove`
+    amending   what the creator has changed of the run, who may join included (amending.py)
 
-All three lie in the folder of the run. What is damaged there counts as not there: the swarm tells it again.
+All lie in the folder of the run. What is damaged there counts as not there: the swarm tells it again.
 """
 
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from time import time
 
+from lowcomm_node.amending import Amending
 from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import removals_key
 from lowcomm_node.errors import NotAdmitted
-from lowcomm_node.files import write_atomic
+from lowcomm_node.files import read_small, write_atomic
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.admission import Admission, Rules
 from lowcomm_protocol.errors import AdmissionError, LowcommError, SignatureError
@@ -31,12 +34,13 @@ class Standing:
 
     def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
         """Reads what the home keeps. Raises NotAdmitted if the invite that was given is none for us."""
-        self.rules = Rules.of(run)
+        self._run, self.amending = run, Amending(run, settings.paths.amendments(run.fingerprint))
+        self.rules = Rules.of(run, self.amending.course.last)
         self.admission = Admission(self.rules)
-        self._peer_id = peer_id
+        self._settings, self._peer_id, self.claim = settings, peer_id, b""
         self._removals = settings.paths.removals(run.fingerprint)
         self._uses = settings.paths.uses(run.fingerprint)
-        self.admission.load(_read(self._uses, _MAX_USES_BYTES), now)
+        self.admission.load(read_small(self._uses, _MAX_USES_BYTES), now)
         self._kept = self.admission.to_bytes()
         self._read_removals()
         self.claim = _own_claim(settings, run, self.rules, peer_id, now)
@@ -48,12 +52,28 @@ class Standing:
         except AdmissionError as error:
             raise NotAdmitted(str(error), reason=error.reason) from None
 
+    def hear_amendments(self, data: bytes) -> bool:
+        """Take in what a peer tells of amendments; whether it is newer than what we knew."""
+        newer = self.amending.hear(data)
+        if newer:
+            self._follow_amendments(time())
+        return newer
+
+    def _follow_amendments(self, now: float) -> None:
+        rules = Rules.of(self._run, self.amending.course.last)
+        if rules == self.rules:
+            return  # what they remember of proofs stays
+        self.rules = self.admission.rules = rules
+        with suppress(NotAdmitted):  # `check_ourselves` tells
+            self.claim = self.claim or _own_claim(self._settings, self._run, rules, self._peer_id, now)
+
     async def look(self, discovery: Discovery) -> bool:
-        """Compare removal lists with the DHT, and put ours there if that is newer; whether we have heard of a newer one.
+        """Compare removal lists and amendments with the DHT, and put ours there if newer; whether we have heard of newer ones.
 
         Raises DiskFull, OSError if what is new can't be kept.
         """
-        newer = self._read_removals()
+        newer = self._read_removals() | await self.amending.look(discovery)
+        self._follow_amendments(time())
         told = (await discovery.lookup(self._key)).get(self.rules.creator, b"")
         with suppress(LowcommError):
             newer |= bool(told) and self.admission.hear_removals(told)
@@ -64,7 +84,8 @@ class Standing:
         return newer
 
     async def publish(self, discovery: Discovery) -> None:
-        """Keep the removal list alive in the DHT: its creator need not be there."""
+        """Keep removal list and amendments alive in the DHT: their creator need not be there."""
+        await self.amending.publish(discovery)
         if self.admission.removals.data:
             await discovery.publish(self._key, self.rules.creator, self.admission.removals.data, REMOVALS_LIFE)
 
@@ -73,13 +94,13 @@ class Standing:
         return removals_key(self.rules.run_id, self.rules.creator)
 
     def _read_removals(self) -> bool:
-        data = _read(self._removals, MAX_REMOVALS_BYTES)
+        data = read_small(self._removals, MAX_REMOVALS_BYTES)
         with suppress(LowcommError):
             return bool(data) and self.admission.hear_removals(data)
         return False
 
     def _keep(self, data: bytes, uses: bytes) -> None:
-        if data and data != _read(self._removals, MAX_REMOVALS_BYTES):
+        if data and data != read_small(self._removals, MAX_REMOVALS_BYTES):
             write_atomic(self._removals, data)
         if uses != self._kept:
             write_atomic(self._uses, uses, 0o600)
@@ -89,7 +110,7 @@ class Standing:
 def newest_removals(run: SignedRun, path: Path, told: bytes) -> Removals:
     """The newer of the list that a home keeps and the one that the DHT tells; an empty one if there is none."""
     admission = Admission(Rules.of(run))
-    for data in (_read(path, MAX_REMOVALS_BYTES), told):
+    for data in (read_small(path, MAX_REMOVALS_BYTES), told):
         with suppress(LowcommError):
             if data:
                 admission.hear_removals(data)
@@ -101,7 +122,7 @@ def _own_claim(settings: NodeSettings, run: SignedRun, rules: Rules, peer_id: st
     if rules.admission != "invite":
         return b""
     path, token = settings.paths.claim(run.fingerprint), settings.token
-    claim = b"" if settings.ephemeral else _sound_claim(_read(path, MAX_CLAIM_BYTES), rules, peer_id)
+    claim = b"" if settings.ephemeral else _sound_claim(read_small(path, MAX_CLAIM_BYTES), rules, peer_id)
     # From the same invite the claim that was made before is the earlier one.
     if token is not None and not (claim and read_claim(claim, peer_id).invite.key == token.invite.key):
         _check_token(token, rules, peer_id, now)
@@ -130,13 +151,3 @@ def _sound_claim(data: bytes, rules: Rules, peer_id: str) -> bytes:
     except LowcommError:
         return b""
     return data
-
-
-def _read(path: Path, limit: int) -> bytes:
-    """A small file of ours; empty if it is not there, or not what we wrote."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError:
-        return b""
-    return data if len(data) <= limit else b""

@@ -26,9 +26,9 @@ ROUNDS = 5
 SHOW_EVERY = 0.25
 
 
-def state_form(run: SignedRun, ready: Ready) -> StateForm:
-    """What a state of this run looks like."""
-    return StateForm.of(run.run_id, ready.plan, run.spec.run.steps, ready.runs, ready.ranges)
+def state_form(run: SignedRun, ready: Ready, steps: int) -> StateForm:
+    """What a state of this run looks like, which takes so many swarm steps at most."""
+    return StateForm.of(run.run_id, ready.plan, steps, ready.runs, ready.ranges)
 
 
 @dataclass(frozen=True, kw_only=True)

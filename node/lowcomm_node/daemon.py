@@ -54,6 +54,7 @@ from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.trainer.process import REAP_DEADLINE, STOP_DEADLINE, Trainer, TrainerProcess
 from lowcomm_node.training import LEAVE_DEADLINE, LEAVE_PATIENCE, Training
 from lowcomm_protocol import exchange as ex
+from lowcomm_protocol.amendments import Amendment
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.roster import Roster
@@ -254,6 +255,10 @@ class Daemon:
                 self.lifeline.keep(self._known_doors(self.run_))
             self._tasks.append(asyncio.create_task(self.lifeline.run()))
             self.standing = Standing(self.settings, self.run_, self.peer_id, time())
+            self.standing.amending.on_news, self.standing.amending.on_trouble = (
+                self._hear_amendments,
+                self.bulletin.warn,
+            )
             await self.standing.look(discovery)
             if self.standing.rules.asks_for_work(self.peer_id) and not await self._prove():
                 return
@@ -386,6 +391,7 @@ class Daemon:
             channels=self.channels,
             bandwidth=self.allowance.bandwidth,
             barred=self.standing.admission.barred,
+            amending=self.standing.amending,
             bulletin=self.bulletin,
         )
 
@@ -445,6 +451,15 @@ class Daemon:
             gone = [peer for peer in round_.exchange.partners if barred(peer, now)]
             if gone:
                 round_.handle(ex.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator"))
+
+    def _hear_amendments(self, news: list[Amendment]) -> None:
+        """Tell the owner what the run's creator has changed, and have the trainer follow."""
+        step = self.bulletin.position()[0]
+        for amendment in news:
+            late = f"; we are at {step}, so it holds at once" if amendment.has_schedule and amendment.at <= step else ""
+            self.bulletin.tell({"event": "amended", "text": f"{amendment}{late}", **amendment.to_json()})
+        if self.training is not None:
+            self._tasks.append(asyncio.create_task(self.training.amend()))
 
     def _leave_barred(self, error: NotAdmitted) -> None:
         """The run does not take us any more: save, and leave."""

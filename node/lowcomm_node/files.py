@@ -37,6 +37,16 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         sync_folder(path.parent)
 
 
+def read_small(path: Path, limit: int) -> bytes:
+    """A small file of ours; empty if it is not there, or not what we wrote."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError:
+        return b""
+    return data if len(data) <= limit else b""
+
+
 def load_or_create_identity(path: Path) -> Identity:
     """Read the key of this node, or make one; a file that is there is never replaced. Others can't read it (0600).
 

@@ -265,6 +265,9 @@ class Membership:
             self._hear(introduction.record.SerializeToString(), sender=peer)
         self._hear_release(peer, introduction.release)
         self._standing.admission.hear_uses(introduction.uses, time())
+        if self._standing.hear_amendments(introduction.amendments):
+            self._changed.set()
+            self._on_removals()
 
     def _hear_release(self, peer: str, told: str) -> None:
         if told and len(told) <= MAX_RELEASE and told.isascii() and told.isprintable():
@@ -326,7 +329,8 @@ class Membership:
         signed = pb.SignedRecord()
         signed.ParseFromString(self._record())
         alive = frozenset(info.peer_id for info in self.roster.alive(time()))
-        return pb.Introduction(record=signed, release=self._release, uses=self._standing.admission.uses_to_tell(alive))
+        uses, amendments = self._standing.admission.uses_to_tell(alive), self._standing.amending.course.chain.data
+        return pb.Introduction(record=signed, release=self._release, uses=uses, amendments=amendments)
 
     def _record(self) -> bytes:
         swarm_step, steps, speed = self._progress()

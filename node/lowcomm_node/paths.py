@@ -73,6 +73,10 @@ class Paths:
         """The newest list of whom the creator of a run has removed."""
         return self.run(fingerprint) / "removals"
 
+    def amendments(self, fingerprint: str) -> Path:
+        """What the creator of a run has changed of it."""
+        return self.run(fingerprint) / "amendments"
+
     def incoming(self, fingerprint: str) -> Path:
         """State of one run that is being copied from others."""
         return self.run(fingerprint) / "incoming"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lowcomm_node.exchange.history import Outcome
 from lowcomm_node.release import release
 from lowcomm_node.service import Condition
+from lowcomm_protocol.run import RunSpec, SignedRun
 
 if TYPE_CHECKING:
     from lowcomm_node.daemon import Daemon
@@ -54,7 +55,7 @@ def report(node: "Daemon") -> dict[str, Any]:
             "overdue": node.supervisor.overdue(monotonic()),
             "device": ready.device if ready else None,
             "parameters": ready.parameters if ready else None,
-            "total_steps": node.run_.spec.run.steps if node.run_ else None,
+            "total_steps": _settings_now(node, node.run_).run.steps if node.run_ else None,
             "tokenizing": node.bulletin.tokenizing,
             **{key: _finite(node.bulletin.progress.get(key)) for key in _PROGRESS},
         },
@@ -140,8 +141,25 @@ def _run(node: "Daemon") -> dict[str, Any] | None:
         "fingerprint": run.fingerprint,
         "method": run.spec.sync.method,
         "creator": run.creator,
-        "steps": run.spec.run.steps,
+        "steps": _settings_now(node, run).run.steps,
+        "amendments": _amendments(node),
     }
+
+
+def _settings_now(node: "Daemon", run: SignedRun) -> RunSpec:
+    """What holds of the run at the swarm step of this node."""
+    return node.training.course.at(node.bulletin.position()[0]) if node.training else run.spec
+
+
+def _amendments(node: "Daemon") -> list[dict[str, Any]]:
+    """What the creator has changed of the run, in force or to come."""
+    if node.training is None:
+        return []
+    step = node.bulletin.position()[0]
+    return [
+        {**one.to_json(), "text": str(one), "in_force": one.at <= step or not one.has_schedule}
+        for one in node.training.course.chain.links
+    ]
 
 
 def _pause(node: "Daemon") -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.allotment import Allotment
+from lowcomm_node.amending import Amending
 from lowcomm_node.availability.availability import Availability
 from lowcomm_node.bulletin import Bulletin
 from lowcomm_node.catching_up import CatchingUp, state_form
@@ -31,6 +32,7 @@ from lowcomm_node.supervision.failures import Failures
 from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.words import tokenizing_in_words
+from lowcomm_protocol.amendments import Course
 from lowcomm_protocol.records import Phase
 from lowcomm_protocol.run import SignedRun
 from lowcomm_protocol.snapshot import tolerated_lag
@@ -71,6 +73,7 @@ class Training:
         channels: Channels,
         bandwidth: Bandwidth,
         barred: Callable[[str, float], bool],
+        amending: Amending,
         bulletin: Bulletin,
     ) -> None:
         """``barred``: whether a peer may not take part at a time; such a one is handed no state."""
@@ -79,7 +82,8 @@ class Training:
         self._membership, self._exchanger, self._channels = membership, exchanger, channels
         self._bandwidth, self._barred = bandwidth, barred
         self._failures = Failures(settings.checkpoint_every)
-        self._over = asyncio.Event()
+        self._amending = amending
+        self._over, self._amended = asyncio.Event(), asyncio.Event()
         self._snapshots: Snapshots | None = None
         self._save_seconds: float | None = None
         """What the last checkpoint took."""
@@ -128,6 +132,20 @@ class Training:
         if self._snapshots is not None:
             self._snapshots.close()
 
+    # amendments
+
+    @property
+    def course(self) -> Course:
+        """The settings of the run over its swarm steps, as they are known now."""
+        return self._amending.course
+
+    async def amend(self) -> None:
+        """Have the trainer follow the course of the run as it is known now."""
+        self._amended.set()
+        if self._supervisor.runs:  # else the next start brings it
+            with suppress(TrainerError):
+                await self._supervisor.trainer.amend(self.course.chain.data.decode())
+
     # a turn
 
     async def _until_held(self, turn: Coroutine[Any, Any, None]) -> bool:
@@ -151,20 +169,36 @@ class Training:
     async def _turn(self) -> None:
         """Start the trainer, sync, and train until the run is over. Raises TrainerError."""
         await self._start_trainer()
-        await self._sync_and_train("looking for peers", drifted=False)
-        while not await self._is_over():
-            await self._exchanger.close("copies the state of a peer", 0.0)
-            await self._supervisor.train(False)
-            self._bulletin.warn(
-                "we have drifted too far from most peers for exchanges to bring us back: copying their state"
-            )
-            await self._sync_and_train("back to the swarm", drifted=True)
-        await self.conclude()
+        why = "looking for peers"
+        while True:
+            await self._sync_and_train(why, drifted=False)
+            while not await self._is_over():
+                await self._exchanger.close("copies the state of a peer", 0.0)
+                await self._supervisor.train(False)
+                self._bulletin.warn(
+                    "we have drifted too far from most peers for exchanges to bring us back: copying their state"
+                )
+                await self._sync_and_train("back to the swarm", drifted=True)
+            await self.conclude()
+            if not await self._goes_on():
+                return
+            why = "the run goes on: its creator has made it longer"
+
+    async def _goes_on(self) -> bool:
+        """Whether the run's creator has made it longer; a node that stays waits for that, and serves its state."""
         stay = self._settings.stay
-        self._bulletin.enter("finished", "the run is over: serving its state to others" if stay else None)
-        await self._membership.announce(Phase.FINISHED)
-        if stay:
-            await asyncio.Event().wait()
+        while self._has_ended():
+            self._bulletin.enter("finished", "the run is over: serving its state to others" if stay else None)
+            await self._membership.announce(Phase.FINISHED)
+            if not stay:
+                return False
+            self._amended.clear()
+            await self._amended.wait()
+        self._over.clear()
+        return True
+
+    def _has_ended(self) -> bool:
+        return self.course.is_over(self._bulletin.position()[0])
 
     async def _start_trainer(self) -> None:
         phase = "restarting" if self.ready else "joining"
@@ -179,6 +213,7 @@ class Training:
             self._bulletin.tokenizing = None
         for skipped in ready.skipped:
             self._bulletin.warn(f"checkpoint skipped: {skipped}")
+        await self.amend()  # what was heard while it was built
         self._take_over(ready)
         self.donor = self.donor or self._make_donor(ready)
 
@@ -222,7 +257,9 @@ class Training:
             warn=self._bulletin.warn,
             tell=self._bulletin.tell,
         )
-        copied = await catching_up.run_from(self._exchanger.swarm_step, state_form(self._run, self.ready), drifted)
+        copied = await catching_up.run_from(
+            self._exchanger.swarm_step, state_form(self._run, self.ready, self.course.longest), drifted
+        )
         if copied is not None:
             self._take_over(copied)
         elif drifted:
@@ -368,7 +405,7 @@ class Training:
             lambda: self._bulletin.position()[0],
             stale=tolerated_lag(self._run.spec.sync) // 2,
         )
-        form = state_form(self._run, ready)
+        form = state_form(self._run, ready, self.course.longest)
         donor = Donor(form, self._snapshots, self._bandwidth.up, lambda peer: not self._barred(peer, time()))
         self._exchanger.joiners = lambda: donor.joiners
         return donor
@@ -377,6 +414,7 @@ class Training:
         settings = self._settings
         return TrainerSettings(
             spec=self._run.document.decode(),
+            amendments=self.course.chain.data.decode(),
             peer_id=self._peer_id,
             checkpoints=str(settings.paths.checkpoints(self._run.fingerprint)),
             data_cache=str(settings.paths.data),

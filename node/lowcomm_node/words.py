@@ -111,6 +111,8 @@ def _words(name: str, event: Event) -> str:
         case "state.adopted":
             donors = " ".join(short_peer(peer) for peer in event["donors"])
             return f"copied the state of {donors}, {size(event['bytes'])}"
+        case "amended":
+            return f"the run's creator has changed it: {event['text']}"
         case "paused":
             return f"paused: {event['reason']}"
         case "resumed":

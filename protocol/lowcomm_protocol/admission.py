@@ -26,7 +26,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.records import MAX_CLOCK_SKEW
 from lowcomm_protocol.refusals import Reason
 from lowcomm_protocol.removals import Removals, read_removals
-from lowcomm_protocol.run import SignedRun
+from lowcomm_protocol.run import RunSpec, SignedRun
 from lowcomm_protocol.work import MAX_PROVED, Proofs
 
 MAX_CLAIMS = 4096
@@ -59,9 +59,9 @@ class Rules:
         return self.admission == "open" and not self.work
 
     @classmethod
-    def of(cls, run: SignedRun) -> "Rules":
-        """The rules of a run."""
-        settings = run.spec.run
+    def of(cls, run: SignedRun, spec: RunSpec | None = None) -> "Rules":
+        """The rules of a run; ``spec``: its settings, where it was amended."""
+        settings = (spec or run.spec).run
         return cls(run.run_id, run.creator, settings.admission, frozenset(settings.members), settings.work)
 
     def check(self, peer_id: str, claim: bytes, now: float) -> Claim | None:
@@ -109,7 +109,7 @@ class Admission:
 
     def check(self, peer_id: str, claim: bytes, now: float) -> None:
         """Let a peer in that shows ``claim`` (may be empty) at Unix time ``now``. Raises AdmissionError, SignatureError."""
-        known = self._came_by.get(peer_id)
+        known = self._came_by.get(peer_id) if self.rules.admission == "invite" else None
         if known is not None and known.data == claim:
             self._check_known(known, now)
         else:
@@ -125,7 +125,7 @@ class Admission:
     def check_again(self, peer_id: str, now: float) -> None:
         """Raise AdmissionError unless a peer that showed what lets it in may still take part at Unix time ``now``."""
         self._check_removed(peer_id)
-        known = self._came_by.get(peer_id)
+        known = self._came_by.get(peer_id) if self.rules.admission == "invite" else None
         if known is not None:
             self._check_known(known, now)
         else:

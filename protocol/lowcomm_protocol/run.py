@@ -463,6 +463,8 @@ def amended(spec: RunSpec, settings: Mapping[str, Any], source: str) -> RunSpec:
     for name, value in settings.items():
         section, _, setting = name.partition(".")
         data[section][setting] = value
+    if data["run"]["admission"] != "open":
+        data["run"]["work"] = 0  # which is for open runs
     return _validate(data, source)
 
 

@@ -39,6 +39,7 @@ from lowcomm_node.exchange.tunnel_session import Session, Slabs
 from lowcomm_node.probing.measuring import answer_to
 from lowcomm_protocol import probes
 from lowcomm_protocol.admission import Admission, Rules
+from lowcomm_protocol.amendments import Chain, Course, read_chain, write_amendment
 from lowcomm_protocol.document import encode as encode_document
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
@@ -216,6 +217,28 @@ def signed_run() -> Made:
 
     made = [sign_run(_spec(seed=number), CREATOR) for number in range(2)]
     return run, [*(b"\0" + one.to_bytes() for one in made), *(b"\xff" + one.spec.canonical() for one in made)]
+
+
+@target
+def amendments() -> Made:
+    run = sign_run(_spec(steps=400), CREATOR)
+
+    def read(data: bytes) -> None:
+        if data[:1] > b"\x80":  # one link, signed as it is
+            text = data[1:].decode("utf-8", "replace")
+            signature = CREATOR.sign("amendment", text.encode()).hex()
+            data = json.dumps([{"document": text, "signature": signature}]).encode()
+        try:
+            course = Course(run.spec, read_chain(data, CREATOR.peer_id))
+        except LowcommError as error:
+            assert str(error)
+            return
+        assert course.at(0).sync == course.last.sync == run.spec.sync
+        assert course.is_over(course.longest)
+
+    chain = write_amendment(CREATOR, run, Chain(), 5, {"run.steps": 500, "train.learning_rate": 0.5})
+    chain = write_amendment(CREATOR, run, chain, 9, {"run.admission": "list", "run.members": [ADA.peer_id]})
+    return read, [chain.data, *(b"\xff" + link.document for link in chain.links)]
 
 
 @target

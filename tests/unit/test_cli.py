@@ -145,7 +145,7 @@ COMMANDS = [
     "resume",
     "generate",
 ]
-COMMANDS += ["id", "paths", "config", "invite", "remove", "doctor", "ping", "limits", "healthy", "checkpoint"]
+COMMANDS += ["id", "paths", "config", "invite", "remove", "amend", "doctor", "ping", "limits", "healthy", "checkpoint"]
 
 
 def test_the_help_names_every_command(cli: Cli) -> None:
@@ -336,6 +336,26 @@ def test_init_writes_who_may_join(flags: list[str], cli: Cli, tmp_path: Path) ->
 
 
 # who may take part
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--set", "run.steps=5"), "--at is missing: name the swarm step from which the change holds"),
+        (("--set", "sync.codec=fp32", "--at", "9"), "can't be changed while a run trains; these can: run.steps"),
+        (("--set", "run.steps=many", "--at", "9"), "'many' is no number"),
+        (("--set", "run.steps", "--at", "9"), "expected SETTING=VALUE"),
+        (("--set", "run.steps=5", "--at", "9", "--run", "c"), "has created no run 'c', only a@"),
+        (("--set", "run.steps=5", "--at", "9"), "No address of the swarm is known"),
+    ],
+)
+def test_a_mistake_in_an_amendment_is_named_with_its_remedy(
+    arguments: tuple[str, ...], told: str, cli: Cli, tmp_path: Path
+):
+    created(tmp_path)
+    ended = cli("amend", "--home", str(tmp_path), *arguments)
+    assert ended.code == 78
+    assert told in ended.err and "Traceback" not in ended.err
 
 
 def created(home: Path, name: str = "a", admission: str = "invite") -> SignedRun:

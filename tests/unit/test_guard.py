@@ -11,15 +11,16 @@ from lowcomm_node.discovery.answered import Answered
 from lowcomm_node.discovery.giving_way import Bringer
 from lowcomm_node.discovery.guard import BoundedStorage, OwnRecords
 from lowcomm_node.discovery.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer, PeerID, RoutingTable
-from lowcomm_node.discovery.keys import RUNS_KEY, Provenances, pack, peers_key, provenance, removals_key
+from lowcomm_node.discovery.keys import RUNS_KEY, Provenances, amendments_key, pack, peers_key, provenance, removals_key
 from lowcomm_node.probing.ration import prefixes_of
+from lowcomm_protocol.amendments import Chain, write_amendment
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.invites import issue_invite
 from lowcomm_protocol.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.removals import write_removals
 from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
 
-CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
+CREATOR, ADA, BOB, CLEO = (Identity(bytes([number]) * 32) for number in (1, 2, 3, 4))
 NOW = 1_800_000_000.0
 
 
@@ -116,6 +117,40 @@ def test_what_was_checked_under_one_name_is_not_believed_under_another():
     assert provenances.check(stored, ADA.peer_id, NOW) is not None
     before, _, rest = stored.partition(b"\0")
     assert provenances.check(rest, f"{ADA.peer_id}\0{before.decode()}", NOW) is None
+
+
+# Amendments
+
+
+@pytest.mark.parametrize("chain_first", [False, True])
+def test_who_may_join_by_an_amendment_is_enforced_whatever_was_seen_first(chain_first: bool):
+    run, provenances = run_of("open"), Provenances()
+    listed = write_amendment(CREATOR, run, Chain(), 0, {"run.admission": "list", "run.members": [ADA.peer_id]})
+    seen = [
+        (RUNS_KEY, run.run_id, run.to_bytes()),
+        (amendments_key(run.run_id, CREATOR.peer_id), CREATOR.peer_id, listed.data),
+    ]
+    assert lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB))
+    for key, subkey, data in seen[::-1] if chain_first else seen:
+        assert lets_in(provenances, key, subkey, data, life=1800)
+    assert not lets_in(provenances, peers_key(run.run_id), CLEO.peer_id, record(run.run_id, CLEO))
+    assert lets_in(provenances, peers_key(run.run_id), ADA.peer_id, record(run.run_id, ADA))
+    opened = write_amendment(CREATOR, run, listed, 0, {"run.admission": "open"})
+    assert lets_in(provenances, seen[1][0], CREATOR.peer_id, opened.data, life=1800)
+    assert lets_in(provenances, seen[1][0], CREATOR.peer_id, listed.data, life=1800), "it is sound, but older"
+    assert lets_in(provenances, peers_key(run.run_id), CLEO.peer_id, record(run.run_id, CLEO))
+
+
+def test_only_the_creator_can_amend_a_run_and_an_older_chain_replaces_no_newer():
+    run, provenances = run_of("open"), Provenances()
+    key = amendments_key(run.run_id, CREATOR.peer_id)
+    first = write_amendment(CREATOR, run, Chain(), 0, {"run.steps": 500})
+    second = write_amendment(CREATOR, run, first, 0, {"run.steps": 600})
+    orders = [provenances.check(pack(key, one.data), CREATOR.peer_id, NOW) for one in (first, second)]
+    assert [one.order for one in orders if one is not None] == [1, 2]
+    assert not lets_in(provenances, key, BOB.peer_id, first.data)
+    assert not lets_in(provenances, amendments_key(run.run_id, BOB.peer_id), BOB.peer_id, first.data)
+    assert not lets_in(provenances, removals_key(run.run_id, CREATOR.peer_id), CREATOR.peer_id, first.data)
 
 
 # Removal lists

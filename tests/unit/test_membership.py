@@ -1,6 +1,7 @@
 """Being known and knowing others: real gRPC over TLS between nodes without trainers, and a DHT in memory."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from wire import new_certificate
 
 from lowcomm_node import membership as membership_module
 from lowcomm_node.admitting import Standing
-from lowcomm_node.discovery.keys import peers_key, removals_key
+from lowcomm_node.discovery.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.exchange.channels import Channels
@@ -25,6 +26,8 @@ from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
 from lowcomm_node.membership import Membership, look_pause
 from lowcomm_node.release import release
 from lowcomm_node.settings import load_settings
+from lowcomm_protocol.amendments import Chain, write_amendment
+from lowcomm_protocol.document import encode
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.invites import Token, issue_invite
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -471,3 +474,70 @@ async def test_peers_tell_each_other_which_release_they_run(parties: Parties) ->
         await bob.call(ada, pb.Introduction(release=told))
     assert ada.membership.release_of(BOB.peer_id) == release(), "what can't be shown is not kept"
     assert ada.membership.release_of(CLEO.peer_id) is None
+
+
+# What the creator has changed
+
+
+async def test_an_amendment_reaches_all_through_the_dht_and_from_peer_to_peer(parties: Parties) -> None:
+    ada, bob, run = await parties(ADA), await parties(BOB), parties.run
+    chain = write_amendment(CREATOR, run, Chain(), 300, {"run.steps": 5000})
+    key, told = amendments_key(run.run_id, CREATOR.peer_id), list[str]()
+    ada.standing.amending.on_news = lambda news: told.extend(map(str, news))
+    assert await MemoryDiscovery("x", parties.network).publish(key, CREATOR.peer_id, chain.data, 100)
+    await ada.look()
+    assert told == ["amendment 1: run.steps = 5000 from swarm step 300"]
+    assert ada.standing.amending.course.at(300).run.steps == 5000
+
+    # The DHT has lost it; whoever meets ada hears of it all the same, and puts it back.
+    parties.network.records.pop((key, CREATOR.peer_id))
+    await ada.membership.announce(Phase.TRAINING)
+    await bob.call(ada, pb.Introduction())
+    assert (await bob.call(ada, bob.membership._introduction()))[0] is grpc.StatusCode.OK
+    bob.membership._hear_introduction(ADA.peer_id, ada.membership._introduction())
+    assert bob.standing.amending.course.chain == chain
+    await bob.look()
+    assert (key, CREATOR.peer_id) in parties.network.records
+
+    # A new start knows it from the home.
+    again = Standing(load_settings({"home": bob.home}, {}).settings, run, BOB.peer_id, time())
+    assert again.amending.course.chain == chain
+
+
+async def test_who_may_join_changes_as_soon_as_it_is_heard(parties: Parties) -> None:
+    ada, bob, cleo = await parties(ADA), await parties(BOB), await parties(CLEO)
+    for party in (bob, cleo):
+        await party.membership.announce(Phase.TRAINING)
+    await ada.look()
+    assert ada.knows() == {BOB.peer_id, CLEO.peer_id}
+    listed = {"run.admission": "list", "run.members": [ADA.peer_id, BOB.peer_id]}
+    chain = write_amendment(CREATOR, parties.run, Chain(), 0, listed)
+    ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=chain.data))
+    assert ada.removals_heard == 1 and ada.knows() == {BOB.peer_id}
+    assert (await cleo.call(ada, pb.Introduction()))[0] is grpc.StatusCode.UNAUTHENTICATED
+    cleo.membership._hear_introduction(ADA.peer_id, ada.membership._introduction())
+    await cleo.look()
+    assert [str(error) for error in cleo.barred] and "not on the list" in str(cleo.barred[0])
+
+
+async def test_amendments_that_a_stranger_makes_up_change_nothing(parties: Parties) -> None:
+    ada = await parties(ADA)
+    troubles = list[str]()
+    ada.standing.amending.on_trouble = troubles.append
+    forged = sign_run(parse_toml('[run]\nname = "a"\n'), BOB)
+    chain = write_amendment(BOB, forged, Chain(), 0, {"run.steps": 1})
+    for data in (chain.data, b"[]", b"x" * 100_000):
+        ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=data))
+    assert ada.standing.amending.course.chain == Chain() and troubles == []
+    content = {
+        "run": parties.run.run_id,
+        "number": 1,
+        "previous": parties.run.run_id,
+        "at": 1,
+        "settings": {"sync.x": 1},
+    }
+    document = encode(content)
+    told = [{"document": document.decode(), "signature": CREATOR.sign("amendment", document).hex()}]
+    for _ in range(2):
+        ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=json.dumps(told).encode()))
+    assert len(troubles) == 1 and "this node can't follow" in troubles[0] and "install the release" in troubles[0]

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from lowcomm_node.cli import (
+    amend,
     checkpoints,
     common,
     create,
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (create, members, join, demo, watch, healthy, doctor, limits, pausing, leave, text, local):
+for group in (create, members, amend, join, demo, watch, healthy, doctor, limits, pausing, leave, text, local):
     group.register(app)
 app.add_typer(checkpoints.app, name="checkpoint")
 

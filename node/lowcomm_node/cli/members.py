@@ -42,8 +42,10 @@ def invite(
     Example: lowcomm-node invite --uses 5 --expires 8w
     """
     from lowcomm_node.created import created_run
+    from lowcomm_node.files import read_small
     from lowcomm_node.paths import Paths
     from lowcomm_node.settings import find_home
+    from lowcomm_protocol.amendments import MAX_CHAIN_BYTES, newest
     from lowcomm_protocol.identity import KEY_BYTES
     from lowcomm_protocol.invites import issue_invite
 
@@ -51,12 +53,15 @@ def invite(
     peer_id = _check_peer_id(for_) if for_ is not None else ""
     if peer_id and uses != 1:
         raise ConfigError(f"--uses {uses} and --for: one peer uses an invite once. Leave out one of the two.")
-    identity, signed = created_run(Paths(find_home(home)), run)
+    paths = Paths(find_home(home))
+    identity, signed = created_run(paths, run)
     name = f"{signed.spec.run.name}@{signed.fingerprint}"
-    if signed.spec.run.admission != "invite":
+    kept = read_small(paths.amendments(signed.fingerprint), MAX_CHAIN_BYTES)
+    admission = newest(signed.spec, signed.run_id, [kept]).last.run.admission
+    if admission != "invite":
         raise ConfigError(
-            f'{name} has admission = "{signed.spec.run.admission}" and takes no invites: '
-            'create a run with [run] admission = "invite".'
+            f'{name} has admission = "{admission}" and takes no invites: create a run with [run] admission = "invite", or '
+            "change this one with `lowcomm-node amend --set run.admission=invite`."
         )
     secret = secrets.token_bytes(KEY_BYTES)
     token = issue_invite(identity, signed.run_id, secret, time.time() + seconds, uses, peer_id)
@@ -107,9 +112,7 @@ def remove(
     names = frozenset(_name_of(text) for text in who)
     settings = read_settings({"home": home, "peers": peers}).settings
     identity, signed = created_run(settings.paths, run)
-    if not settings.peers:
-        settings = settings.model_copy(update={"peers": _entry_points(settings)})
-    removals = run_async(_change(settings, identity, signed, names, undo))
+    removals = run_async(_change(with_entry_points(settings), identity, signed, names, undo))
     name = f"{signed.spec.run.name}@{signed.fingerprint}"
     content = {"run": name, "version": removals.version, "removed": sorted(removals.ids)}
     told = f"{'let in again' if undo else 'removed'}: {', '.join(sorted(names))}"
@@ -157,6 +160,11 @@ async def _change(settings, identity, run, names: frozenset[str], undo: bool):  
         f"The list could not be published within {PUBLISH_DEADLINE:.0f} s. It is kept in {path}, and the node of this "
         "home will publish it when it runs; or try again."
     )
+
+
+def with_entry_points(settings):  # noqa: ANN201
+    """These settings, with the addresses of our own node where they name none. Raises ConfigError, Unhealthy."""
+    return settings if settings.peers else settings.model_copy(update={"peers": _entry_points(settings)})
 
 
 def _entry_points(settings) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ A value tells by its first byte what it is, because a storer knows only the hash
     R  a signed run            subkey = run id     under RUNS_KEY
     P  a signed peer record    subkey = peer id    under peers_key(run id)
     L  a removal list          subkey = creator    under removals_key(run id, creator)
+    A  amendments of a run     subkey = creator    under amendments_key(run id, creator)
 
 Anything else is refused, so a stranger can neither overwrite a record nor fill the DHT with records of other kinds. Who has
 seen a run, because it has looked it up or stores it, also knows who may join it, and neither stores nor believes a record of
@@ -13,12 +14,13 @@ anybody else. Who has not stores what is otherwise valid: the peers of the run, 
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
 from lowcomm_node.discovery.interface import MAX_VALUE
 from lowcomm_protocol.admission import Rules
+from lowcomm_protocol.amendments import Chain, read_chain
 from lowcomm_protocol.errors import LowcommError, RecordError
 from lowcomm_protocol.records import read_record
 from lowcomm_protocol.refusals import Reason, Refusals, What
@@ -27,8 +29,8 @@ from lowcomm_protocol.run import read_signed_run
 
 RUNS_KEY = "lowcomm/v1/runs"
 MAX_LIFE = 3600.0
-_RUN, _PEER, _REMOVALS = b"R", b"P", b"L"
-_REMOVALS_PREFIX = "lowcomm/v1/removals/"
+_RUN, _PEER, _REMOVALS, _AMENDMENTS = b"R", b"P", b"L", b"A"
+_REMOVALS_PREFIX, _AMENDMENTS_PREFIX = "lowcomm/v1/removals/", "lowcomm/v1/amendments/"
 _REMEMBERED = 8192
 _MAX_RULES = 256
 
@@ -56,9 +58,17 @@ def removals_key(run_id: str, creator: str) -> str:
     return f"{_REMOVALS_PREFIX}{run_id}/{creator}"
 
 
+def amendments_key(run_id: str, creator: str) -> str:
+    """Where the creator of a run tells what it has changed of it."""
+    return f"{_AMENDMENTS_PREFIX}{run_id}/{creator}"
+
+
 def pack(key: str, value: bytes) -> bytes:
     """A value as it is stored."""
-    return (_RUN if key == RUNS_KEY else _REMOVALS if key.startswith(_REMOVALS_PREFIX) else _PEER) + value
+    if key == RUNS_KEY:
+        return _RUN + value
+    kinds = {_REMOVALS_PREFIX: _REMOVALS, _AMENDMENTS_PREFIX: _AMENDMENTS}
+    return next((kind for prefix, kind in kinds.items() if key.startswith(prefix)), _PEER) + value
 
 
 def unpack(stored: bytes) -> bytes:
@@ -86,6 +96,9 @@ class Provenances:
         self._known: OrderedDict[bytes, Provenance] = OrderedDict()
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._rules: OrderedDict[str, Rules] = OrderedDict()
+        self._amended: OrderedDict[tuple[str, str], tuple[int, Rules]] = OrderedDict()
+        """By run and signer of a chain: how many amendments it has, and who may join by it."""
+        self._creators: OrderedDict[str, str] = OrderedDict()
 
     def check(self, stored: bytes, subkey: str, now: float) -> Provenance | None:
         """See ``provenance``. Only what was valid is remembered: what is not may become so, as clocks go on."""
@@ -110,6 +123,21 @@ class Provenances:
         """Count a record that is refused."""
         self.refusals.count(What.RECORD, reason)
 
+    def _rules_of(self, run_id: str) -> Rules | None:
+        """Who may join a run, as far as it was seen; its creator may have changed that."""
+        known, amended = self._rules.get(run_id), self._amended.get((run_id, self._creators.get(run_id, "")))
+        if amended is None:
+            return known
+        return replace(known, admission=amended[1].admission, members=amended[1].members) if known else amended[1]
+
+    def _follow(self, chain: Chain, signer: str) -> None:
+        """Remember who may join by a chain; it counts for a run that its signer has created."""
+        known, _ = self._amended.get((chain.run_id, signer), (0, None))
+        if chain.admission is not None and len(chain.links) >= known:
+            admission, members = chain.admission
+            rules = Rules(chain.run_id, signer, admission, frozenset(members))
+            _remember(self._amended, (chain.run_id, signer), (len(chain.links), rules), _MAX_RULES)
+
     def _examine(self, stored: bytes, subkey: str, now: float) -> Provenance:
         kind, value = stored[:1], unpack(stored)
         if kind == _RUN:
@@ -118,9 +146,10 @@ class Provenances:
             rules = Rules.of(run)
             if not rules.lets_everybody_in and run.run_id not in self._rules:
                 _remember(self._rules, run.run_id, rules, _MAX_RULES)
+            _remember(self._creators, run.run_id, run.creator, _MAX_RULES)
         elif kind == _PEER:
             info = read_record(value, now)
-            rules = self._rules.get(info.run_id)
+            rules = self._rules_of(info.run_id)
             claim = rules.check(info.peer_id, info.claim, now) if rules is not None else None
             if claim is not None and rules is not None:
                 claim.verify(rules.creator)
@@ -130,6 +159,10 @@ class Provenances:
         elif kind == _REMOVALS:
             removals, signed_for = read_removals(value, subkey), subkey
             found = Provenance(removals_key(removals.run_id, subkey), math.inf, subkey, removals.version)
+        elif kind == _AMENDMENTS:
+            chain, signed_for = read_chain(value, subkey), subkey
+            found = Provenance(amendments_key(chain.run_id, subkey), math.inf, subkey, len(chain.links))
+            self._follow(chain, subkey)
         else:
             raise RecordError("A value of an unknown kind is refused.")
         if signed_for != subkey:

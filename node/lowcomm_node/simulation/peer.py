@@ -88,7 +88,7 @@ class Peer:
         for fragment in self.replica.schedule.due(self.replica.clock.step) if self.sync.group > 1 else ():
             if fragment not in self.running:
                 self._begin(fragment)
-        if self.replica.clock.step < self.replica.spec.run.steps:
+        if not self.replica.course.is_over(self.replica.clock.step):
             self.after(1.0 / self.speed, self._step)
         else:
             self._finish()

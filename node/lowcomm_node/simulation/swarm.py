@@ -16,6 +16,7 @@ from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.capture import GroupCapture
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.amendments import Course
 from lowcomm_protocol.outer import worst_block_spread
 from lowcomm_protocol.pieces import Piece
 from lowcomm_protocol.robust import PLAUSIBLE, Bound
@@ -94,6 +95,7 @@ class Swarm:
         kind: type[Replica],
         compiled: bool,
         evaluations: int,
+        course: Course | None = None,
     ) -> None:
         self.spec, self.dataset, self.members = spec, dataset, members
         self.network = Network(spec.run.seed, conditions)
@@ -107,6 +109,7 @@ class Swarm:
             made = liar(kind, member.attack) if member.attack else kind
             peer = Peer(self, name, made(spec, name, dataset, cpu, compiled), member.speed)
             peer.delay, peer.pauses = member.delay, member.pauses
+            peer.replica.course = course or peer.replica.course
             self.peers.append(peer)
             self.network.after(member.joins, lambda peer=peer, late=member.joins > 0: self._join(peer, late))
             if member.leaves is not None:
@@ -202,14 +205,15 @@ def simulate(
     kind: type[Replica] = Replica,
     compiled: bool = False,
     evaluations: int = 0,
+    course: Course | None = None,
 ) -> Result:
     """Train a swarm in one process and virtual time; deterministic in ``spec`` (whose seed it uses) and the arguments.
 
     ``kind`` is the replica, where a method of your own goes (docs/methods.md); ``compiled`` compiles its step, which
-    needs a C++ compiler; ``evaluations``: how often the first peer is looked at during the run.
+    needs a C++ compiler; ``evaluations``: how often the first peer is looked at during the run; ``course``: how the run is amended.
     """
     members = [Member()] * members if isinstance(members, int) else members
-    swarm = Swarm(spec, dataset, members, conditions or Conditions(), kind, compiled, evaluations)
+    swarm = Swarm(spec, dataset, members, conditions or Conditions(), kind, compiled, evaluations, course)
     swarm.network.run()
     return swarm.result()
 

@@ -55,6 +55,8 @@ class TrainerSettings:
 
     spec: str
     """Document of the run, as it was signed."""
+    amendments: str = ""
+    """The chain of its amendments, as it travels; empty where there is none."""
     peer_id: str
     checkpoints: str
     """Folder of this run's checkpoints."""

@@ -41,6 +41,7 @@ from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_node.trainer.saving import HANGS, Saving
 from lowcomm_node.trainer.state import Parts
 from lowcomm_node.trainer.text import open_text
+from lowcomm_protocol.amendments import newest
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
 from lowcomm_protocol.errors import CodecError, ImplausibleError
 from lowcomm_protocol.outer import mean_contribution, outer_step
@@ -162,7 +163,7 @@ class TrainerLoop:
         return is_held
 
     def _finished(self) -> bool:
-        return self.replica.clock.step >= self.replica.spec.run.steps
+        return self.replica.course.is_over(self.replica.clock.step)
 
     def _step(self) -> None:
         replica, began = self.replica, monotonic()
@@ -197,7 +198,7 @@ class TrainerLoop:
             self._pipe.send({"event": "finished", **news})
 
     def _tell_step(self, loss: float, seconds: float) -> None:
-        replica = self.replica
+        replica, now = self.replica, self.replica.now
         self._pipe.send(
             {
                 "event": "step",
@@ -207,7 +208,7 @@ class TrainerLoop:
                 "loss": loss if math.isfinite(loss) else None,
                 "skipped_steps": replica.skipped,
                 "seconds": seconds,
-                "learning_rate": learning_rate(replica.spec.train, replica.clock.step, replica.spec.run.steps),
+                "learning_rate": learning_rate(now.train, replica.clock.step, now.run.steps),
                 "tokens_per_second": self._speed,
             }
         )
@@ -235,7 +236,8 @@ class TrainerLoop:
         allotment = Allotment(Path(self.settings.home), self.settings.max_disk)
         dataset = open_text(spec, self.settings, allotment, self._pipe.send)
         run_id = run_id_of(self.settings.spec.encode())
-        self.replica = Replica(spec, self.settings.peer_id, dataset, device, run_id=run_id)
+        course = newest(spec, run_id, [self.settings.amendments.encode()])
+        self.replica = Replica(spec, self.settings.peer_id, dataset, device, run_id=run_id, course=course)
         _warm_up(spec.sync.codec)
         self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep, allotment)
         found = self.store.load_newest_usable()
@@ -288,6 +290,16 @@ class TrainerLoop:
         self._training = bool(request["on"])
         self._tell_if_finished()
         return {}
+
+    def _do_amend(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        """Follow another course from this step boundary on; a run that was over may go on."""
+        replica = self.replica
+        replica.course = newest(
+            replica.spec, replica.run_id, [replica.course.chain.data, request["amendments"].encode()]
+        )
+        self._told_finished = self._told_finished and self._finished()
+        self._tell_if_finished()
+        return {"swarm_step": replica.clock.step}
 
     def _do_stop(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
         self._stopping = True

@@ -35,9 +35,12 @@ class InnerOptimizer:
         if by_muon:
             self._parts.append(_muon(list(by_muon.values()), train, device))
 
-    def step(self, swarm_step: int, steps: int) -> None:
-        """Take one step on the gradients at the learning rate of ``swarm_step``, and clear them."""
-        rate = learning_rate(self._train, swarm_step, steps)
+    def step(self, swarm_step: int, steps: int, train: TrainSettings | None = None) -> None:
+        """Take one step on the gradients at the learning rate of ``swarm_step``, and clear them.
+
+        ``train``: the settings that hold now, where the run was amended.
+        """
+        rate = learning_rate(train or self._train, swarm_step, steps)
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = rate * group["share"]

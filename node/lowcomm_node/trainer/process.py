@@ -102,6 +102,10 @@ class Trainer(ABC):
         """Let it step, or hold it."""
         await self._ask("train", on=on)
 
+    async def amend(self, amendments: str) -> int:
+        """Follow these amendments from the next step boundary on; the swarm step of that."""
+        return int((await self._ask("amend", amendments=amendments))["swarm_step"])
+
     async def evaluate(self) -> float:
         """Loss on held-out text, nats a token."""
         return float((await self._ask("evaluate"))["loss"])

@@ -25,6 +25,7 @@ from lowcomm_node.model import build_model, tensor_specs
 from lowcomm_node.state_file import is_finite
 from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
+from lowcomm_protocol.amendments import Course
 from lowcomm_protocol.clock import SwarmClock, largest_jump
 from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
@@ -49,10 +50,13 @@ class Replica:
         device: torch.device,
         compiled: bool | None = None,
         run_id: str | None = None,
+        course: Course | None = None,
     ) -> None:
-        """``run_id``: that of the signed run; None in a simulation, where nobody has signed any."""
+        """``run_id``: that of the signed run; None in a simulation, where nobody has signed any; ``course``: how it is amended."""
         self.spec, self.peer_id, self.dataset, self.device = spec, peer_id, dataset, device
         self.run_id = run_id or spec.run_id
+        self.course = course or Course(spec)
+        """Which schedule holds at which swarm step; all else is ``spec``'s."""
         self.model = build_model(spec.model, spec.run.seed).to(device)
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
         self.optimizer = InnerOptimizer(self.model, spec.train, device)
@@ -86,6 +90,11 @@ class Replica:
         worth_it = device.type == "cuda" and can_compile()
         self.loss = _loss(self.model, worth_it if compiled is None else compiled)
 
+    @property
+    def now(self) -> RunSpec:
+        """The settings that hold at this swarm step."""
+        return self.course.at(self.clock.step)
+
     # inner steps
 
     def inner_step(self) -> float:
@@ -101,7 +110,8 @@ class Replica:
         # Both at once: the only time that a step waits for the device.
         value, length = torch.stack((loss.detach().float(), norm.float())).tolist()
         if math.isfinite(value) and math.isfinite(length):
-            self.optimizer.step(self.clock.step, self.spec.run.steps)
+            now = self.now
+            self.optimizer.step(self.clock.step, now.run.steps, now.train)
             self.skipped_in_a_row = 0
             self.tokens += self.spec.tokens_per_step
         else:
@@ -182,8 +192,9 @@ class Replica:
 
     def _rates(self, since: int, count: int) -> float:
         """Sum of the learning rates of so many steps, the first of which was the first of our last ``since``."""
-        start, run = max(0, self.clock.step - since), self.spec.run.steps
-        return sum(learning_rate(self.spec.train, step, run) for step in range(start, start + count))
+        start = max(0, self.clock.step - since)
+        holding = ((step, self.course.at(step)) for step in range(start, start + count))
+        return sum(learning_rate(spec.train, step, spec.run.steps) for step, spec in holding)
 
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
         """What we send of a fragment: a new vector."""

@@ -15,6 +15,7 @@ from lowcomm_node.data.tokenizer import identify
 from lowcomm_node.errors import CheckpointError, NotFinite
 from lowcomm_node.state_file import not_finite
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.amendments import newest
 from lowcomm_protocol.robust import UsualNorm
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
@@ -45,6 +46,7 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
         "usual": [usual.learned for usual in replica.usual],
         "stream": replica.stream.state(),
         "model": replica.spec.model.model_dump(),
+        "amendments": replica.course.chain.data.decode(),
         "tokenizer": identify(replica.dataset.tokenizer),
     }
     return parts, meta
@@ -66,8 +68,15 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     replica.steps, replica.tokens = int(meta["steps"]), int(meta["tokens"])
     replica.skipped = int(meta.get("skipped", 0))  # 0.1 counted none
     replica.stream.restore(meta["stream"])
+    replica.course = newest(replica.spec, replica.run_id, [replica.course.chain.data, _amendments(meta)])
     replica.usual = _usual(replica, meta)
     replica.schedule = _schedule(replica, meta["progress"])
+
+
+def _amendments(meta: dict[str, Any]) -> bytes:
+    """Those that the daemon's home may have lost; 0.1 knew none."""
+    told = meta.get("amendments", "")
+    return told.encode() if isinstance(told, str) else b""
 
 
 def skip_text(replica: Replica, diverged: dict[str, Any] | None) -> None:

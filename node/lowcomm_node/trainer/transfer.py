@@ -31,7 +31,7 @@ def form_of(replica: Replica) -> StateForm:
     second = replica.optimizer.has_second
     runs = [tuple((part.numel, second(part.tensor)) for part in one.slices) for one in replica.plan.fragments]
     ranges = RANGE in replica.coders[0].lessons()
-    return StateForm.of(replica.run_id, replica.plan.digest, replica.spec.run.steps, tuple(runs), ranges)
+    return StateForm.of(replica.run_id, replica.plan.digest, replica.course.longest, tuple(runs), ranges)
 
 
 class Snapshot:

@@ -1,0 +1,120 @@
+"""``amend``: change a run of ours while it trains."""
+
+import asyncio
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
+from lowcomm_node.cli.members import PUBLISH_DEADLINE, Run, with_entry_points
+from lowcomm_node.errors import ConfigError, NoPeers
+from lowcomm_node.logs import configure_logs
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(amend)
+
+
+def amend(
+    set_: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            help="SETTING=VALUE; may be repeated: run.steps, train.learning_rate, train.final_learning_rate, train.warmup, "
+            "run.description, run.admission, run.members.",
+        ),
+    ],
+    at: Annotated[
+        int | None, typer.Option("--at", help="Swarm step from which steps and learning rate hold.", min=0)
+    ] = None,
+    peers: Annotated[
+        list[str] | None, typer.Option(help="Address of the swarm; default: the node of this home, or its settings.")
+    ] = None,
+    run: Run = None,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Change a run of ours while it trains: every peer follows from the same swarm step on.
+
+    Example: lowcomm-node amend --set run.steps=20000 --set train.learning_rate=0.005 --at 12000
+    """
+    from lowcomm_node.created import created_run
+    from lowcomm_node.settings import load_settings
+    from lowcomm_protocol.amendments import AT_STEP
+
+    configure_logs(verbose - quiet - 1)
+    changes = dict(map(parse_change, set_))
+    if at is None and any(name in AT_STEP for name in changes):
+        raise ConfigError(
+            "--at is missing: name the swarm step from which the change holds, a minute ahead of the swarm, so that all "
+            "peers hear of it before (`lowcomm-node status` shows the step)."
+        )
+    settings = load_settings({"home": home, "peers": peers}).settings
+    identity, signed = created_run(settings.paths, run)
+    chain = run_async(_publish(with_entry_points(settings), identity, signed, at, changes))
+    name, made = f"{signed.spec.run.name}@{signed.fingerprint}", chain.links[-1]
+    content = {"run": name, "number": made.number, "at": made.at, "settings": dict(made.settings)}
+    show(
+        content, json_, f"{name}: {made}\nall peers know within a minute; `lowcomm-node status` shows what is in force"
+    )
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """The setting and the value of SETTING=VALUE. Raises ConfigError."""
+    from lowcomm_protocol.amendments import AMENDABLE
+
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if not equals or not name:
+        raise ConfigError(f"--set {text[:80]}: expected SETTING=VALUE, such as run.steps=20000.")
+    if name not in AMENDABLE:
+        raise ConfigError(
+            f"--set {text[:80]}: this can't be changed while a run trains; these can: {', '.join(AMENDABLE)}."
+        )
+    if name == "run.members":
+        return name, [member.strip() for member in value.split(",") if member.strip()]
+    if name in ("run.description", "run.admission"):
+        return name, value
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        raise ConfigError(f"--set {text[:80]}: {value[:40]!r} is no number.") from None
+
+
+async def _publish(settings, identity, run, at: int | None, changes: dict[str, Any]):  # noqa: ANN202
+    """Write the next amendment, keep it in the home, publish it under a passing identity: our node may run under ours."""
+    from lowcomm_node.amending import AMENDMENTS_LIFE
+    from lowcomm_node.discovery.keys import amendments_key
+    from lowcomm_node.files import ephemeral_identity, read_small, write_atomic
+    from lowcomm_node.finding import open_discovery
+    from lowcomm_protocol.amendments import MAX_CHAIN_BYTES, newest, write_amendment
+
+    key, path = amendments_key(run.run_id, identity.peer_id), settings.paths.amendments(run.fingerprint)
+    settings = settings.model_copy(update={"dht_port": 0})
+    with ephemeral_identity() as (passing, key_file):
+        discovery = open_discovery(settings, passing, key_file=key_file)
+        try:
+            await discovery.start()
+            told = (await discovery.lookup(key)).get(identity.peer_id, b"")
+            chain = newest(run.spec, run.run_id, [read_small(path, MAX_CHAIN_BYTES), told]).chain
+            last = chain.links[-1].at if chain.links else 0
+            chain = write_amendment(identity, run, chain, last if at is None else at, changes)
+            write_atomic(path, chain.data)
+            deadline = time.monotonic() + PUBLISH_DEADLINE
+            while time.monotonic() < deadline:
+                await discovery.publish(key, identity.peer_id, chain.data, AMENDMENTS_LIFE)
+                # A store that says yes may not have arrived: read it back.
+                if (await discovery.lookup(key)).get(identity.peer_id) == chain.data:
+                    return chain
+                await asyncio.sleep(1.0)
+        finally:
+            await discovery.close()
+    raise NoPeers(
+        f"The amendment could not be published within {PUBLISH_DEADLINE:.0f} s. It is kept in {path}, and the node of this "
+        "home will publish it when it runs; or publish it with the same command again."
+    )

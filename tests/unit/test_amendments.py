@@ -1,0 +1,231 @@
+"""What must hold for amendments: only the creator's, in one order, bounded, and the same settings at a swarm step everywhere."""
+
+import json
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowcomm_protocol.amendments import (
+    AMENDABLE,
+    MAX_AMENDMENTS,
+    MAX_CHAIN_BYTES,
+    Chain,
+    Course,
+    newest,
+    read_chain,
+    write_amendment,
+)
+from lowcomm_protocol.document import encode
+from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, SpecError, VersionError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.run import parse_toml, sign_run
+
+CREATOR, STRANGER = Identity(b"c" * 32), Identity(b"s" * 32)
+RUN = sign_run(parse_toml('[run]\nname = "a"\nsteps = 400\n'), CREATOR)
+OTHER = sign_run(parse_toml('[run]\nname = "b"\nsteps = 400\n'), CREATOR)
+
+
+def amended(*changes: tuple[int, dict[str, Any]]) -> Chain:
+    chain = Chain()
+    for at, change in changes:
+        chain = write_amendment(CREATOR, RUN, chain, at, change)
+    return chain
+
+
+def forged(creator: Identity = CREATOR, **changes: Any) -> bytes:
+    """A chain of one amendment as a creator could make it who does not use our program."""
+    content = {
+        "run": RUN.run_id,
+        "number": 1,
+        "previous": RUN.run_id,
+        "at": 5,
+        "settings": {"run.steps": 500},
+    } | changes
+    document = encode(content)
+    told = {"document": document.decode(), "signature": creator.sign("amendment", document).hex()}
+    return json.dumps([told]).encode()
+
+
+LONGER = amended((100, {"run.steps": 1000}), (200, {"train.learning_rate": 0.001, "train.warmup": 0}))
+
+
+# What holds when
+
+
+def test_settings_hold_from_their_swarm_step_on_and_the_rest_stays():
+    course = Course(RUN.spec, LONGER)
+    assert course.at(99) == RUN.spec
+    assert course.at(100).run.steps == course.at(199).run.steps == 1000
+    assert course.at(199).train == RUN.spec.train
+    assert (course.at(200).train.learning_rate, course.at(10**9).train.warmup) == (0.001, 0)
+    assert course.at(200).sync == RUN.spec.sync and course.at(200).model == RUN.spec.model
+
+
+def test_a_run_ends_at_the_steps_that_hold_then():
+    course = Course(RUN.spec, LONGER)
+    assert [course.is_over(step) for step in (99, 400, 999, 1000)] == [False, False, False, True]
+    shorter = Course(RUN.spec, amended((100, {"run.steps": 150})))
+    assert [shorter.is_over(step) for step in (99, 149, 150)] == [False, False, True]
+    assert (course.longest, shorter.longest, Course(RUN.spec).longest) == (1000, 400, 400)
+
+
+def test_two_changes_at_one_step_hold_in_their_order():
+    assert Course(RUN.spec, amended((100, {"run.steps": 900}), (100, {"run.steps": 800}))).at(100).run.steps == 800
+
+
+def test_description_and_who_may_join_hold_at_once():
+    course = Course(RUN.spec, amended((300, {"run.admission": "list", "run.members": [STRANGER.peer_id]})))
+    assert course.at(0).run.admission == "open"
+    assert (course.last.run.admission, course.last.run.members) == ("list", (STRANGER.peer_id,))
+
+
+def test_who_may_join_is_told_whole():
+    listed = write_amendment(CREATOR, RUN, Chain(), 0, {"run.admission": "list", "run.members": [STRANGER.peer_id]})
+    opened = write_amendment(CREATOR, RUN, listed, 0, {"run.admission": "open"})
+    assert dict(opened.links[1].settings) == {"run.admission": "open", "run.members": []}
+    assert Course(RUN.spec, opened).last.run == RUN.spec.run
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(300, 500)), max_size=6), st.integers(0, 600))
+@settings(max_examples=50, deadline=None)
+def test_the_settings_of_a_step_do_not_depend_on_when_a_chain_was_heard(changes, step):
+    whole = amended(*((at, {"run.steps": steps}) for at, steps in sorted(changes)))
+    heard = read_chain(whole.data, CREATOR.peer_id) if whole.links else whole
+    known = [link for link in whole.links if link.at <= step]
+    early = amended(*((link.at, dict(link.settings)) for link in known))
+    assert Course(RUN.spec, heard).at(step) == Course(RUN.spec, early).at(step)
+
+
+# What a creator may change
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "told"),
+    [
+        (5, {"sync.codec": "fp32"}, "sync.codec can't be changed while a run trains; these can: run.steps"),
+        (5, {}, "needs a setting"),
+        (5, {"run.steps": 0}, r"amendment 1: run\.steps = 0"),
+        (5, {"run.steps": 4}, r"run\.steps = 4 is before swarm step 5"),
+        (5, {"run.steps": "many"}, r"run\.steps = 'many'"),
+        (5, {"train.learning_rate": 2.0}, r"train\.learning_rate = 2\.0"),
+        (5, {"run.members": [STRANGER.peer_id]}, "members are given, but admission"),
+        (5, {"run.admission": "list"}, "needs members"),
+        (-1, {"run.steps": 500}, "Swarm step -1 is not one"),
+        (5, {"run.description": "\x1b[2J"}, "printable"),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(at, change, told):
+    with pytest.raises(SpecError, match=told) as caught:
+        write_amendment(CREATOR, RUN, Chain(), at, change)
+    assert len(str(caught.value)) < 400
+
+
+def test_amendments_come_in_their_order_and_in_bounds():
+    with pytest.raises(SpecError, match=r"Swarm step 199 is before that of amendment 2: .* from swarm step 200"):
+        write_amendment(CREATOR, RUN, LONGER, 199, {"run.steps": 900})
+    chain = amended(*((1, {"run.steps": 500 + number}) for number in range(MAX_AMENDMENTS)))
+    with pytest.raises(SpecError, match="32 amendments, which is the most"):
+        write_amendment(CREATOR, RUN, chain, 1, {"run.steps": 900})
+    members = [Identity(bytes([number]) * 32).peer_id for number in range(256)]
+    most = amended((1, {"run.admission": "list", "run.members": members}))
+    assert len(most.data) < MAX_CHAIN_BYTES
+    with pytest.raises(SpecError, match="All amendments together would have"):
+        write_amendment(CREATOR, RUN, most, 1, {"run.members": members[:200]})
+    with pytest.raises(SpecError, match="Only the run's creator"):
+        write_amendment(STRANGER, RUN, Chain(), 1, {"run.steps": 900})
+
+
+# What strangers send
+
+
+def test_a_chain_travels_as_it_was_signed_and_names_its_predecessors():
+    read = read_chain(LONGER.data, CREATOR.peer_id)
+    assert read == LONGER
+    first, second = (json.loads(link.document) for link in read.links)
+    assert (first["previous"], second["previous"]) == (RUN.run_id, sha256(read.links[0].document).hexdigest())
+
+
+def test_a_chain_of_another_run_or_signer_is_refused():
+    with pytest.raises(SignatureError):
+        read_chain(LONGER.data, STRANGER.peer_id)
+    with pytest.raises(SignatureError):
+        read_chain(forged(STRANGER), CREATOR.peer_id)
+    other = write_amendment(CREATOR, OTHER, Chain(), 1, {"run.steps": 500})
+    assert newest(RUN.spec, RUN.run_id, [other.data]).chain == Chain()
+
+
+def test_links_can_be_neither_left_out_nor_turned_round_nor_taken_from_another_run():
+    links = json.loads(LONGER.data)
+    foreign = json.loads(write_amendment(CREATOR, OTHER, Chain(), 1, {"run.steps": 500}).data)
+    for told in (links[1:], links[::-1], [links[0], links[0]], [foreign[0], links[1]], [links[0], foreign[0]]):
+        with pytest.raises(RecordError, match="no chain"):
+            read_chain(json.dumps(told).encode(), CREATOR.peer_id)
+
+
+def test_of_two_chains_the_longer_holds_and_of_two_alike_all_take_the_same():
+    short = Chain(RUN.run_id, LONGER.links[:1])
+    assert newest(RUN.spec, RUN.run_id, [amended((100, {"run.steps": 1000})).data, LONGER.data]).chain == LONGER
+    assert short.order < LONGER.order
+    forks = [amended((1, {"run.steps": steps})).data for steps in (500, 600)]
+    assert newest(RUN.spec, RUN.run_id, forks).chain == newest(RUN.spec, RUN.run_id, forks[::-1]).chain
+
+
+def test_a_setting_that_this_release_can_not_change_asks_for_a_newer_one():
+    with pytest.raises(VersionError, match=r"changes 'sync\.pairing', which this release can't: install"):
+        read_chain(forged(settings={"sync.pairing": "random"}), CREATOR.peer_id)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"at": -1}, {"at": 1.5}, {"at": True}, {"at": 10**30}, {"number": 0}, {"number": True}, {"number": 2}, {"run": "x" * 64},
+        {"previous": ""}, {"settings": {}}, {"settings": []}, {"more": 1}, {"run": ["a"]}, {"settings": {"run.members": []}},
+        {"settings": {"": 1}}, {"settings": {"run.steps": 10, "x" * 500: 1}},
+    ],
+)  # fmt: skip
+def test_an_amendment_out_of_bounds_is_refused_in_few_words(changes):
+    with pytest.raises(LowcommError) as caught:
+        read_chain(forged(**changes), CREATOR.peer_id)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"run.steps": 4}, {"run.steps": 1e3}, {"run.steps": None}, {"train.warmup": [1]}, {"run.description": {}}],
+)
+def test_a_signed_change_into_no_valid_run_is_refused_by_the_course(change):
+    chain = read_chain(forged(settings=change), CREATOR.peer_id)
+    with pytest.raises(SpecError):
+        Course(RUN.spec, chain)
+    assert newest(RUN.spec, RUN.run_id, [forged(settings=change), LONGER.data]).chain == LONGER
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_no_bytes_raise_anything_else(data):
+    with pytest.raises(LowcommError):
+        read_chain(data, CREATOR.peer_id)
+
+
+@given(st.integers(0, len(LONGER.data) - 1), st.integers(1, 255))
+@settings(max_examples=300, deadline=None)
+def test_a_flipped_byte_is_refused_or_changes_nothing(place, flip):
+    data = bytearray(LONGER.data)
+    data[place] ^= flip
+    try:
+        assert read_chain(bytes(data), CREATOR.peer_id) == LONGER
+    except LowcommError:
+        return
+
+
+def test_a_chain_that_is_too_large_is_refused_before_it_is_read():
+    with pytest.raises(RecordError, match="at most 20480"):
+        read_chain(b"[" * (MAX_CHAIN_BYTES + 1), CREATOR.peer_id)
+
+
+def test_what_can_be_amended_is_a_setting():
+    for name in AMENDABLE:
+        section, setting = name.split(".")
+        assert setting in RUN.spec.model_dump()[section]
