@@ -6,19 +6,21 @@ and before are refused, so that a forgotten nonce is not good twice. No clock: t
 """
 
 from collections import OrderedDict
+from hashlib import sha256
 from typing import NamedTuple
 
 from lowcomm_node.probing.ration import prefixes_of
 
-OF_PEER, OF_ADDRESS, OF_ALL = 4096, 16_384, 131_072
+OF_PEER, OF_ADDRESS, OF_ALL = 2560, 10_240, 65_536
 """Of one peer, of one address of IPv4 or /64 of IPv6, and of all: a peer may call 1200 times, an address 4800 times a minute, and
-a nonce is kept for three. About 300 bytes each."""
+a nonce is kept for two. About 660 bytes each."""
 MAX_FLOORS = 4096
 
-_Key = tuple[str, bytes]
+_Key = bytes
 
 
 class _Used(NamedTuple):
+    peer: str
     address: str
     issued: float
     at: float
@@ -44,12 +46,12 @@ class Nonces:
         """Whether a credential of a peer was used before, as far as can be told; ``issued``: when the peer made it."""
         while self._used and next(iter(self._used.values())).at < now - self._life:
             self._drop(next(iter(self._used)))
-        return (peer, nonce) in self._used or issued <= self._floors.get(peer, float("-inf"))
+        return _key(peer, nonce) in self._used or issued <= self._floors.get(peer, float("-inf"))
 
     def use(self, peer: str, place: str, nonce: bytes, issued: float, now: float) -> None:
         """Remember it. ``place``: the address that the call came from."""
-        key, address = (peer, nonce), prefixes_of(place)[0]
-        self._used[key] = _Used(address, issued, now)
+        key, address = _key(peer, nonce), prefixes_of(place)[0]
+        self._used[key] = _Used(peer, address, issued, now)
         of_peer = self._peers.setdefault(peer, OrderedDict())
         of_address = self._addresses.setdefault(address, OrderedDict())
         of_peer[key] = of_address[key] = None
@@ -62,7 +64,7 @@ class Nonces:
 
     def _forget_oldest(self, keys: OrderedDict[_Key, None]) -> None:
         key = next(iter(keys))
-        peer, issued = key[0], self._used[key].issued
+        peer, _, issued, _ = self._used[key]
         self._floors[peer] = max(issued, self._floors.get(peer, issued))
         self._floors.move_to_end(peer)
         if len(self._floors) > MAX_FLOORS:
@@ -71,7 +73,12 @@ class Nonces:
 
     def _drop(self, key: _Key) -> None:
         used = self._used.pop(key)
-        for held, name in ((self._peers, key[0]), (self._addresses, used.address)):
+        for held, name in ((self._peers, used.peer), (self._addresses, used.address)):
             del held[name][key]
             if not held[name]:
                 del held[name]
+
+
+def _key(peer: str, nonce: bytes) -> _Key:
+    """Shorter than both."""
+    return sha256(peer.encode() + nonce).digest()[:16]

@@ -98,7 +98,7 @@ class Gatekeeper:
         self._admission, self._claim = admission or Admission(Rules(run_id, creator="")), claim
         self._refusals = refusals or Refusals()
         self._own_peer_id = identity.peer_id
-        self._nonces = Nonces(3 * CREDENTIAL_LIFE)
+        self._nonces = Nonces(2 * CREDENTIAL_LIFE)  # one may come that life ahead of our clock
 
     def show(self, claim: bytes) -> None:
         """Show another claim from now on, such as the proof of work of another week."""
