@@ -105,7 +105,7 @@ def _limits() -> Iterator[tuple[str, str]]:
     yield "calls of one peer", f"{turnstile.CALLS.each:,} a minute, which come back evenly"
     yield "calls of all peers of one address", f"{turnstile.OF_ADDRESS.each:,} a minute"
     yield (
-        f"nonces of one peer; of one address; of all, kept for {3 * records.CREDENTIAL_LIFE / 60:.0f} minutes",
+        f"nonces of one peer; of one address; of all, kept for {2 * records.CREDENTIAL_LIFE / 60:.0f} minutes",
         f"{nonces.OF_PEER:,}; {nonces.OF_ADDRESS:,}; {nonces.OF_ALL:,}: beyond that the oldest of the same peer or address, or of "
         "the address with most, are forgotten, and the peer's credentials issued by then are refused",
     )
@@ -113,7 +113,11 @@ def _limits() -> Iterator[tuple[str, str]]:
         "calls without a good credential from one address of IPv4, or a /64 of IPv6",
         f"{turnstile.BAD_CALLS.each} a minute; then its calls are refused unread",
     )
-    yield "calls that are refused for that", f"{turnstile.REFUSED.each} a minute; then the connection is ended"
+    yield (
+        "calls that are refused for that",
+        f"{turnstile.REFUSED.each} a minute; then the connection is ended; of peers that have shown who they are, "
+        f"{turnstile.REFUSED.each} of each, and {turnstile.TIMES_REFUSED * turnstile.REFUSED.each:,} of their address",
+    )
     yield "the request of `Describe` and `Fetch`", f"within {service.REQUEST_DEADLINE:.0f} s"
     yield "TLS and the beginning of HTTP/2", f"within {service.HANDSHAKE_SECONDS:.0f} s"
     yield "a connection without calls", f"{service.IDLE_SECONDS / 60:.0f} minutes"
