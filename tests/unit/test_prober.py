@@ -27,7 +27,7 @@ from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.probes import PROTOCOL, Kind, Target
+from lowcomm_protocol.probes import PROTOCOL, Keeping, Kind, Target
 from waiting import until_async
 
 ASKER, HELPER = Identity(b"a" * 32).peer_id, Identity(b"h" * 32).peer_id
@@ -40,16 +40,28 @@ TARGETS = [Target(Kind.DIRECT, 45123, b"d" * 32), Target(Kind.TCP, 4001), Target
 class World:
     """A helper, and who asks it."""
 
-    def __init__(self, address: str = FROM, calls: Allowed = PLENTY, size: Allowed = PLENTY) -> None:
+    def __init__(
+        self, address: str = FROM, calls: Allowed = PLENTY, size: Allowed = PLENTY, keeps: bool = True
+    ) -> None:
         self.network = MemoryNetwork(clock=time, address=address)
         self.helper, self.asker = (MemoryDiscovery(peer, self.network) for peer in (HELPER, ASKER))
         limits = ProbeLimits(calls=calls, bytes=size, rate=1e9)
         self.now = 0.0
         self.called: list[tuple[str, str, Target]] = []
         self.answering = {Kind.DIRECT, Kind.QUIC}
+        self.asked_for: list[tuple[str, str]] = []
         self.prober = Prober(
-            self.helper, lambda: ("/ip4/198.51.100.1/tcp/1/p2p/" + HELPER,), limits, self.dial, self.clock
+            self.helper,
+            lambda: ("/ip4/198.51.100.1/tcp/1/p2p/" + HELPER,),
+            limits,
+            self.dial,
+            self.clock,
+            self.keep if keeps else None,
         )
+
+    async def keep(self, run_id: str, place: str) -> Keeping:
+        self.asked_for.append((run_id, place))
+        return Keeping(kept=True, seconds=86_400.0)
 
     def clock(self) -> float:
         return self.now
@@ -332,3 +344,19 @@ def test_callers_are_forgotten_before_they_fill_the_memory():
 def test_a_household_is_one_caller():
     assert network_of("203.0.113.7") == "203.0.113.7"
     assert network_of("2a00:128:1:2:3::4") == network_of("2a00:128:1:2:ffff::1") != network_of("2a00:128:1:3::1")
+
+
+async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks_and_a_node_keeps_none():
+    async with world(calls=Allowed(each=2, all=100, seconds=3600.0)) as made:
+        with await made.stream() as asker:
+            assert await asker.keeps("ab" * 32) == Keeping(kept=True, seconds=86_400.0)
+            assert made.asked_for == [("ab" * 32, "203.0.113.7")]
+            await asker.keeps("cd" * 32)
+            with pytest.raises(LinkLost, match="too often"):
+                await asker.keeps("ef" * 32)
+    async with world(keeps=False) as made:
+        with await made.stream() as asker, pytest.raises(LinkLost, match="is a node"):
+            await asker.keeps("ab" * 32)
+    async with world() as made:
+        with await made.stream() as asker, pytest.raises(LinkLost):
+            await asker.keeps("ab")

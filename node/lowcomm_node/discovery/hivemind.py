@@ -93,7 +93,7 @@ class HivemindDiscovery:
         self._key_file, self._listen = key_file, tuple(listen)
         self._require_peers, self._start_deadline = require_peers, start_deadline
         self._provenances, self._answered = Provenances(refusals), Answered()
-        self._records = Records(lambda: self._node, self._provenances)
+        self._records = Records(lambda: self._node, self._provenances, self._answered)
         self._daemon: P2pDaemon | None = None
         self._node: Any = None
         self._p2p: Any = None

@@ -1,7 +1,7 @@
 """Records in the DHT through hivemind's node: ours go out, those of others are checked when they come in."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from time import time
 from typing import Any, TypeVar
 
@@ -19,9 +19,9 @@ REPLICAS = 5
 class Records:
     """What one peer asks of the DHT. Without a node, such as while p2pd is started again, nothing is found or stored."""
 
-    def __init__(self, node: Callable[[], Any], provenances: Provenances) -> None:
-        """``node``: hivemind's ``DHTNode``, or None while there is none."""
-        self._node, self._provenances = node, provenances
+    def __init__(self, node: Callable[[], Any], provenances: Provenances, answered: Container[str] = ()) -> None:
+        """``node``: hivemind's ``DHTNode``, or None while there is none; ``answered``: peers that have shown to be there."""
+        self._node, self._provenances, self._answered = node, provenances, answered
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
         """See Discovery."""
@@ -34,7 +34,9 @@ class Records:
         found = await self._call("get", key, latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         now, records = time(), dict[str, bytes]()
-        for subkey, entry in list(entries.items())[:MAX_RECORDS]:
+        # Whoever floods a storer must not crowd out those that we know.
+        known_first = sorted(entries.items(), key=lambda item: item[0] not in self._answered)
+        for subkey, entry in known_first[:MAX_RECORDS]:
             value = entry.value
             if not isinstance(subkey, str) or not isinstance(value, bytes):
                 continue

@@ -160,6 +160,8 @@ class Prober:
                 run_id = read_keep(probe.keep)
                 if self._keep is None:
                     return pb.Probed(refused="is a node: only bootstrap servers keep runs of others")
+                if not self._calls.take(caller, 1, self._clock()):
+                    return pb.Probed(refused="runs were asked for too often lately: ask again in an hour")
                 return pb.Probed(kept=(await self._keep(run_id, place_in(address))).to_message())
             case "dial_back":
                 return await self._dial_back(probe.dial_back, host, caller)
