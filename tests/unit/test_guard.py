@@ -141,6 +141,17 @@ def test_who_may_join_by_an_amendment_is_enforced_whatever_was_seen_first(chain_
     assert lets_in(provenances, peers_key(run.run_id), CLEO.peer_id, record(run.run_id, CLEO))
 
 
+def test_an_older_chain_brings_back_no_older_rules():
+    run, provenances = run_of("open"), Provenances()
+    key = amendments_key(run.run_id, CREATOR.peer_id)
+    listed = write_amendment(CREATOR, run, Chain(), 0, {"run.admission": "list", "run.members": [ADA.peer_id]})
+    opened = write_amendment(CREATOR, run, listed, 0, {"run.admission": "open"})
+    assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
+    for chain in (opened, listed):
+        assert lets_in(provenances, key, CREATOR.peer_id, chain.data, life=1800)
+    assert lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB))
+
+
 def test_only_the_creator_can_amend_a_run_and_an_older_chain_replaces_no_newer():
     run, provenances = run_of("open"), Provenances()
     key = amendments_key(run.run_id, CREATOR.peer_id)

@@ -1,5 +1,6 @@
 """What must hold when a node stops training: it tells of where it stands as it has saved it."""
 
+import asyncio
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,10 @@ import pytest
 from lowcomm_node.bulletin import Bulletin
 from lowcomm_node.trainer.saving import HANGS
 from lowcomm_node.training import EVALUATING, HELD, LEAVE_DEADLINE, LONGEST_LEAVE, NOT_SAVED, Training
+from lowcomm_protocol.amendments import Chain, Course, write_amendment
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.run import parse_toml, sign_run
+from waiting import until_async
 
 SAVED = {"swarm_step": 700, "steps": 350, "tokens": 89_600}
 
@@ -123,3 +128,40 @@ def hearing() -> Training:
     training = object.__new__(Training)
     training._bulletin = Bulletin()
     return training
+
+
+async def test_a_node_that_stays_goes_on_when_the_creator_makes_the_run_longer() -> None:
+    creator = Identity(b"c" * 32)
+    run = sign_run(parse_toml('[run]\nname = "a"\nsteps = 400\n'), creator)
+    training, announced, told = hearing(), list[str](), list[str]()
+
+    async def announce(phase: str) -> None:
+        announced.append(phase)
+
+    async def amend(text: str) -> None:
+        told.append(text)
+
+    training._amending = SimpleNamespace(course=Course(run.spec))
+    training._membership = SimpleNamespace(announce=announce)
+    training._settings = SimpleNamespace(stay=False)
+    training._supervisor = SimpleNamespace(runs=True, trainer=SimpleNamespace(amend=amend))
+    training._over, training._amended = asyncio.Event(), asyncio.Event()
+    training._bulletin.progress = {"swarm_step": 400}
+    assert not await training._goes_on(), "who does not stay leaves"
+
+    training._settings.stay = True
+
+    async def announced_often(times: int) -> bool:
+        return len(announced) == times
+
+    waits = asyncio.create_task(training._goes_on())
+    await until_async(lambda: announced_often(2), 5, "it waits")
+    same = write_amendment(creator, run, Chain(), 0, {"run.description": "no longer than before"})
+    training._amending.course = Course(run.spec, same)
+    await training.amend()
+    await until_async(lambda: announced_often(3), 5, "it waits on")
+    longer = write_amendment(creator, run, same, 0, {"run.steps": 500})
+    training._amending.course = Course(run.spec, longer)
+    await training.amend()
+    assert await waits
+    assert told == [same.data.decode(), longer.data.decode()]

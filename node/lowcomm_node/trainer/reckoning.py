@@ -92,7 +92,7 @@ def kept_values(model: ModelSettings) -> int:
 
 def explain(parts: Mapping[str, int]) -> str:
     """The largest parts first, in GiB."""
-    largest = sorted(parts.items(), key=lambda part: -part[1])[:4]
+    largest = sorted((part for part in parts.items() if part[1] >= GIB / 20), key=lambda part: -part[1])[:4]
     return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in largest)
 
 
