@@ -268,9 +268,9 @@ def test_of_two_records_a_millisecond_apart_one_is_later():
 
 
 def test_a_credential_tells_the_caller_and_the_nonce():
-    assert read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW) == Caller(ALICE.peer_id, NONCE, b"")
+    assert read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW) == Caller(ALICE.peer_id, NONCE, b"", NOW)
     with_claim = write_credential(ALICE, BOB.peer_id, RUN, NOW, NONCE, b"claim")
-    assert read_credential(with_claim, BOB.peer_id, RUN, NOW) == Caller(ALICE.peer_id, NONCE, b"claim")
+    assert read_credential(with_claim, BOB.peer_id, RUN, NOW) == Caller(ALICE.peer_id, NONCE, b"claim", NOW)
 
 
 def test_a_credential_holds_for_its_callee_run_and_time_only():
@@ -297,7 +297,7 @@ def test_a_mutated_credential_is_refused_or_says_the_same(data):
         read = read_credential(data, BOB.peer_id, RUN, NOW)
     except LowcommError:
         return
-    assert read == Caller(ALICE.peer_id, NONCE, b"")
+    assert read == Caller(ALICE.peer_id, NONCE, b"", NOW)
 
 
 def test_a_forged_credential_is_refused():
