@@ -2,13 +2,14 @@
 
     python benchmarks/convergence.py               everything: 360 runs, some 3.5 hours of two idle cores; resumes
     python benchmarks/convergence.py --quick       a slice of each part, under 3 minutes
-    python benchmarks/convergence.py --part wire   one part: methods, wire, attacks or churn
+    python benchmarks/convergence.py --part wire   one part: methods, wire, attacks, churn or pairing
     python benchmarks/convergence.py --report      what has been measured so far
 
 ``methods``  all methods with the same interval, AdamW and Muon
 ``wire``     how much of all-reduce's gain over one replica is left at a given share of its bytes
 ``attacks``  one peer in four lies
 ``churn``    peers come late, leave, or are slow
+``pairing``  pairs across a hypercube, and drawn anew each time
 
 Bytes are payload bytes that one replica sends, blocks that are sent again included. All-reduce counts as a ring: 2 (n - 1) / n
 times the fp32 gradient a step. Writes JSON, Markdown and two plots to benchmarks/results (--quick: to out).

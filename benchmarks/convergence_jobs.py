@@ -160,7 +160,16 @@ def churn(quick: bool) -> Iterator[Job]:
                 yield Job("churn", row, "adamw", 4, QUICK_STEPS if quick else 400, seed, scene)
 
 
-PARTS = {"methods": methods, "wire": wire, "attacks": attacks, "churn": churn}
+def pairing(quick: bool) -> Iterator[Job]:
+    """Pairs across a hypercube, and drawn anew each time."""
+    for peers in (2,) if quick else (4, 8):
+        for seed in (0,) if quick else SEEDS:
+            for drawn in ("hypercube", "random"):
+                row = Row(f"noloco, {drawn}", "noloco", WHOLE_20 | {"pairing": drawn})
+                yield Job("pairing", row, "adamw", peers, QUICK_STEPS if quick else 400, seed)
+
+
+PARTS = {"methods": methods, "wire": wire, "attacks": attacks, "churn": churn, "pairing": pairing}
 
 
 def members(job: Job) -> list[Any]:

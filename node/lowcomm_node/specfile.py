@@ -44,6 +44,7 @@ _COMMENTS = {
     "error_feedback": "what coding loses is added to the next exchange: for few bits",
     "mean": '"clip", "median", "trimmed": what a liar among three or more can move; "mean": everything',
     "group": "how many meet in one exchange, at most; 2 are pairs",
+    "pairing": 'of pairs: "hypercube" spreads weights fastest, "random" draws them anew each time',
     "min_steps": "inner steps before a peer accepts the same fragment again",
     "outer": '"nesterov" (DiLoCo) or "noloco"',
     "outer_lr": "step of the outer optimizer (NoLoCo's beta)",

@@ -17,3 +17,6 @@ CODEC_NAMES = (*ABSOLUTE_CODECS, *COARSE_CODECS, *MODULO_BITS)
 Mean = Literal["mean", "clip", "median", "trimmed"]
 """How a group of three or more averages: see robust.py."""
 MEANS: tuple[Mean, ...] = get_args(Mean)
+
+Pairing = Literal["hypercube", "random"]
+"""Whom a peer of a pair meets: see matching.py."""

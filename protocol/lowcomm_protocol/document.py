@@ -41,6 +41,7 @@ ADDED: Mapping[str, Added] = MappingProxyType(
         "optional": Added(since="0.2.0", before=()),
         "run.work": Added(since="0.2.0", before=0),
         "data.tokenizer_sha256": Added(since="0.2.0", before=""),
+        "sync.pairing": Added(since="0.2.0", before="hypercube"),
     }
 )
 """Whoever adds a setting adds a line here (CONTRIBUTING.md). ``SECTION.SETTING``."""

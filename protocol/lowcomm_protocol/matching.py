@@ -3,16 +3,20 @@
 For every (run seed, fragment, round) all peers compute the same permutation of the live roster, by sorting the hashes
 of peer ids; peers whose views differ in one peer still agree on the order of the rest. Groups are consecutive slices of it.
 
-Pairs keep one permutation for a cycle of log2(n) rounds, and in round r of it the peer at place k first tries the one at
-place ``k xor 2**r``: a hypercube. Equal views give a perfect matching, and after a cycle everybody has met, directly or
-through others, the weights of all (exactly, where n is a power of two). Pairs drawn anew each time often repeat: of
-all-reduce's gain they left 76 % where the hypercube left 80 % (4 peers, docs/methods.md).
+Pairs are drawn in one of two ways (``pairing``), and equal views give a perfect matching in both:
+
+    hypercube   one permutation for a cycle of log2(n) rounds; in round r of it the peer at place k first calls the one at
+                place ``k xor 2**r``. After a cycle everybody has met, directly or through others, the weights of all
+                (exactly, where n is a power of two)
+    random      a permutation for each round; its first peer meets the second, the third the fourth (NoLoCo, section 3)
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
+
+from lowcomm_protocol.choices import Pairing
 
 
 class Refusal(StrEnum):
@@ -92,15 +96,17 @@ def order(seed: int, fragment: int, number: int, peers: Iterable[str]) -> list[s
     return sorted(set(peers), key=lambda peer: sha256(prefix + peer.encode()).digest())
 
 
-def candidates(seed: int, fragment: int, round_: int, me: str, peers: Iterable[str], group: int) -> list[str]:
+def candidates(
+    seed: int, fragment: int, round_: int, me: str, peers: Iterable[str], group: int, pairing: Pairing = "hypercube"
+) -> list[str]:
     """Whom ``me`` should meet, best first.
 
-    In pairs (``group`` = 2) that is everybody: the partner by the hypercube, then the others in an order of our own.
+    In pairs (``group`` = 2) that is everybody: the partner by ``pairing``, then the others in an order of our own.
     In larger groups it is the rest of our slice, all of whom take part; a group of 1 meets nobody.
     """
     everybody = {me, *peers}
     if group == 2:
-        levels = max(1, (len(everybody) - 1).bit_length())
+        levels = max(1, (len(everybody) - 1).bit_length()) if pairing == "hypercube" else 1
         cycle, level = divmod(round_, levels)
         partner = _mirrored(order(seed, fragment, cycle, everybody), me, 1 << level)
         others = [peer for peer in everybody if peer not in (me, partner)]

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from lowcomm_protocol.choices import COARSE_CODECS, CODEC_NAMES, MODULO_BITS, Mean
+from lowcomm_protocol.choices import COARSE_CODECS, CODEC_NAMES, MODULO_BITS, Mean, Pairing
 from lowcomm_protocol.document import MAX_OPTIONAL, fill, is_encoding, read_content, write_document
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, public_key_of, verify
@@ -206,6 +206,8 @@ class SyncSettings(_Settings):
     """How a group of three or more averages: see robust.py."""
     group: Annotated[int, Field(ge=1, le=MAX_GROUP)]
     """How many peers meet in one exchange, at most: 1 never communicates, 2 are pairs."""
+    pairing: Pairing = "hypercube"
+    """Whom a peer meets where ``group = 2``: across a hypercube, or in pairs drawn anew each time."""
     min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
     """Inner steps since a fragment's last contribution before a peer accepts another exchange of it."""
     outer: Literal["nesterov", "noloco"]
@@ -216,6 +218,10 @@ class SyncSettings(_Settings):
     merge: Literal["shift", "mix"]
     mix: Fraction
     """Share of the fast weights that ``merge = "mix"`` keeps."""
+
+    def realigns_among(self, peers: int) -> bool:
+        """Whether a swarm of so many peers would mostly realign: its groups change, and nothing pulls their weights together."""
+        return self.group > 1 and self.consensus == 0 and peers > self.group
 
     @property
     def outer_settings(self) -> OuterSettings:
@@ -263,6 +269,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "consensus": 1.0,
         "merge": "shift",
         "mix": 0.0,
+        "pairing": "random",
     },
     "diloco": {
         "interval": 20,
@@ -299,6 +306,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # Fragments and overlap of Streaming DiLoCo, pairs and rule of NoLoCo, in 3 bits.
 PRESETS["lowcomm"] = PRESETS["noloco"] | {
+    "pairing": "hypercube",
     "interval": 4,
     "fragments": 4,
     "overlap": 1,
@@ -307,8 +315,8 @@ PRESETS["lowcomm"] = PRESETS["noloco"] | {
     "momentum": 0.0,
 }
 # Gossip is NoLoCo without momentum: the slow weights become the mean of both peers' fast weights.
-PRESETS["gossip"] = PRESETS["noloco"] | {"outer_lr": 1.0, "momentum": 0.0}
-PRESETS["local"] = PRESETS["noloco"] | {"group": 1}
+PRESETS["gossip"] = PRESETS["noloco"] | {"outer_lr": 1.0, "momentum": 0.0, "pairing": "hypercube"}
+PRESETS["local"] = PRESETS["noloco"] | {"group": 1, "pairing": "hypercube"}
 
 MUON_METHODS = frozenset({"lowcomm", "streaming-diloco"})
 """Their inner optimizer is Muon unless the creator says otherwise; that of the others AdamW."""
@@ -318,7 +326,7 @@ METHODS: dict[str, str] = {
     "noloco": "pairs drawn anew each time average what they learned; nobody waits for more than one peer",
     "gossip": "pairs average their weights; the simplest thing that works, without outer momentum",
     "diloco": "the whole group (at most 8) averages the whole model every interval, in full precision",
-    "streaming-diloco": "up to 8 average a quarter of the model at a time, in 2 bits, while it trains on: nearest to a cluster",
+    "streaming-diloco": "swarms of at most 8 average a quarter of the model at a time, in 2 bits: nearest to a cluster",
     "local": "no communication at all: the baseline that every method must beat",
 }
 """What each method is for, in one line."""

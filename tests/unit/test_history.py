@@ -180,3 +180,12 @@ def test_a_round_without_a_partner_expects_nothing():
     round_ = make_round()
     told = round_.describe(now=1000.0)
     assert (told["partners"], told["bytes_sent"], told["bytes_received"], told["bytes_expected"]) == ([], 0, 0, 0)
+
+
+def test_realignments_that_were_applied_are_counted(clock):
+    history = History()
+    for realign, outcome in ((True, Outcome.APPLIED), (True, Outcome.FAILED), (False, Outcome.APPLIED)):
+        round_ = make_round("a")
+        round_.realign = realign
+        history.record(round_, outcome, "", swarm_step=42)
+    assert history.realigned == 1

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowcomm_protocol.choices import Pairing
 from lowcomm_protocol.matching import (
     REFUSAL_TEXT,
     Readiness,
@@ -17,6 +19,7 @@ from lowcomm_protocol.matching import (
     steps_ahead,
     wins_crossing,
 )
+from lowcomm_protocol.run import PRESETS
 from virtual import OFFER
 
 READY = Readiness(training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4)
@@ -44,12 +47,13 @@ def test_views_that_differ_by_a_peer_keep_the_order_of_the_rest(seed, round_, pe
     assert order(seed, 0, round_, [peer for peer in peers if peer != gone]) == rest
 
 
-@given(seeds, fragments, rounds, swarms())
-def test_equal_views_give_a_perfect_matching(seed, fragment, round_, peers):
+@pytest.mark.parametrize("pairing", get_args(Pairing))
+@given(seed=seeds, fragment=fragments, round_=rounds, peers=swarms())
+def test_equal_views_give_a_perfect_matching(pairing, seed, fragment, round_, peers):
     first = {}
     for me in peers:
         others = [peer for peer in peers if peer != me]
-        found = candidates(seed, fragment, round_, me, others, 2)
+        found = candidates(seed, fragment, round_, me, others, 2, pairing)
         assert sorted(found) == sorted(others), "in pairs everybody else is a candidate, once"
         first[me] = found[0]
     single = [me for me in peers if first[first[me]] != me]
@@ -80,12 +84,27 @@ def test_alone_there_is_no_candidate(group):
     assert candidates(0, 0, 0, "a", [], group) == []
 
 
-def test_partners_change_from_round_to_round_and_are_drawn_evenly():
+@pytest.mark.parametrize("pairing", get_args(Pairing))
+def test_partners_change_from_round_to_round_and_are_drawn_evenly(pairing):
     peers = [f"peer{number}" for number in range(8)]
-    met = [candidates(3, 0, round_, "peer0", peers, 2)[0] for round_ in range(700)]
+    met = [candidates(3, 0, round_, "peer0", peers, 2, pairing)[0] for round_ in range(700)]
     counts = {peer: met.count(peer) for peer in peers[1:]}
     assert all(70 <= count <= 130 for count in counts.values()), counts
     assert sum(one == two for one, two in pairwise(met)) < 150
+
+
+def test_pairs_drawn_anew_are_neighbours_in_the_permutation_of_the_round():
+    peers = [f"peer{number}" for number in range(9)]
+    for round_ in range(20):
+        line = order(5, 1, round_, peers)
+        for one, other in zip(line[::2], line[1::2], strict=False):
+            assert candidates(5, 1, round_, one, peers, 2, "random")[0] == other
+            assert candidates(5, 1, round_, other, peers, 2, "random")[0] == one
+
+
+def test_noloco_draws_pairs_anew_as_in_its_paper_and_the_others_meet_across_a_hypercube():
+    drawn = {name: settings.get("pairing", "hypercube") for name, settings in PRESETS.items()}
+    assert drawn == dict.fromkeys(PRESETS, "hypercube") | {"noloco": "random"}
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 16])

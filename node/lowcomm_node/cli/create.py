@@ -101,6 +101,7 @@ def create(
             f'--tokenizer {tokenizer}: {file} says data.tokenizer = "bytes": set "local", or leave the flag.'
         )
     spec = name_tokenizer(spec, settings.tokenizer)
+    warning = check_size(spec)
     identity = load_or_create_identity(settings.paths.identity)
     run = sign_run(spec, identity)
     kept = run_async(_publish(settings, identity, run))
@@ -112,7 +113,25 @@ def create(
         json_,
         f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} steps)\n"
         f"{keeping_in_words(kept)}\n"
-        f"join it with\n  lowcomm-node join --peers {address}{_files(spec)}{_whom(spec.run.admission)}",
+        f"join it with\n  lowcomm-node join --peers {address}{_files(spec)}{_whom(spec.run.admission)}"
+        + (f"\nwarning: {warning}" if warning else ""),
+    )
+
+
+def check_size(spec: "RunSpec") -> str | None:
+    """What the creator should know of how many peers a run is for. Raises ConfigError if it begins with too many."""
+    group, begins_with = spec.sync.group, spec.run.start_peers
+    if spec.sync.realigns_among(begins_with):
+        raise ConfigError(
+            f"start_peers = {begins_with}, but group = {group} and consensus = 0: most exchanges of more than {group} peers "
+            f'would be realignments in fp32. Set start_peers = {group} or less, codec = "bf16" and consensus = 1.0, or '
+            'method = "lowcomm".'
+        )
+    if not spec.sync.realigns_among(group + 1):
+        return None
+    return (
+        f"this run is for at most {group} peers: with more, most exchanges are realignments in fp32, for consensus = 0. "
+        'For a larger swarm set codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
     )
 
 

@@ -58,6 +58,8 @@ class History:
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     in_doubt: int = 0
+    realigned: int = 0
+    """Exchanges that were applied and carried whole slow weights in fp32, because those of the members differed."""
     refusals: int = 0
     """Offers that were refused, by others and by us."""
     bytes_sent: int = 0
@@ -87,6 +89,7 @@ class History:
         partners = round_.exchange.partners
         self._measure(round_, now)
         if outcome is Outcome.APPLIED:
+            self.realigned += round_.realign
             self.worst_block[round_.fragment] = round_.worst_block or 0.0
             self._seconds.append((round_.decided or now) - round_.began)
             self.left_out_by.clear()

@@ -1,0 +1,27 @@
+"""What a creator must be told of how many peers a run is for."""
+
+import pytest
+
+from lowcomm_node.cli.create import check_size
+from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.run import METHODS, RunSpec, parse_toml
+
+
+def run_of(method: str, start_peers: int, sync: str = "") -> RunSpec:
+    return parse_toml(f'[run]\nname = "a"\nstart_peers = {start_peers}\n[sync]\nmethod = "{method}"\n{sync}')
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"streaming-diloco"}))
+def test_most_methods_are_for_swarms_of_any_size(method: str) -> None:
+    assert check_size(run_of(method, 100)) is None
+
+
+def test_a_run_that_begins_with_more_peers_than_its_groups_hold_together_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"start_peers = 9, but group = 8 and consensus = 0.*start_peers = 8 or less"):
+        check_size(run_of("streaming-diloco", 9))
+    assert check_size(run_of("streaming-diloco", 9, 'codec = "bf16"\nconsensus = 1.0')) is None
+
+
+def test_a_run_that_may_outgrow_its_groups_is_created_with_a_warning() -> None:
+    warning = check_size(run_of("streaming-diloco", 8))
+    assert warning is not None and "for at most 8 peers" in warning
