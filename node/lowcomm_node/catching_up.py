@@ -53,7 +53,7 @@ class CatchingUp:
         ``drifted``: also of peers that are no further. None if there is nobody to copy from, or nobody can hand it over.
         """
         for _ in range(ROUNDS):
-            await self.membership.look()
+            await self.membership.acquaint()
             if not self._donors(own, drifted):
                 return None
             try:

@@ -44,7 +44,7 @@ from lowcomm_node.exchange.traffic import Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_node.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.finding import find_run, open_discovery, remembered_run
-from lowcomm_node.membership import Membership, any_host, listening
+from lowcomm_node.membership import Membership, any_host, in_numbers, listening
 from lowcomm_node.owner import Allowance
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.proving import Prover
@@ -318,7 +318,9 @@ class Daemon:
             self._tasks.append(asyncio.create_task(self._prover.renew(partial(self._show_proof, gatekeeper))))
         traffic, tunnels = Traffic(), Tunnels(discovery, self.run_.run_id)
         allowance, flow = self.allowance, flow_options(self.settings.max_down)
-        self.channels = Channels(gatekeeper, tunnels, traffic, self.refusals, allowance.company, flow)
+        self.channels = Channels(
+            gatekeeper, tunnels, traffic, self.refusals, allowance.company, flow, discovery.targets
+        )
         roster = Roster(self.peer_id, self.run_.run_id, admission, self.refusals)
         self.exchanger = Exchanger(
             peer_id=self.peer_id,
@@ -341,8 +343,9 @@ class Daemon:
             if self._prober is not None:
                 self._prober.keep_to(allowance.bandwidth.up, allowance.bandwidth.down)
             await tunnels.serve(server.local)
-            told = self.settings.announce or tuple(f"{address}:{port}" for address in announce)
+            told = await in_numbers(self.settings.announce) or tuple(f"{address}:{port}" for address in announce)
             self.membership = self._make_membership(discovery, roster, certificate.digest, told)
+            service.on_caller = self.channels.on_answer = self.membership.sign_of_life
             self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
             self.lifeline.on_move(lambda: self._move(port))
             watches = (CongestionWatch(self.bulletin.tell).run(), service.strangers.run(port))

@@ -5,6 +5,7 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from socket import SOCK_STREAM
 from time import monotonic, time
 
 import grpc
@@ -14,7 +15,8 @@ from lowcomm_node.discovery.interface import Discovery
 from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
 from lowcomm_node.discovery.lifeline import Lifeline, own_addresses
 from lowcomm_node.discovery.p2pd import has_ipv6
-from lowcomm_node.errors import LinkLost, NotAdmitted
+from lowcomm_node.discovery.targets import places_of
+from lowcomm_node.errors import ConfigError, LinkLost, NotAdmitted
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.line import OTHER_CERTIFICATE
 from lowcomm_node.logs import log
@@ -22,8 +24,17 @@ from lowcomm_node.release import release
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.liveness import PROBE_EVERY
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import MAX_ENTRY_POINTS, MAX_RECORD_BYTES, PeerInfo, Phase, read_record, write_record
+from lowcomm_protocol.records import (
+    MAX_ADDRESSES,
+    MAX_ENTRY_POINTS,
+    MAX_RECORD_BYTES,
+    PeerInfo,
+    Phase,
+    read_record,
+    write_record,
+)
 from lowcomm_protocol.refusals import Reason, Refusals, What
 from lowcomm_protocol.roster import MAX_PEERS, Roster
 from lowcomm_protocol.run import SignedRun
@@ -31,6 +42,12 @@ from lowcomm_protocol.run import SignedRun
 MEET_DEADLINE = 3.0
 MAX_MET = 64
 """Peers that are told directly when we come, change phase or go; the DHT tells the others."""
+PROBE_DEADLINE = 12.0
+"""Seconds for a peer of which nothing is known yet: a tunnel to it may have to be opened first."""
+MAX_PROBING = 16
+"""Probes under way at once."""
+ACQUAINT_DEADLINE = 20.0
+"""Seconds that a newcomer waits at most for peers that the DHT names to prove that they are there."""
 RUN_LIFE = 1800.0
 CHECK_EVERY = 10.0
 CROWD, MOST_POLL = 32, 15.0
@@ -55,6 +72,22 @@ def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[s
     if peers and all("/ip4/127." in peer or "/ip6/::1/" in peer for peer in peers):
         return "127.0.0.1", ("127.0.0.1",)
     return "0.0.0.0", _own_hosts()
+
+
+async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
+    """``host:port`` with names looked up: records tell numbers only. Raises ConfigError for a name that leads nowhere."""
+    found: list[str] = []
+    for address in announced:
+        host, _, port = address.rpartition(":")
+        try:
+            answers = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=SOCK_STREAM)
+        except OSError as error:
+            raise ConfigError(
+                f"--announce {address}: {host} can't be looked up ({error.strerror}): correct it, or give its IP address."
+            ) from None
+        numbers = [answer[4][0] for answer in answers]
+        found += [f"[{one}]:{port}" if ":" in str(one) else f"{one}:{port}" for one in numbers]
+    return tuple(dict.fromkeys(found))[:MAX_ADDRESSES]
 
 
 def any_host() -> str:
@@ -105,6 +138,8 @@ class Membership:
         self._on_removals, self._on_barred, self._lifeline = on_removals, on_barred, lifeline
         self._removals_due, self._told_off, self._run_due = 0.0, 0, 0.0
         self._has_looked = False
+        self._is_crowded = False
+        """Whether more peers are alive than the run is for, and our owner was told."""
         self._phase = Phase.JOINING
         self._changed = asyncio.Event()
         self._last_issued = 0.0
@@ -112,6 +147,8 @@ class Membership:
         self._release = release()
         self._releases: OrderedDict[str, str] = OrderedDict()
         """The software of peers that have introduced themselves."""
+        self._likely: frozenset[str] = frozenset()
+        """Peers that the DHT has connected us to."""
 
     # what the daemon asks
 
@@ -127,6 +164,11 @@ class Membership:
     def count(self) -> int:
         """Peers that are alive."""
         return len(self.roster.alive(time()))
+
+    def count_silent(self) -> int:
+        """Peers that have a record and have not proved lately that they are there."""
+        now = time()
+        return len(self.roster.known(now)) - len(self.roster.alive(now))
 
     def count_ready(self) -> int:
         """Peers that have loaded their model, and are not paused."""
@@ -171,6 +213,8 @@ class Membership:
         await asyncio.gather(
             self._forever("our record is not published", self._publish, lambda: self._settings.record_life / 3),
             self._forever("no look for other peers", self.look, self._look_pause),
+            self._forever("no probe of other peers", self._probe, lambda: PROBE_EVERY),
+            self._forever("the size of the swarm is not watched", self._look_at_size, lambda: CHECK_EVERY),
             self._forever("the run is not published", self._watch, lambda: CHECK_EVERY if self.dht_peers else 2.0),
         )
 
@@ -190,12 +234,25 @@ class Membership:
             await asyncio.sleep(wait)
 
     def _look_pause(self) -> float:
-        return look_pause(self._settings.poll, self._settings.record_life, self.count())
+        return look_pause(self._settings.poll, self._settings.record_life, len(self.roster.known(time())))
 
     async def _watch(self) -> None:
         self.dht_peers = self._discovery.known_peers()
         if self.dht_peers and monotonic() >= self._run_due:
             await self._publish_run()
+
+    async def _look_at_size(self) -> None:
+        """Warn, once, when the swarm has outgrown the groups of a run that can't hold more together."""
+        sync, peers = self._run.spec.sync, 1 + self.count()
+        if self._is_crowded or not sync.realigns_among(peers):
+            self._is_crowded = self._is_crowded and peers >= sync.group  # one that comes and goes is no news
+            return
+        self._is_crowded = True
+        self._warn(
+            f"{peers} peers are alive, but this run is for at most {sync.group} (group = {sync.group}, consensus = 0): most "
+            "exchanges become realignments, which carry fp32 and lose momentum, as `status` counts. Train elsewhere, or ask "
+            'the creator for a run with codec = "bf16" and consensus = 1.0, or method = "lowcomm"'
+        )
 
     async def republish(self) -> None:
         """Publish all that is ours at once: others have forgotten it, or were not there."""
@@ -214,19 +271,68 @@ class Membership:
         if not self._has_looked:
             self._has_looked = True
             self._follow_ourselves(records.get(self._identity.peer_id, b""))
-        for data in records.values():
-            info = self._hear(data, greet=True)
-            if info is not None:
-                # Whoever named other peers there would send us to them.
-                entry_points = [entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")]
-                self._discovery.add_entry_points(entry_points)
-                self._tell_lifeline(info, entry_points)
+        news = [info for data in records.values() if (info := self._hear(data)) is not None]
+        await self._probe()
+        now = time()
+        for info in news:
+            if self.roster.liveness.is_proved(info.peer_id, now):
+                self._learn_entry_points(info)
         if self._lifeline is not None:
             self._lifeline.listed(set(records) - {self._identity.peer_id})
         try:
             self._standing.check_ourselves(time())
         except NotAdmitted as error:
             self._on_barred(error)
+
+    async def acquaint(self) -> None:
+        """Look around, and wait until peers have proved to be there, or none is likely to; a newcomer knows nobody yet."""
+        await self.look()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ACQUAINT_DEADLINE):
+                while self._is_unacquainted():
+                    await self.wait_changed(PROBE_EVERY)
+                    await self._probe()
+
+    def _is_unacquainted(self) -> bool:
+        """Whether a peer that is likely to be there is still to be tried, or any peer while none has answered."""
+        now, liveness = time(), self.roster.liveness
+        known = [info.peer_id for info in self.roster.known(now)]
+        if any(liveness.is_proved(peer, now) for peer in known):
+            known = [peer for peer in known if peer in self._likely]
+        return any(liveness.is_untried(peer, now) for peer in known) or (bool(self._greetings) and bool(known))
+
+    async def _probe(self) -> None:
+        """Call some of the peers of which there was no sign of life of late."""
+        self._likely = await self._discovery.connected_peers()
+        now = time()
+        known = {info.peer_id: info for info in self.roster.known(now)}
+        places = ((peer, places_of(info.addresses, info.entry_points)) for peer, info in known.items())
+        room = max(0, MAX_PROBING - len(self._greetings))
+        for peer in self.roster.liveness.due(places, now, self._likely, room):
+            task = asyncio.create_task(self._greet(known[peer], PROBE_DEADLINE))
+            self._greetings.add(task)
+            task.add_done_callback(self._greeted)
+
+    def _greeted(self, task: asyncio.Task[None]) -> None:
+        self._greetings.discard(task)
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("membership.defect", error=repr(error), exc_info=error)
+
+    def sign_of_life(self, peer_id: str) -> None:
+        """A peer has answered us, or has called us, and has shown who it is."""
+        now, liveness = time(), self.roster.liveness
+        is_new, info = not liveness.is_proved(peer_id, now), self.roster.get(peer_id, now)
+        liveness.heard(peer_id, now)
+        if is_new and info is not None:
+            self._changed.set()
+            self._learn_entry_points(info)
+
+    def _learn_entry_points(self, info: PeerInfo) -> None:
+        # Whoever named other peers there would send us to them.
+        entry_points = [entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")]
+        self._discovery.add_entry_points(entry_points)
+        self._tell_lifeline(info, entry_points)
 
     def _tell_lifeline(self, info: PeerInfo, entry_points: Sequence[str]) -> None:
         if self._lifeline is None:
@@ -276,17 +382,10 @@ class Membership:
             if len(self._releases) > MAX_PEERS:
                 self._releases.popitem(last=False)
 
-    def _hear(self, data: bytes, greet: bool = False, sender: str | None = None) -> PeerInfo | None:
-        now = time()
-        before = {info.peer_id for info in self.roster.alive(now)}
-        info = self.roster.hear(data, now, sender)
-        if info is None:
-            return None
-        self._changed.set()
-        if greet and info.peer_id not in before and self.roster.get(info.peer_id, now) and len(before) < MAX_MET:
-            task = asyncio.create_task(self._greet(info))
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
+    def _hear(self, data: bytes, sender: str | None = None) -> PeerInfo | None:
+        info = self.roster.hear(data, time(), sender)
+        if info is not None:
+            self._changed.set()
         return info
 
     async def _publish(self) -> None:
@@ -302,20 +401,25 @@ class Membership:
         known = self.roster.alive(time())[:MAX_MET]
         await asyncio.gather(*(self._greet(info) for info in known))
 
-    async def _greet(self, info: PeerInfo) -> None:
+    async def _greet(self, info: PeerInfo, deadline: float = MEET_DEADLINE) -> None:
         """Hand over our newest record, and take in theirs. A peer that does not answer is no error."""
         try:
-            async with asyncio.timeout(MEET_DEADLINE):
+            async with asyncio.timeout(deadline):
                 stub = await self._channels.stub(info)
                 answer = await stub.Describe(
-                    self._introduction(), metadata=self._channels.metadata(info.peer_id), timeout=MEET_DEADLINE
+                    self._introduction(), metadata=self._channels.metadata(info.peer_id), timeout=deadline
                 )
             self._hear_introduction(info.peer_id, answer)
             self._discovery.answered(info.peer_id)
+            self.sign_of_life(info.peer_id)
+            self.roster.liveness.reached(places_of(info.addresses, info.entry_points))
+            return
         except grpc.aio.AioRpcError as error:
             self._take_refusal(info, error.code(), error.details() or "")
         except (grpc.RpcError, LinkLost, LowcommError, TimeoutError):
-            return
+            pass
+        if not self.roster.liveness.is_proved(info.peer_id, time()):
+            await self._channels.forget(info.peer_id)
 
     def _take_refusal(self, info: PeerInfo, code: grpc.StatusCode, details: str) -> None:
         if code is grpc.StatusCode.UNAVAILABLE and OTHER_CERTIFICATE in details:

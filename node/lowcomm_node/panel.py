@@ -178,7 +178,12 @@ def _counts(status: Status) -> Text:
     counts = status.get("exchanges") or {}
     parts = [(f"{counts.get('completed', 0)} completed", "green" if counts.get("completed") else "dim")]
     # Refusals of single peers belong to `peers`: an exchange that all refused is one without a partner.
-    for key, word in (("no_partner", "no partner"), ("failed", "failed"), ("in_doubt", "in doubt")):
+    for key, word in (
+        ("no_partner", "no partner"),
+        ("failed", "failed"),
+        ("in_doubt", "in doubt"),
+        ("realigned", "realigned"),
+    ):
         parts.append((f"{counts.get(key, 0)} {word}", "yellow" if counts.get(key) else "dim"))
     return Text.assemble(*(piece for part in parts for piece in (part, "   ")))
 
@@ -187,6 +192,7 @@ def _peers(status: Status) -> Text:
     return _line(
         f"{status.get('peers', 0)}",
         (f" ({status.get('dht_peers', 0)} in the DHT)", "dim"),
+        (f"   {silent} do not answer" if (silent := status.get("silent_peers")) else "", "dim"),
         f"   ↑ {size(status.get('bytes_sent'))}   ↓ {size(status.get('bytes_received'))}",
     )
 

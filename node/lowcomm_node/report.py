@@ -66,12 +66,15 @@ def report(node: "Daemon") -> dict[str, Any]:
             "failed": history.outcomes[Outcome.FAILED] if history else 0,
             "no_partner": history.outcomes[Outcome.NO_PARTNER] if history else 0,
             "in_doubt": history.in_doubt if history else 0,
+            "realigned": history.realigned if history else 0,
+            "realigned_share": _share(history.realigned, history.outcomes[Outcome.APPLIED]) if history else None,
             "worst_block": max(history.worst_block.values(), default=None) if history else None,
         },
         "bytes_sent": (history.bytes_sent if history else 0) + sent,
         "bytes_received": (history.bytes_received if history else 0) + received,
         "limits": node.limits(),
         "peers": membership.count() if membership else 0,
+        "silent_peers": membership.count_silent() if membership else 0,
         "dht_peers": membership.dht_peers if membership else 0,
         "checkpoint": node.bulletin.checkpoint,
         "addresses": list(membership.addresses) if membership else [],
@@ -124,6 +127,10 @@ def report_peers(node: "Daemon") -> list[dict[str, Any]]:
         }
         for info in node.membership.roster.alive(now)
     ]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 3) if whole else None
 
 
 def _finite(value: Any) -> Any:
@@ -185,7 +192,8 @@ def _why_alone(node: "Daemon") -> str | None:
         return None
     if node.membership is not None and node.membership.count() == 0:
         why = node.lifeline.reason if node.lifeline is not None else None
-        return f"training alone: {why or 'no other peer is alive'}"
+        silent = f": {count} have a record and do not answer" if (count := node.membership.count_silent()) else ""
+        return f"training alone: {why or f'no other peer is alive{silent}'}"
     if (hindrance := node.exchanger.hindrance) is not None:
         return f"training on without exchanges of our own: {hindrance}"
     reason = node.exchanger.history.last_reason

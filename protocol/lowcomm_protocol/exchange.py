@@ -22,6 +22,9 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import Offer, Refusal, wins_crossing
 from lowcomm_protocol.swap import HOLDING, TERMINAL, Input, Output, State, step
 
+UNANSWERED = "did not answer in time"
+"""Why a candidate is given up that has said nothing to our offer."""
+
 
 class Stage(StrEnum):
     """Where an exchange stands; not every kind of exchange has every stage."""
@@ -286,7 +289,7 @@ class Gathering(ABC):
     def _on_gathering_closed(self) -> list[Effect]:
         if self.stage is not Stage.GATHERING:
             return []
-        return self._give_up(self._in(State.OFFERED), "did not answer in time") + self._close_gathering()
+        return self._give_up(self._in(State.OFFERED), UNANSWERED) + self._close_gathering()
 
     def _in(self, *states: str) -> list[str]:
         return sorted(peer for peer, m in self._members.items() if m.state in states)

@@ -4,6 +4,7 @@ A record is accepted only when the peer that it speaks of has signed it, when it
 field is within bounds. Nothing in a record is used before that.
 """
 
+import ipaddress
 import math
 import re
 from dataclasses import dataclass, replace
@@ -32,7 +33,8 @@ DIGEST_BYTES = 32
 CREDENTIAL_LIFE = 60.0
 """Seconds that a credential is good for, before and after its time of issue."""
 _RECORD, _CREDENTIAL = "peer record", "credential"
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z](?:[0-9A-Za-z.-]{0,253}[0-9A-Za-z.])?):([0-9]{1,5})")
+# No names: whoever owns a name can aim all readers of a record at any host, and again at another one later.
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})")
 
 
 class Phase(StrEnum):
@@ -241,5 +243,14 @@ def _check_fields(record: pb.PeerRecord) -> None:
 
 def _check_address(address: str, peer_id: str) -> None:
     match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[1]) < 65536:
-        raise RecordError(f"The record of {peer_id} names the address {address[:80]!r}: expected host:port.")
+    if match is None or not 0 < int(match[3]) < 65536 or not _is_number(match[1], match[2]):
+        raise RecordError(
+            f"The record of {peer_id} names the address {address[:80]!r}: expected an IP address and a port."
+        )
+
+
+def _is_number(long: str | None, short: str | None) -> bool:
+    try:
+        return ipaddress.ip_address(long or short or "").version == (6 if long else 4)
+    except ValueError:
+        return False

@@ -1,15 +1,17 @@
-"""Who is alive, as signed records tell."""
+"""Who is there: whose signed record holds, and who of them has proved lately to be alive."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from hashlib import sha256
 
 from lowcomm_protocol.admission import Admission, Rules
 from lowcomm_protocol.errors import LowcommError, RecordError
+from lowcomm_protocol.liveness import Liveness
 from lowcomm_protocol.records import MAX_LIFE, MAX_RECORD_BYTES, PeerInfo, Phase, read_record
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_PEERS = 4096
+SWEEP_EVERY = 5.0
+"""Seconds between two looks for records that are of no more use."""
 _REMEMBERED = 2 * MAX_PEERS
 _GONE = (Phase.LEFT, Phase.FINISHED)
 
@@ -24,8 +26,11 @@ class Roster:
         self.run_id = run_id
         self.admission = admission or Admission(Rules(run_id, creator=""))
         """Without one anybody may take part."""
+        self.liveness = Liveness(own_peer_id)
+        """Signs of life: a record costs its writer nothing, and proves nothing."""
         self._refusals = refusals or Refusals()
         self._records: dict[str, PeerInfo] = {}
+        self._swept = float("-inf")
         self._heard: OrderedDict[bytes, None] = OrderedDict()
 
     def hear(self, data: bytes, now: float, sender: str | None = None) -> PeerInfo | None:
@@ -49,24 +54,33 @@ class Roster:
             self._remember(digest)
             return None
         self._sweep(now)
-        if known is None and len(self._records) >= MAX_PEERS:
+        if known is None and len(self._records) >= MAX_PEERS and not self._make_room(now, sender):
             return None
         self._remember(digest)
         self._records[info.peer_id] = info
         return info
 
     def get(self, peer_id: str, now: float) -> PeerInfo | None:
-        """The newest record of a peer that is alive and may take part."""
+        """The newest record of a peer that may take part, as long as it holds."""
         info = self._records.get(peer_id)
-        return info if info is not None and self._is_alive(info, now) else None
+        return info if info is not None and self._holds(info, now) else None
+
+    def known(self, now: float) -> tuple[PeerInfo, ...]:
+        """The peers whose record holds and that may take part, whether or not they are there; in no order."""
+        return tuple(info for info in self._records.values() if self._holds(info, now))
 
     def alive(self, now: float) -> tuple[PeerInfo, ...]:
-        """The peers that are there and may take part, in the order of their ids, which is the same at every peer."""
-        return tuple(sorted(self._alive(now), key=lambda info: info.peer_id))
+        """Those of them that have answered lately or have called us, in the order of their ids."""
+        proved = (info for info in self._records.values() if self.liveness.is_proved(info.peer_id, now))
+        return tuple(sorted((info for info in proved if self._holds(info, now)), key=lambda info: info.peer_id))
 
     def in_phase(self, phase: Phase, now: float) -> tuple[PeerInfo, ...]:
-        """The peers that are there and in one phase."""
+        """The peers that are alive and in one phase."""
         return tuple(info for info in self.alive(now) if info.phase is phase)
+
+    def partners(self, now: float) -> tuple[PeerInfo, ...]:
+        """The peers that train, are alive, and answer offers: those that an exchange is planned with."""
+        return tuple(info for info in self.in_phase(Phase.TRAINING, now) if self.liveness.is_alive(info.peer_id, now))
 
     def _read(self, data: bytes, now: float, sender: str | None) -> PeerInfo:
         info = read_record(data, now)
@@ -78,10 +92,19 @@ class Roster:
         self.admission.check(info.peer_id, info.claim, now)
         return info
 
-    def _alive(self, now: float) -> Iterator[PeerInfo]:
-        return (info for info in self._records.values() if self._is_alive(info, now))
+    def _make_room(self, now: float, sender: str | None) -> bool:
+        """Forget the oldest record of a peer that has never answered: nobody fills a roster with such.
 
-    def _is_alive(self, info: PeerInfo, now: float) -> bool:
+        A record from the DHT takes the place of one that was probed in vain; a peer that calls us that of any.
+        """
+        liveness = self.liveness
+        for peer_id in self._records:
+            if not liveness.is_proved(peer_id, now) and (sender is not None or not liveness.is_untried(peer_id, now)):
+                del self._records[peer_id]
+                return True
+        return False
+
+    def _holds(self, info: PeerInfo, now: float) -> bool:
         # Asked each time: a removal, an expired invite or an earlier claim takes effect at once.
         return info.expires > now and info.phase not in _GONE and not self.admission.barred(info.peer_id, now)
 
@@ -91,6 +114,9 @@ class Roster:
             self._heard.popitem(last=False)
 
     def _sweep(self, now: float) -> None:
+        if abs(now - self._swept) < SWEEP_EVERY:
+            return  # thousands of records may come at once
+        self._swept = now
         # A record is kept until no older one can be valid any more, which would bring back a peer that has left; in
         # a full roster only until it expires.
         full = len(self._records) >= MAX_PEERS

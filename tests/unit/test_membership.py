@@ -19,11 +19,11 @@ from lowcomm_node import membership as membership_module
 from lowcomm_node.admitting import Standing
 from lowcomm_node.discovery.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.errors import NotAdmitted
+from lowcomm_node.errors import ConfigError, NotAdmitted
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.security import Gatekeeper
 from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-from lowcomm_node.membership import Membership, look_pause
+from lowcomm_node.membership import Membership, in_numbers, look_pause
 from lowcomm_node.release import release
 from lowcomm_node.settings import load_settings
 from lowcomm_protocol.amendments import Chain, write_amendment
@@ -69,7 +69,8 @@ class Party:
         self.channels = Channels(gatekeeper, refusals=self.refusals)
         stack.push_async_callback(self.channels.close)
         self.certificate = new_certificate()
-        server = ExchangeServer(self.certificate, ExchangeService(gatekeeper, self))  # pyright: ignore[reportArgumentType]
+        service = ExchangeService(gatekeeper, self)  # pyright: ignore[reportArgumentType]
+        server = ExchangeServer(self.certificate, service)
         stack.push_async_callback(server.close)
         self.port = await server.start("127.0.0.1", 0)
         self.discovery = MemoryDiscovery(self.peer_id, self.network)
@@ -80,6 +81,7 @@ class Party:
             progress=lambda: (0, 0, 0.0), warn=self.warnings.append, standing=self.standing, refusals=self.refusals,
             on_removals=self._on_removals, on_barred=self.barred.append,
         )  # fmt: skip
+        service.on_caller = self.membership.sign_of_life
         return self
 
     @property
@@ -190,7 +192,8 @@ async def test_a_man_in_the_middle_with_another_certificate_is_counted_and_told_
     await ada.membership.announce(Phase.TRAINING)
     await bob.look()
     assert bob.refusals.counts() == {"connection.other-certificate": 1}
-    assert bob.knows() == {ADA.peer_id} and middle.knows() == set()
+    assert {info.peer_id for info in bob.roster.known(time())} == {ADA.peer_id}
+    assert bob.knows() == middle.knows() == set(), "nobody has proved to be there"
     assert bob.warnings == []
 
 
@@ -256,6 +259,8 @@ async def test_where_others_are_is_not_believed_of_a_peer(parties: Parties, monk
     bob = MemoryDiscovery(BOB.peer_id, parties.network)
     assert await bob.publish(peers_key(parties.run.run_id), BOB.peer_id, write_record(info, BOB), 30)
     await ada.look()
+    assert told == [], "a record alone proves nothing"
+    ada.membership.sign_of_life(BOB.peer_id)
     assert told == [own]
 
 
@@ -541,3 +546,37 @@ async def test_amendments_that_a_stranger_makes_up_change_nothing(parties: Parti
     for _ in range(2):
         ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=json.dumps(told).encode()))
     assert len(troubles) == 1 and "this node can't follow" in troubles[0] and "install the release" in troubles[0]
+
+
+async def test_names_that_the_owner_announces_are_told_as_numbers() -> None:
+    assert await in_numbers(()) == ()
+    told = await in_numbers(("localhost:4100", "44.1.1.1:4101", "[2a00::1]:4102"))
+    assert set(told) >= {"127.0.0.1:4100", "44.1.1.1:4101", "[2a00::1]:4102"}
+    with pytest.raises(ConfigError, match=r"--announce nowhere\.invalid:1: nowhere\.invalid can't be looked up"):
+        await in_numbers(("nowhere.invalid:1",))
+
+
+# How many there are
+
+
+async def test_a_swarm_that_has_outgrown_its_groups_is_warned_of_once(tmp_path: Path, stack: AsyncExitStack) -> None:
+    run = sign_run(parse_toml('[run]\nname = "a"\n[sync]\nmethod = "streaming-diloco"\ngroup = 3\n'), CREATOR)
+    parties = Parties(run, tmp_path, stack)
+    ada, others = await parties(ADA), [Identity(bytes([number]) * 32) for number in range(10, 14)]
+    now = time()
+
+    async def come(count: int) -> None:
+        for peer in others[:count]:
+            info = PeerInfo(
+                peer_id=peer.peer_id, run_id=run.run_id, phase=Phase.TRAINING, issued=now, expires=now + 60
+            )  # fmt: skip
+            ada.roster.hear(write_record(info, peer), now)
+            ada.roster.liveness.heard(peer.peer_id, now)
+        await ada.membership._look_at_size()
+
+    await come(2)
+    assert ada.warnings == []
+    await come(3)
+    await come(4)
+    (warning,) = ada.warnings
+    assert warning.startswith("4 peers are alive, but this run is for at most 3 (group = 3, consensus = 0)")

@@ -8,6 +8,7 @@ from lowcomm_protocol import roster as roster_module
 from lowcomm_protocol.admission import Admission, Rules
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.invites import issue_invite
+from lowcomm_protocol.liveness import ALIVE, FIRST_REST, MAX_MISSED
 from lowcomm_protocol.records import MAX_CLOCK_SKEW, MAX_LIFE, PeerInfo, Phase, write_record
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.removals import write_removals
@@ -31,15 +32,15 @@ def roster() -> Roster:
 
 
 def steps(roster: Roster, now: float = NOW) -> dict[str, int]:
-    return {info.peer_id: info.swarm_step for info in roster.alive(now)}
+    return {info.peer_id: info.swarm_step for info in roster.known(now)}
 
 
 def test_a_peer_is_there_until_its_record_expires(roster):
     info = roster.hear(record(), NOW)
     assert info is not None
-    assert roster.alive(NOW + 59.9) == (info,)
+    assert roster.known(NOW + 59.9) == (info,)
     assert roster.get(ALICE.peer_id, NOW + 59.9) == info
-    assert roster.alive(NOW + 60) == ()
+    assert roster.known(NOW + 60) == ()
     assert roster.get(ALICE.peer_id, NOW + 60) is None
 
 
@@ -63,7 +64,7 @@ def test_a_peer_that_left_is_not_brought_back_by_an_older_record(roster, phase):
     roster.hear(record(issued=NOW - 1), NOW)
     assert roster.hear(record(phase=phase), NOW) is not None
     assert roster.hear(record(issued=NOW - 1), NOW) is None
-    assert roster.alive(NOW) == ()
+    assert roster.known(NOW) == ()
     assert roster.get(ALICE.peer_id, NOW) is None
 
 
@@ -79,7 +80,7 @@ def test_a_short_goodbye_outlives_every_older_record(roster):
 def test_a_peer_that_left_may_come_back_with_a_newer_record(roster):
     roster.hear(record(phase=Phase.LEFT), NOW)
     assert roster.hear(record(issued=NOW + 1), NOW + 1) is not None
-    assert len(roster.alive(NOW + 1)) == 1
+    assert len(roster.known(NOW + 1)) == 1
 
 
 def test_what_is_not_ours_to_hear_is_refused(roster):
@@ -88,7 +89,7 @@ def test_what_is_not_ours_to_hear_is_refused(roster):
     assert roster.hear(record(issued=NOW - 100), NOW) is None
     assert roster.hear(record()[:-1], NOW) is None
     assert roster.hear(b"", NOW) is None
-    assert roster.alive(NOW) == ()
+    assert roster.known(NOW) == ()
 
 
 def test_the_newest_record_holds_also_when_our_own_clock_is_set_back(roster):
@@ -138,28 +139,65 @@ def test_a_removal_and_its_undoing_take_effect_at_once(roster):
     admission = roster.admission = Admission(Rules(RUN, ME.peer_id))
     roster.hear(record(), NOW)
     admission.hear_removals(write_removals(ME, RUN, 1, frozenset([ALICE.peer_id])).data)
-    assert roster.alive(NOW) == roster.in_phase(Phase.TRAINING, NOW) == ()
+    assert roster.known(NOW) == roster.in_phase(Phase.TRAINING, NOW) == ()
     assert roster.get(ALICE.peer_id, NOW) is None
     admission.hear_removals(write_removals(ME, RUN, 2, frozenset()).data)
-    assert len(roster.alive(NOW)) == 1
+    assert len(roster.known(NOW)) == 1
 
 
 def test_every_peer_lists_the_same_order(roster):
     other = Roster(ME.peer_id, RUN)
-    for peer in PEERS:
-        roster.hear(record(peer), NOW)
-    for peer in reversed(PEERS):
-        other.hear(record(peer), NOW)
+    for one, peers in ((roster, PEERS), (other, PEERS[::-1])):
+        for peer in peers:
+            one.hear(record(peer), NOW)
+            one.liveness.heard(peer.peer_id, NOW)
     assert roster.alive(NOW) == other.alive(NOW)
     assert len(roster.alive(NOW)) == len(PEERS)
+
+
+def test_a_record_alone_proves_nothing(roster):
+    for peer in PEERS:
+        roster.hear(record(peer, life=MAX_LIFE), NOW)
+    assert roster.alive(NOW) == roster.in_phase(Phase.TRAINING, NOW) == roster.partners(NOW) == ()
+    roster.liveness.heard(ALICE.peer_id, NOW)
+    assert [info.peer_id for info in roster.partners(NOW)] == [ALICE.peer_id]
+    assert roster.alive(NOW + ALIVE) == (), "nothing was heard of it for too long"
+
+
+def test_a_peer_that_answers_no_offers_is_alive_and_no_partner_for_a_while(roster):
+    roster.hear(record(life=MAX_LIFE), NOW)
+    for _ in range(MAX_MISSED):
+        roster.liveness.heard(ALICE.peer_id, NOW)
+        assert len(roster.partners(NOW)) == 1
+        roster.liveness.missed(ALICE.peer_id, NOW)
+    assert len(roster.alive(NOW)) == 1 and roster.partners(NOW) == ()
+    assert len(roster.partners(NOW + FIRST_REST)) == 1
+    roster.liveness.met(ALICE.peer_id, NOW)
+    roster.liveness.missed(ALICE.peer_id, NOW)
+    assert len(roster.partners(NOW)) == 1, "it has answered in between"
+
+
+def test_records_of_peers_that_never_answered_make_room_in_a_full_roster(roster, monkeypatch):
+    monkeypatch.setattr(roster_module, "MAX_PEERS", 4)
+    alive, *silent = PEERS[:4]
+    for peer in (alive, *silent):
+        roster.hear(record(peer), NOW)
+    roster.liveness.heard(alive.peer_id, NOW)
+    assert roster.hear(record(PEERS[4]), NOW) is None, "none of them was tried yet"
+    assert roster.hear(record(PEERS[4]), NOW, sender=PEERS[4].peer_id) is not None, "it calls us"
+    assert roster.liveness.due([(silent[1].peer_id, ())], NOW)
+    assert roster.hear(record(PEERS[5]), NOW) is not None
+    assert {alive.peer_id, PEERS[4].peer_id, PEERS[5].peer_id} < set(steps(roster))
 
 
 def test_phases_are_told_apart(roster):
     roster.hear(record(PEERS[0]), NOW)
     roster.hear(record(PEERS[1], phase=Phase.JOINING), NOW)
     roster.hear(record(PEERS[2], phase=Phase.LEFT), NOW)
+    for peer in PEERS:
+        roster.liveness.heard(peer.peer_id, NOW)
     assert [info.peer_id for info in roster.in_phase(Phase.TRAINING, NOW)] == [PEERS[0].peer_id]
-    assert len(roster.alive(NOW)) == 2
+    assert len(roster.known(NOW)) == 2
     assert roster.in_phase(Phase.LEFT, NOW) == ()
 
 

@@ -259,6 +259,14 @@ def test_a_slow_peer_follows_the_clock_of_the_swarm(dataset):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_records_of_peers_that_are_not_there_cost_no_exchange(dataset, method):
+    """330 of them, dead and silent, among 4 honest peers; one of these comes late."""
+    members = [*[Member(speed=0.2)] * 3, Member(speed=0.2, joins=60.0)]
+    alone, among = (simulate(spec(method), dataset, members, sybils=sybils) for sybils in (0, 330))
+    assert among.applied >= 0.9 * alone.applied
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_streams_that_break_cost_exchanges_and_no_more(dataset, method):
     swarm = swarm_of(spec(method), dataset, [Member()] * 4, Conditions(loss=0.3, loss_within=1.0))
     assert sum(peer.failed for peer in swarm.peers) > 0

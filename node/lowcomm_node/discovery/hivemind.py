@@ -36,7 +36,7 @@ from lowcomm_node.discovery.client import (
 )
 from lowcomm_node.discovery.control import Control
 from lowcomm_node.discovery.doors import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
-from lowcomm_node.discovery.entry_points import EntryPoints, leading_to
+from lowcomm_node.discovery.entry_points import MAX_DIALED, EntryPoints, leading_to
 from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream
 from lowcomm_node.discovery.keys import Provenances
 from lowcomm_node.discovery.multiaddress import EntryPoint, also_over_quic, relay_of
@@ -47,6 +47,7 @@ from lowcomm_node.discovery.records import Records
 from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.discovery.relaying import start_as_relay
 from lowcomm_node.discovery.streams import Served
+from lowcomm_node.discovery.targets import Targets
 from lowcomm_node.discovery.twin import refuse_twin
 from lowcomm_node.discovery.whereabouts import Whereabouts
 from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse
@@ -90,6 +91,9 @@ class HivemindDiscovery:
         self.peer_id = identity.peer_id
         self._entry_points = EntryPoints(self.peer_id, initial_peers, learned)
         self._whereabouts = Whereabouts(self.peer_id, self._entry_points, self._control, announce, wants_places)
+        # Who listens on loopback only is in a swarm on this machine.
+        local = all("/127.0.0.1/" in one or "/::1/" in one for one in listen)
+        self.targets = Targets([*initial_peers, *learned], local=local)
         self._key_file, self._listen = key_file, tuple(listen)
         self._require_peers, self._start_deadline = require_peers, start_deadline
         self._provenances, self._answered = Provenances(refusals), Answered()
@@ -219,6 +223,13 @@ class HivemindDiscovery:
             peers = bound_to(gone, await self._control().connections(), ends)
             await asyncio.gather(*(self.disconnect(peer) for peer in peers))
 
+    async def connected_peers(self) -> frozenset[str]:
+        """See Discovery."""
+        try:
+            return frozenset(connection.peer_id for connection in await self._control().connections())
+        except LinkLost:
+            return frozenset()
+
     async def has_connections(self) -> bool:
         """See Discovery."""
         try:
@@ -236,7 +247,11 @@ class HivemindDiscovery:
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
         """See Streams."""
-        control, ways = self._control(), self._entry_points.ways_to(peer_id, entry_points)
+        control = self._control()
+        admitted = await self._admitted(control, peer_id, entry_points)
+        ways = self._entry_points.ways_to(peer_id, admitted)
+        if entry_points and not ways:
+            raise LinkLost(self.targets.refusal(entry_points))
         await control.connect(peer_id, ways, seconds)
         if self._punching:
             await self._puncher.improve(control, peer_id, ways)
@@ -362,14 +377,28 @@ class HivemindDiscovery:
         guard(node.protocol, self._provenances, named, self._answered)
         return node
 
+    async def _admitted(self, control: Control, peer_id: str, addresses: Sequence[str]) -> Sequence[str]:
+        """Those of a peer's addresses that may be dialed now; all if it is connected, for then nothing is dialed."""
+        connections = await control.connections()
+        for connection in connections:
+            self.targets.reached(connection.address)
+            self._puncher.targets.reached(connection.address)
+        if any(connection.peer_id == peer_id for connection in connections):
+            return addresses
+        return self.targets.admit(peer_id, addresses, most=MAX_DIALED)
+
     async def _knock_at(self, entries: Sequence[EntryPoint]) -> dict[str, Knock]:
         return await self.knock(by_peer([str(entry) for entry in entries]))
 
     async def _knock(self, peer_id: str, ways: Sequence[EntryPoint]) -> Knock:
         if peer_id == self.peer_id or self._node is None:
             return Knock("is ourselves" if peer_id == self.peer_id else "p2pd is not running: it is started again")
-        ways = also_over_quic(ways)
         try:
+            told = [str(entry) for entry in ways]
+            admitted = set(await self._admitted(self._control(), peer_id, told))
+            ways = also_over_quic([entry for entry in ways if str(entry) in admitted])
+            if told and not ways:
+                return Knock(self.targets.refusal(told))
             await self._control().connect(peer_id, ways, KNOCK_DEADLINE)
             ahead = await ping(self._node, peer_id)
             if ahead is None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lowcomm_node.discovery.targets import Targets
 from lowcomm_protocol.errors import RecordError
 
 MAX_VALUE = 30 * 1024
@@ -75,6 +76,8 @@ class Discovery(Streams, Protocol):
     """Records by key and subkey, each with a life of its own."""
 
     peer_id: str
+    targets: Targets
+    """Which addresses of strangers are dialed."""
 
     async def start(self) -> None:
         """Enter the DHT. Raises NoPeers if no entry point answers, PortInUse, ConfigError."""
@@ -130,6 +133,10 @@ class Discovery(Streams, Protocol):
 
     async def forget_connections(self, gone: Collection[str]) -> None:
         """Give up the connections that use addresses of ours which are ``gone``: they are dead, and do not know it."""
+        ...
+
+    async def connected_peers(self) -> frozenset[str]:
+        """The peers that we are connected to now, whose ids the connections prove; empty if that can't be told."""
         ...
 
     async def has_connections(self) -> bool:

@@ -13,11 +13,10 @@ from contextlib import suppress
 from time import monotonic, time
 from typing import Any
 
-import psutil
-
 from lowcomm_node.discovery.doors import by_peer, check_clock
 from lowcomm_node.discovery.interface import Discovery, Knock
 from lowcomm_node.discovery.known import KnownDoors
+from lowcomm_node.discovery.targets import held_addresses
 from lowcomm_node.discovery.watchdog import MAX_DOORS, State, Watchdog
 from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.logs import log
@@ -230,12 +229,6 @@ class Lifeline:
             await asyncio.to_thread(self._known.save)
         except (NodeError, OSError) as error:
             log.warning("doors.not_kept", reason=str(error))
-
-
-def held_addresses() -> tuple[str, ...]:
-    """All addresses of this machine's interfaces."""
-    # Of IPv6 the system adds the interface to some.
-    return tuple(entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries)
 
 
 def own_addresses() -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream, check_size
 from lowcomm_node.discovery.keys import MAX_LIFE, key_of, pack, provenance, unpack
+from lowcomm_node.discovery.targets import Targets
 from lowcomm_node.errors import LinkLost
 
 
@@ -28,6 +29,7 @@ class MemoryDiscovery:
 
     def __init__(self, peer_id: str, network: MemoryNetwork) -> None:
         self.peer_id, self._network = peer_id, network
+        self.targets = Targets(local=True)
 
     async def start(self) -> None:
         """See Discovery."""
@@ -98,6 +100,10 @@ class MemoryDiscovery:
 
     async def forget_connections(self, gone: Collection[str]) -> None:
         """See Discovery."""
+
+    async def connected_peers(self) -> frozenset[str]:
+        """See Discovery."""
+        return frozenset(self._network.peers - {self.peer_id})
 
     async def has_connections(self) -> bool:
         """See Discovery."""

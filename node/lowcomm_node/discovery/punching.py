@@ -25,6 +25,7 @@ from lowcomm_node.discovery.control import Control, read_exactly, read_message
 from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.multiaddress import CIRCUIT, EntryPoint, decode, is_dialable, reach
 from lowcomm_node.discovery.relay import fields
+from lowcomm_node.discovery.targets import Targets
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.logs import log
 
@@ -95,6 +96,8 @@ class Puncher:
         self._taking_part = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_taken = float("-inf")
+        self.targets = Targets(dials=ATTEMPTS * MAX_ADDRESSES)
+        """Which of their addresses are dialed: nobody shall aim us at a third party."""
 
     # the end that asks
 
@@ -142,6 +145,7 @@ class Puncher:
             return False
         if theirs is None:
             return False
+        theirs = self.targets.admit(peer_id, theirs, MAX_ADDRESSES)
         await control.disconnect(peer_id)
         dials = [EntryPoint(peer_id, dial) for dial in theirs]
         with suppress(LinkLost):  # such as because the other end has given up the relayed connection meanwhile
@@ -204,8 +208,10 @@ class Puncher:
                 return  # nothing is due but the end, which tells that they have our answer
         if theirs and not await _is_direct(control, peer):
             # As long as a connection is there, p2pd makes no other.
+            if not (admitted := self.targets.admit(peer, theirs, MAX_ADDRESSES)):
+                return
             await control.disconnect(peer)
-            await control.connect(peer, [EntryPoint(peer, dial) for dial in theirs], DEADLINE)
+            await control.connect(peer, [EntryPoint(peer, dial) for dial in admitted], DEADLINE)
 
     def _wants(self, stream: OpenStream) -> bool:
         """Whether to take part; of two that ask each other, the one of the smaller peer id goes on."""

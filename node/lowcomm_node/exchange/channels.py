@@ -3,12 +3,14 @@
 import asyncio
 import socket
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from grpc import aio
 
+from lowcomm_node.discovery.targets import Targets
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.certificates import Certificates, OtherCertificate
 from lowcomm_node.exchange.company import Company
@@ -63,11 +65,14 @@ class Channels:
         refusals: Refusals | None = None,
         company: Company | None = None,
         flow: Options = FREE_FLOW,
+        targets: Targets | None = None,
     ) -> None:
         """Without ``tunnels`` there is no choice: channels lead straight to what a record tells.
 
-        ``flow``: options of gRPC for what comes in (``throttle.flow_options``).
+        ``flow``: options of gRPC for what comes in (``throttle.flow_options``); ``targets``: which addresses are dialed.
         """
+        self.on_answer: Callable[[str], None] = lambda peer: None
+        """Told of each peer that has answered a ping of ours: a sign of life."""
         self._company, self._flow = Company() if company is None else company, flow  # an empty one is false
         self._company.make_room = self._drop_idle
         self._refusals = refusals or Refusals()
@@ -76,7 +81,7 @@ class Channels:
         self._lines: OrderedDict[str, Line] = OrderedDict()
         self._certificates = Certificates()
         self._learned = Learned()
-        self._dialers = Dialers(self._dial, self._dial_local, self._ping, self._doubt)
+        self._dialers = Dialers(self._dial, self._dial_local, self._ping, self._doubt, targets)
 
     async def stub(self, peer: PeerInfo) -> MeteredStub:
         """The service of a peer, over the best route. Raises LinkLost that says why there is none."""
@@ -116,6 +121,14 @@ class Channels:
         try:
             return [await self._ping_over(line, route, peer.peer_id, bandwidth) for route in Route]
         finally:
+            await line.close()
+
+    async def forget(self, peer_id: str) -> None:
+        """Give up the channel to a peer that has none open and no call: it must not take the place of one that has."""
+        line = self._lines.get(peer_id)
+        if line is not None and not line.calls and not line.is_open:
+            del self._lines[peer_id]
+            self._company.leave(peer_id)
             await line.close()
 
     def describe(self, peer_id: str) -> dict[str, Any]:
@@ -171,7 +184,8 @@ class Channels:
 
     async def _drop_idle(self) -> bool:
         """Close the channel that has carried no call for longest; whether there was one."""
-        idle = next((peer_id for peer_id, line in self._lines.items() if not line.calls), None)
+        quiet = [peer_id for peer_id, line in self._lines.items() if not line.calls]
+        idle = next((peer_id for peer_id in quiet if not self._lines[peer_id].is_open), next(iter(quiet), None))
         if idle is None:
             return False
         line = self._lines.pop(idle)
@@ -205,16 +219,16 @@ class Channels:
     async def _ping(self, channel: aio.Channel, peer_id: str) -> None:
         stub = ExchangeStub(channel)
         await stub.Describe(pb.Introduction(), metadata=self.metadata(peer_id), timeout=MEASURE_DEADLINE)
+        self.on_answer(peer_id)
 
 
 def _callable(addresses: tuple[str, ...]) -> tuple[str, list[str]]:
-    """gRPC's scheme, and all addresses of one kind, which it tries in turn; it can't mix names, IPv4 and IPv6."""
+    """gRPC's scheme, and all addresses of one kind, which it tries in turn; it can't mix IPv4 and IPv6."""
     numbers = [address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()]
     longer = [address for address in addresses if address.startswith("[")]
     if numbers and (not longer or _has_way(numbers[0])):
         return "ipv4:", numbers
-    # With its scheme, or a host named "unix" would be a path on this machine.
-    return ("ipv6:", longer) if longer else ("dns:///", [addresses[0]])
+    return "ipv6:", longer
 
 
 def _has_way(address: str) -> bool:

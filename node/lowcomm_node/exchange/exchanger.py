@@ -153,8 +153,17 @@ class Exchanger:
         self._new_round(offer, self._candidates(offer), called=False).start()
 
     def _candidates(self, offer: Offer) -> list[str]:
-        training = [info.peer_id for info in self.roster.in_phase(Phase.TRAINING, time()) if self.trusts(info.peer_id)]
-        return candidates(self.spec.run.seed, offer.fragment, offer.round, self.peer_id, training, self.spec.sync.group)
+        training = [info.peer_id for info in self.roster.partners(time()) if self.trusts(info.peer_id)]
+        seed, group, pairing = self.spec.run.seed, self.spec.sync.group, self.spec.sync.pairing
+        return candidates(seed, offer.fragment, offer.round, self.peer_id, training, group, pairing)
+
+    def met(self, peer: str) -> None:
+        """A peer has answered an offer, or has made one."""
+        self.roster.liveness.met(peer, time())
+
+    def missed(self, peer: str) -> None:
+        """A peer has not answered an offer; after some in a row it is left out for a while."""
+        self.roster.liveness.missed(peer, time())
 
     def _new_round(self, offer: Offer, peers: list[str], called: bool) -> Round:
         kind = GroupRound if self.spec.sync.group > 2 else PairRound
@@ -263,6 +272,7 @@ class Exchanger:
         except ProtocolViolation as error:
             self.hold(peer, Deed.HEAVY, str(error))
             raise
+        self.met(peer)
         refusal = self._consider(peer, theirs)
         if refusal is not None:
             self.history.we_refused(peer, refusal)

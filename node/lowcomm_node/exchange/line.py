@@ -6,8 +6,8 @@ another is opened with the next call; so no call waits for a dead address.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -15,6 +15,7 @@ import grpc
 from grpc import aio
 
 from lowcomm_node.discovery.multiaddress import CIRCUIT, relay_of
+from lowcomm_node.discovery.targets import MAX_ADDRESSES, Targets
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.exchange.certificates import ELSEWHERE
 from lowcomm_node.exchange.routes import Attempt, Choice, Learned, Route
@@ -53,6 +54,8 @@ class Dialers:
     ping: Ping
     doubt: Callable[[], None] = lambda: None
     """Told when somebody else answers at a peer's address."""
+    targets: Targets | None = None
+    """Which addresses of a record are dialed now; None: all."""
 
 
 @dataclass(eq=False)
@@ -95,6 +98,8 @@ class Line:
         self._direct_failed = asyncio.Event()
         self._changed = asyncio.Event()
         self._looked = 0.0
+        self._answered = ""
+        """The address at which the peer has answered last."""
         self._closed = False
         self.calls = 0
         """Calls under way."""
@@ -121,10 +126,8 @@ class Line:
         connected: Connected | None = None
         try:
             try:
-                async with asyncio.timeout(self._choice.renewal(route).deadline):
-                    connected = await self._dial(route)
-                    if not await _is_ready(connected):
-                        raise LinkLost(await self._why(route, connected))
+                async with asyncio.timeout(deadline := self._choice.renewal(route).deadline):
+                    connected = await self._connect(route, deadline)
             except TimeoutError:
                 raise LinkLost("did not answer in time") from None
             except LowcommError as error:
@@ -133,6 +136,11 @@ class Line:
         finally:
             if connected is not None:
                 await _end(connected)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some route is open."""
+        return bool(self._open)
 
     def on_call(self, more: int) -> None:
         """A call has begun (1) or ended (-1)."""
@@ -244,20 +252,13 @@ class Line:
         if attempt.after:
             await self._give_head_start(attempt.after)
         route, began = attempt.route, self._clock()
-        connected: Connected | None = None
         try:
             async with asyncio.timeout(attempt.deadline):
-                connected = await self._dial(route)
-                if not await _is_ready(connected):
-                    raise LinkLost(await self._why(route, connected))
+                connected = await self._connect(route, attempt.deadline)
         except TimeoutError:
-            await self._fail(route, connected, f"did not answer within {attempt.deadline:.0f} s")
+            self._fail(route, f"did not answer within {attempt.deadline:.0f} s")
         except LowcommError as error:
-            await self._fail(route, connected, str(error))
-        except BaseException:
-            if connected is not None:
-                await _end(connected)
-            raise
+            self._fail(route, str(error))
         else:
             self._opened(route, connected, self._clock() - began)
 
@@ -268,14 +269,47 @@ class Line:
         except TimeoutError:
             return
 
-    async def _dial(self, route: Route) -> Connected:
+    async def _connect(self, route: Route, seconds: float) -> Connected:
+        """A channel that is connected, at one address after the other. Raises LinkLost that says why there is none."""
+        if route is Route.TUNNEL:
+            way = self._tunnels.way(self._info.peer_id)
+            way.entry_points = self._info.entry_points
+            return await self._ready(route, Connected(self._dialers.local(way.target), way))
+        *others, last = self._addresses()
+        for number, address in enumerate(others):
+            with suppress(LinkLost, TimeoutError):
+                async with asyncio.timeout(seconds / (len(others) + 1 - number) / 2):
+                    return await self._ready(route, await self._dial(address))
+        return await self._ready(route, await self._dial(last))
+
+    def _addresses(self) -> list[str]:
+        """Where the peer is dialed directly now; the address that answered last comes first. Raises LinkLost if nowhere."""
+        told = sorted(self._info.addresses, key=lambda address: address != self._answered)
+        if not told:
+            raise LinkLost("tells no address that can be called")
+        targets = self._dialers.targets
+        if targets is None:
+            return told[:MAX_ADDRESSES]
+        if not (admitted := targets.admit(self._info.peer_id, told)):
+            raise LinkLost(targets.refusal(told))
+        return admitted
+
+    async def _dial(self, address: str) -> Connected:
+        return Connected(await self._dialers.direct(replace(self._info, addresses=(address,))), address=address)
+
+    async def _ready(self, route: Route, connected: Connected) -> Connected:
+        """Wait until a channel is connected; it is closed if it can't be. Raises LinkLost."""
+        try:
+            if not await _is_ready(connected):
+                raise LinkLost(await self._why(route, connected))
+        except BaseException:
+            await _end(connected)
+            raise
         if route is Route.DIRECT:
-            if not self._info.addresses:
-                raise LinkLost("tells no address that can be called")
-            return Connected(await self._dialers.direct(self._info), address=self._info.addresses[0])
-        way = self._tunnels.way(self._info.peer_id)
-        way.entry_points = self._info.entry_points
-        return Connected(self._dialers.local(way.target), way)
+            self._answered = connected.address
+            if self._dialers.targets is not None:
+                self._dialers.targets.reached(connected.address)
+        return connected
 
     async def _why(self, route: Route, connected: Connected) -> str:
         """Why a channel could not be connected, in words for its owner."""
@@ -292,9 +326,7 @@ class Line:
             return str(error)
         return "was lost as soon as it was reached"
 
-    async def _fail(self, route: Route, connected: Connected | None, reason: str) -> None:
-        if connected is not None:
-            await _end(connected)
+    def _fail(self, route: Route, reason: str) -> None:
         if route not in self._open:  # else it was a renewal
             self._choice.failed(route, self._clock(), reason)
         if route is Route.DIRECT:

@@ -312,16 +312,22 @@ class Round(ABC):
 
     async def _dial(self, peer: str) -> None:
         stream: CallerStream | None = None
+        is_answered = False
         try:
             stream = await self.node.call(peer)
             await stream.send(pb.Frame(hello=offers.to_message(self.offer)))
             async with asyncio.timeout(HELLO_DEADLINE):
                 answer = await stream.receive()
+            if is_answered := answer is not None:
+                self.node.met(peer)
             await self._on_answer(peer, stream, answer)
         except (LowcommError, grpc.RpcError) as error:
+            if not is_answered:
+                self.node.missed(peer)
             self.lose(peer, error)
         except TimeoutError:
-            self.lose(peer, "did not answer in time")
+            self.node.missed(peer)
+            self.lose(peer, ex.UNANSWERED)
         except asyncio.CancelledError:
             if stream is not None:
                 stream.cancel()
@@ -370,6 +376,8 @@ class Round(ABC):
         if link is None:
             if call is not None:
                 call.cancel()
+                if reason == ex.UNANSWERED:
+                    self.node.missed(peer)
             return
         with suppress(LowcommError, TimeoutError):
             async with asyncio.timeout(ABANDON_DEADLINE):

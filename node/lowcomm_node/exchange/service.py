@@ -102,6 +102,8 @@ class ExchangeService:
         self._endings = Endings()
         self.strangers = Strangers(self._refusals)
         """Who of those that are connected over TCP has not shown who it is."""
+        self.on_caller: Callable[[str], None] = lambda peer: None
+        """Told of each call of a peer that has shown who it is: a sign of life."""
 
     @property
     def open_calls(self) -> int:
@@ -192,6 +194,7 @@ class ExchangeService:
             self.strangers.vouch(connection)
         if (words := self._turnstile.refuses(peer, monotonic(), self._address(call.context))) is not None:
             await self._turn_away(call, place, words, peer)
+        self.on_caller(peer)
         return peer
 
     async def _turn_away(self, call: Call, place: str, words: str, peer: str = "") -> None:

@@ -13,6 +13,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.clock import is_supported, largest_jump
 from lowcomm_protocol.exchange import Accepted, GaveUp
+from lowcomm_protocol.liveness import PROBE_EVERY, Liveness
 from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
 from lowcomm_protocol.trust import Deed, Trust
 
@@ -38,6 +39,7 @@ class Peer:
         self.trust = Trust(self.sync.interval)
         self.deeds: list[tuple[str, Deed, str]] = []
         """What it has held against others: who, how heavy, and why."""
+        self.liveness = Liveness(name)
         self.losses: list[float] = []
         """Loss of every inner step, nats a token."""
         self.running: dict[int, Round] = {}
@@ -56,6 +58,7 @@ class Peer:
         """Begin to train."""
         self.training = True
         self.after(1.0 / self.speed, self._step)
+        self._probe()
 
     def leave(self) -> None:
         """Say goodbye: exchanges under way are given up, and others hear of it."""
@@ -118,9 +121,19 @@ class Peer:
         offer = self._offer(fragment, self.replica.schedule.round_of(fragment, self.replica.clock.step))
         self._new(offer, self._candidates(offer), called=False).start()
 
+    def _probe(self) -> None:
+        """Call some of the peers that records name and of which there was no sign of life of late."""
+        known = ((peer, self.swarm.places(peer)) for peer in self.swarm.training() if peer != self.name)
+        for peer in self.liveness.due(known, self.swarm.network.now, self.swarm.connected(self)):
+            self.swarm.probe(self, peer)
+        self.after(PROBE_EVERY, self._probe)
+
     def _candidates(self, offer: Offer) -> list[str]:
-        there = [peer for peer in self.swarm.training() if self.trust.trusts(peer, self.replica.steps)]
-        return candidates(self.replica.spec.run.seed, offer.fragment, offer.round, self.name, there, self.sync.group)
+        now, steps = self.swarm.network.now, self.replica.steps
+        alive = [peer for peer in self.swarm.training() if self.liveness.is_alive(peer, now)]
+        there = [peer for peer in alive if self.trust.trusts(peer, steps)]
+        seed, group, pairing = self.replica.spec.run.seed, self.sync.group, self.sync.pairing
+        return candidates(seed, offer.fragment, offer.round, self.name, there, group, pairing)
 
     def _new(self, offer: Offer, peers: list[str], called: bool) -> Round:
         kind = PairRound if self.sync.group == 2 else GroupRound
@@ -187,6 +200,7 @@ class Peer:
 
     def _answer(self, stream: Stream, theirs: Offer) -> None:
         peer = stream.other(self.name)
+        self.liveness.met(peer, self.swarm.network.now)
         refusal = self._consider(peer, theirs)
         if refusal is not None:
             self.swarm.network.send(stream, self.name, "refuse", refusal)

@@ -68,13 +68,15 @@ class Round(ABC):
     def receive(self, stream: Stream, other: str, kind: str, payload: Any) -> None:
         """Take in a message of another peer."""
         if kind == "closed":
-            self.calls.pop(other, None)
+            if self.calls.pop(other, None) is not None:
+                self.peer.liveness.missed(other, self.network.now)
             self.peer.by_stream.pop(stream, None)
             self.handle(ex.Lost(peer=other, reason="ended the stream"))
         elif kind == "abandon":
             self.handle(ex.Lost(peer=other, reason=f"gave up: {payload}"))
         elif self.calls.get(other) is stream:
             del self.calls[other]
+            self.peer.liveness.met(other, self.network.now)
             if kind == "accept" and not self.peer.supports(other, payload.swarm_step):
                 self.network.break_(stream)
                 self.handle(ex.Lost(peer=other, reason="claims a swarm step that nobody else supports"))
@@ -167,8 +169,9 @@ class Round(ABC):
         def give_up() -> None:
             if self.calls.get(other) is stream:
                 del self.calls[other]
+                self.peer.liveness.missed(other, self.network.now)
                 self.network.close(stream, self.peer.name)
-                self.handle(ex.Lost(peer=other, reason="did not answer in time"))
+                self.handle(ex.Lost(peer=other, reason=ex.UNANSWERED))
 
         self.peer.after(HELLO_DEADLINE, give_up)
 
@@ -190,6 +193,8 @@ class Round(ABC):
             take_in()
 
     def _abandon(self, other: str, reason: str) -> None:
+        if reason == ex.UNANSWERED and other in self.calls:
+            self.peer.liveness.missed(other, self.network.now)
         for stream in (self.calls.pop(other, None), self.links.get(other)):
             if stream is not None:
                 self.network.send(stream, self.peer.name, "abandon", reason)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from lowcomm_node.data import Dataset
-from lowcomm_node.simulation.network import Conditions, Network
+from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_node.simulation.peer import Peer
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.capture import GroupCapture
@@ -28,6 +28,15 @@ FACTORS = {"huge": 100.0, "flipped": -1.0, "flipped-huge": -10.0}
 """What a liar multiplies its progress by."""
 RECORD_LIFETIME = 30.0
 """Seconds that others still believe in a peer that died."""
+PROBE_SECONDS = 0.2
+"""Until a peer that is there has answered a probe."""
+
+
+class Mute:
+    """Takes every call and never says a word."""
+
+    def receive(self, stream: Stream, kind: str, payload: Any) -> None:
+        """See Receiver."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,7 @@ class Swarm:
         compiled: bool,
         evaluations: int,
         course: Course | None = None,
+        sybils: int = 0,
     ) -> None:
         self.spec, self.dataset, self.members = spec, dataset, members
         self.network = Network(spec.run.seed, conditions)
@@ -103,6 +113,8 @@ class Swarm:
         self.curve: list[Point] = []
         self._every = max(1, spec.run.steps // evaluations) if evaluations else 0
         self._gone: dict[str, float] = {}
+        self._sybils = [f"sybil-{number}" for number in range(sybils)]
+        self.network.peers |= dict.fromkeys(self._sybils[1::2], Mute())
         cpu = torch.device("cpu")
         for number, member in enumerate(members):
             name = f"peer-{number}"
@@ -120,7 +132,29 @@ class Swarm:
     def training(self) -> list[str]:
         """Whom peers believe to be training, as signed records would tell them."""
         now = self.network.now
-        return [one.name for one in self.peers if one.training or self._gone.get(one.name, now) > now]
+        there = [one.name for one in self.peers if one.training or self._gone.get(one.name, now) > now]
+        return there + self._sybils
+
+    def places(self, peer: str) -> tuple[str, ...]:
+        """The network that a record names: each honest peer has one of its own, thirty Sybils share one."""
+        return (f"sybils-{self._sybils.index(peer) // 30}",) if peer in self._sybils else (peer,)
+
+    def connected(self, peer: Peer) -> set[str]:
+        """Whom the DHT has connected a peer to, besides: of honest peers those before and after it."""
+        place = self.peers.index(peer)
+        return {self.peers[(place + step) % len(self.peers)].name for step in (-1, 1)}
+
+    def probe(self, peer: Peer, other: str) -> None:
+        """Call a peer only to see whether it answers; it hears of the caller, too."""
+
+        def answer() -> None:
+            callee = self.network.peers.get(other)
+            if isinstance(callee, Peer) and not callee.over:
+                for one, heard in ((peer, other), (callee, peer.name)):
+                    one.liveness.heard(heard, self.network.now)
+                peer.liveness.reached(self.places(other))
+
+        peer.after(PROBE_SECONDS, answer)
 
     def others(self, *but: Peer | str) -> Iterable[Peer]:
         """All peers that train, but these."""
@@ -206,14 +240,16 @@ def simulate(
     compiled: bool = False,
     evaluations: int = 0,
     course: Course | None = None,
+    sybils: int = 0,
 ) -> Result:
     """Train a swarm in one process and virtual time; deterministic in ``spec`` (whose seed it uses) and the arguments.
 
     ``kind`` is the replica, where a method of your own goes (docs/methods.md); ``compiled`` compiles its step, which
-    needs a C++ compiler; ``evaluations``: how often the first peer is looked at during the run; ``course``: how the run is amended.
+    needs a C++ compiler; ``evaluations``: how often the first peer is looked at during the run; ``course``: how the run is amended;
+    ``sybils``: records of peers that are not there, half of them dead, half taking every call and never answering.
     """
     members = [Member()] * members if isinstance(members, int) else members
-    swarm = Swarm(spec, dataset, members, conditions or Conditions(), kind, compiled, evaluations, course)
+    swarm = Swarm(spec, dataset, members, conditions or Conditions(), kind, compiled, evaluations, course, sybils)
     swarm.network.run()
     return swarm.result()
 

@@ -1,0 +1,166 @@
+"""Which peers have proved lately that they are there, and which others to probe next. No clock: time is an argument.
+
+    a record alone ──► unknown ── answers a call of ours, or calls us and is authenticated ──► alive for ALIVE seconds
+                         │  ▲                                                                     │
+                  probed ▼  │ backoff: by peer, and by place (/24, /64, relay)                    │ two exchanges in a row
+                        silent ◄──────────────────────────────────────────────────────────────────┘ that it does not answer
+
+A record costs its writer nothing, so it proves nothing: only peers that are alive are met, counted and believed. An unknown
+peer gets a probe beside the exchanges, never a place in them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TypeVar
+
+ALIVE = 300.0
+"""Seconds for which a peer counts as alive after a sign of life."""
+REFRESH = 100.0
+"""Seconds after which a peer that gave no sign of life is probed again; three attempts fit in ``ALIVE``."""
+PROBE_EVERY = 1.0
+"""Seconds between two probes of unknown peers, in the long run."""
+BURST = 16
+"""Probes that may be saved up: a newcomer has to find its first partners."""
+FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
+"""Seconds until a silent peer is probed again, the first time and at most; they double."""
+FREE_MISSES = 3
+"""Silent peers of one place before the place itself is probed more rarely."""
+LONGEST_PLACE_PAUSE = 60.0
+"""Seconds between two probes of unknown peers of one place, at most; they double from one second."""
+MAX_MISSED = 2
+"""Exchanges in a row that a peer may leave unanswered before it is left out for a while."""
+FIRST_REST, LONGEST_REST = 15.0, 120.0
+"""Seconds that it is left out, the first time and at most."""
+MAX_HELD = 8192
+"""Peers, and places, of which anything is kept; the oldest are forgotten."""
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class _Silence:
+    """What was not answered."""
+
+    count: int = 0
+    due: float = float("-inf")
+    """When the next attempt may be made."""
+
+
+class Liveness:
+    """What one peer knows of the others' signs of life."""
+
+    def __init__(self, seed: str = "") -> None:
+        """``seed``: which unknown peer is probed first differs from peer to peer."""
+        self._seed, self._turn = seed, 0
+        self._heard: OrderedDict[str, float] = OrderedDict()
+        self._silent: OrderedDict[str, _Silence] = OrderedDict()
+        self._places: OrderedDict[str, _Silence] = OrderedDict()
+        self._missed: OrderedDict[str, _Silence] = OrderedDict()
+        self._tokens, self._counted = float(BURST), float("-inf")
+
+    # signs of life
+
+    def heard(self, peer: str, now: float) -> None:
+        """A peer has answered a call, or has called us and was authenticated."""
+        _keep(self._heard, peer, now)
+        self._silent.pop(peer, None)
+
+    def reached(self, places: Sequence[str]) -> None:
+        """A peer that we have called there has answered: others of these places may be there, too."""
+        for place in places:
+            self._places.pop(place, None)
+
+    def met(self, peer: str, now: float) -> None:
+        """A peer has answered an offer of ours, be it with a refusal, or has made one."""
+        self.heard(peer, now)
+        self._missed.pop(peer, None)
+
+    def missed(self, peer: str, now: float) -> None:
+        """A peer has not answered an offer of ours."""
+        missed = self._missed.get(peer) or _Silence()
+        missed.count += 1
+        if missed.count >= MAX_MISSED:
+            missed.due = now + min(FIRST_REST * 2 ** min(missed.count - MAX_MISSED, 20), LONGEST_REST)
+        _keep(self._missed, peer, missed)
+
+    def is_alive(self, peer: str, now: float) -> bool:
+        """Whether a peer has proved lately that it is there, and answers offers."""
+        heard, missed = self._heard.get(peer), self._missed.get(peer)
+        return heard is not None and now - heard < ALIVE and (missed is None or missed.due <= now)
+
+    def is_proved(self, peer: str, now: float) -> bool:
+        """Whether a peer has proved lately that it is there; it may still leave offers unanswered."""
+        heard = self._heard.get(peer)
+        return heard is not None and now - heard < ALIVE
+
+    # probes
+
+    def is_untried(self, peer: str, now: float) -> bool:
+        """Whether nothing is known of a peer but its record."""
+        return not self.is_proved(peer, now) and peer not in self._silent
+
+    def due(
+        self, known: Iterable[tuple[str, Sequence[str]]], now: float, likely: Collection[str] = (), most: int = BURST
+    ) -> list[str]:
+        """Whom to probe now, at most so many; counts them as probed.
+
+        ``known``: peers with a record, and the places of each. ``likely``: those that are connected to us in some other way.
+        """
+        self._tokens = min(float(BURST), self._tokens + max(0.0, now - self._counted) / PROBE_EVERY)
+        self._counted, self._turn = now, self._turn + 1
+        old, unknown = list[str](), list[tuple[bool, bytes, str, Sequence[str]]]()
+        for peer, places in known:
+            heard = self._heard.get(peer)
+            if heard is not None and now - heard < ALIVE:
+                if now - heard >= REFRESH and self._is_due(self._silent, peer, now):
+                    old.append(peer)
+            elif self._is_due(self._silent, peer, now) and (peer in likely or self._is_open(places, now)):
+                unknown.append((peer not in likely, self._lot(peer), peer, places))
+        chosen = sorted(old, key=self._heard.__getitem__)[:most]
+        for peer in chosen:
+            self._postpone(peer, now)
+        for unlikely, _, peer, places in sorted(unknown):
+            if len(chosen) >= most or self._tokens < 1.0:
+                break
+            if unlikely and not self._is_open(places, now):
+                continue  # another one of the same place was chosen just now
+            self._tokens -= 1.0
+            self._postpone(peer, now)
+            for place in places:
+                self._crowd(place, now)
+            chosen.append(peer)
+        return chosen
+
+    def _lot(self, peer: str) -> bytes:
+        """What decides who comes first; another one each turn."""
+        return sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
+
+    def _is_due(self, kept: "OrderedDict[str, _Silence]", name: str, now: float) -> bool:
+        silence = kept.get(name)
+        return silence is None or silence.due <= now
+
+    def _is_open(self, places: Sequence[str], now: float) -> bool:
+        return all(self._is_due(self._places, place, now) for place in places)
+
+    def _postpone(self, peer: str, now: float) -> None:
+        """A probe counts as unanswered until it is answered."""
+        silence = self._silent.get(peer) or _Silence()
+        silence.due = now + min(FIRST_PAUSE * 2 ** min(silence.count, 20), LONGEST_PAUSE)
+        silence.count += 1
+        _keep(self._silent, peer, silence)
+
+    def _crowd(self, place: str, now: float) -> None:
+        silence = self._places.get(place) or _Silence()
+        silence.count += 1
+        if silence.count > FREE_MISSES:
+            silence.due = now + min(2.0 ** min(silence.count - FREE_MISSES - 1, 20), LONGEST_PLACE_PAUSE)
+        _keep(self._places, place, silence)
+
+
+def _keep(kept: "OrderedDict[str, Value]", name: str, value: Value) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    if len(kept) > MAX_HELD:
+        kept.popitem(last=False)

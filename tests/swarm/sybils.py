@@ -1,0 +1,42 @@
+"""Free identities: signed records of peers that are not there, stored in the real DHT by one client."""
+
+import asyncio
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import time
+
+from dht import Peer
+
+from lowcomm_node.discovery.keys import peers_key
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.records import PeerInfo, Phase, write_record
+
+AT_ONCE = 8
+"""Records that are on their way to the DHT together."""
+
+
+@contextmanager
+def silent_door(host: str = "127.0.0.1") -> Iterator[int]:
+    """A port where connections are accepted and nothing is ever said."""
+    with socket.socket() as listening:
+        listening.bind((host, 0))
+        listening.listen(1024)
+        yield listening.getsockname()[1]
+
+
+async def store_sybils(peer: Peer, run_id: str, addresses: Sequence[str], life: float = 300.0) -> int:
+    """Publish one training peer for each address (``host:port``), of an identity of its own; how many were taken."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def store(number: int, address: str) -> bool:
+        identity, now = Identity(b"sybil" + number.to_bytes(27)), time()
+        info = PeerInfo(
+            peer_id=identity.peer_id, run_id=run_id, phase=Phase.TRAINING, issued=now, expires=now + life,
+            addresses=(address,), certificate=bytes(32), swarm_step=0,
+        )  # fmt: skip
+        async with slots:
+            return await peer.publish(peers_key(run_id), identity.peer_id, write_record(info, identity), life)
+
+    taken = await asyncio.gather(*(store(number, address) for number, address in enumerate(addresses)))
+    return sum(taken)

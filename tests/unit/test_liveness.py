@@ -1,0 +1,77 @@
+"""What must hold for who is alive, and for whom to probe next."""
+
+from itertools import pairwise
+
+from lowcomm_protocol.liveness import (
+    ALIVE,
+    BURST,
+    FIRST_PAUSE,
+    FREE_MISSES,
+    LONGEST_PAUSE,
+    LONGEST_PLACE_PAUSE,
+    MAX_HELD,
+    PROBE_EVERY,
+    REFRESH,
+    Liveness,
+)
+
+NOW = 1000.0
+
+
+def strangers(count: int, place: str | None = None) -> list[tuple[str, tuple[str, ...]]]:
+    """Peers of which nothing but a record is known."""
+    return [(f"peer-{number}", (place or f"net-{number}",)) for number in range(count)]
+
+
+def test_who_gives_a_sign_of_life_is_alive_for_a_while():
+    liveness = Liveness()
+    assert not liveness.is_alive("ada", NOW)
+    liveness.heard("ada", NOW)
+    assert liveness.is_alive("ada", NOW + ALIVE - 1) and not liveness.is_alive("ada", NOW + ALIVE)
+
+
+def test_unknown_peers_are_probed_at_a_rate_and_each_of_them_ever_more_rarely():
+    liveness, known, probed = Liveness(), strangers(1), list[float]()
+    for second in range(4000):
+        if liveness.due(known, NOW + second):
+            probed.append(NOW + second)
+    pauses = [after - before for before, after in pairwise(probed)]
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and max(pauses) == LONGEST_PAUSE
+    crowd = Liveness()
+    counts = [len(crowd.due(strangers(1000), NOW + second * PROBE_EVERY)) for second in range(10)]
+    assert counts == [BURST, *[1] * 9]
+
+
+def test_a_place_where_nobody_answers_is_probed_ever_more_rarely_until_somebody_does():
+    liveness, known = Liveness(), strangers(1000, "198.51.100.0/24")
+    probed = [second for second in range(600) if liveness.due(known, NOW + second)]
+    assert len(probed) < FREE_MISSES + 20
+    assert probed[-1] - probed[-2] == LONGEST_PLACE_PAUSE
+    liveness.reached(["198.51.100.0/24"])
+    assert len(liveness.due(known, NOW + 600)) == FREE_MISSES + 1
+
+
+def test_who_is_connected_already_is_probed_first_whatever_its_place():
+    liveness, known = Liveness(), strangers(1000, "198.51.100.0/24")
+    assert set(liveness.due(known, NOW, {"peer-500", "peer-700"})) > {"peer-500", "peer-700"}
+    liveness.due(known, NOW + 1, {"peer-501"})
+    assert not liveness.is_untried("peer-501", NOW + 1), "its place was closed by then"
+
+
+def test_who_is_alive_is_refreshed_before_it_counts_as_gone_and_takes_no_probe_from_others():
+    liveness, known = Liveness(), [*strangers(100), ("ada", ())]
+    liveness.heard("ada", NOW)
+    assert "ada" not in liveness.due(known, NOW + REFRESH - 1)
+    chosen = liveness.due(known, NOW + REFRESH, most=100)
+    assert chosen[0] == "ada" and len(chosen) == 2
+    assert "ada" not in liveness.due(known, NOW + REFRESH + 1), "it may still answer"
+    assert "ada" in liveness.due(known, NOW + REFRESH + FIRST_PAUSE)
+
+
+def test_what_is_kept_is_bounded():
+    liveness = Liveness()
+    for number in range(2 * MAX_HELD):
+        liveness.heard(f"peer-{number}", NOW)
+        liveness.missed(f"peer-{number}", NOW)
+    assert len(liveness._heard) == len(liveness._missed) == MAX_HELD
+    assert liveness.is_alive(f"peer-{2 * MAX_HELD - 1}", NOW) and not liveness.is_alive("peer-0", NOW)
