@@ -74,6 +74,7 @@ class Offer:
     slow_digest: bytes
     seconds: int = 0
     """That it needs: to the end of a step, for coding, and for contents at the rates which its owner allows or its line has."""
+    momentum_digest: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,21 @@ def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:
         (max(theirs.seconds, ours.seconds) > ready.longest, Refusal.TOO_SLOW),
     )
     return next((refusal for applies, refusal in reasons if applies), None)
+
+
+def must_realign(ours: Offer, others: Iterable[Offer]) -> bool:
+    """Whether slow weights that should be equal are not. Every member sees it alike, in the offers of all."""
+    return any(theirs.slow_digest != ours.slow_digest for theirs in others)
+
+
+def keeps_momentum(ours: Offer, others: Iterable[Offer]) -> bool:
+    """Whether a realignment leaves the outer momentum as it is: all members say that theirs is the same.
+
+    Only then do they hold equal bits afterwards, as they must. That is so where slow weights came apart by rounding, or in a
+    few values: the momentum sums what everybody received alike. Where somebody has missed an outer step it differs, nobody
+    could make it equal without sending it, and so all begin anew from zeros.
+    """
+    return bool(ours.momentum_digest) and all(theirs.momentum_digest == ours.momentum_digest for theirs in others)
 
 
 def steps_ahead(ours: Offer, others: Iterable[Offer], interval: int) -> int:

@@ -123,11 +123,11 @@ def begin(one: Driven, other: Driven, fragment: int = 0, realign: bool = False) 
         assert got.get("again") == "", got
 
 
-def finish(one: Driven, other: Driven, fragment: int = 0) -> tuple[int, int]:
+def finish(one: Driven, other: Driven, fragment: int = 0, **more: Any) -> tuple[int, int]:
     """Both are told to merge; the numbers of these requests."""
     tokens = {here.peer: 10 for here in sorted((one, other), key=lambda here: here.peer)}
     numbers = [
-        here.send("merge", fragment=fragment, swarm_step=here.replica.clock.step, tokens=tokens)
+        here.send("merge", fragment=fragment, swarm_step=here.replica.clock.step, tokens=tokens, **more)
         for here in (one, other)
     ]
     for here in (one, other):

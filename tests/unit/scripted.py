@@ -147,7 +147,9 @@ class ScriptedTrainer:
         await self._asked("receive_mean", owner)
         self._shared(fragment).means[owner] = bytes(self._view(slot, offset + size)[offset:])
 
-    async def merge(self, fragment: int, over: dict[str, int] | list[str], swarm_step: int) -> Merged:
+    async def merge(
+        self, fragment: int, over: dict[str, int] | list[str], swarm_step: int, keep_momentum: bool = False
+    ) -> Merged:
         """See Trainer."""
         await self._asked("merge")
         if isinstance(over, dict):

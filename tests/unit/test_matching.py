@@ -15,6 +15,8 @@ from lowcomm_protocol.matching import (
     Refusal,
     candidates,
     consider,
+    keeps_momentum,
+    must_realign,
     order,
     steps_ahead,
     wins_crossing,
@@ -196,3 +198,14 @@ def test_who_is_ahead_is_told_by_steps_and_by_merges_that_only_one_has_taken():
 
 def test_every_refusal_has_words():
     assert set(REFUSAL_TEXT) == set(Refusal)
+
+
+def test_a_realignment_keeps_the_momentum_where_all_say_that_it_is_the_same():
+    ours = replace(OFFER, slow_digest=b"a" * 32, momentum_digest=b"m" * 32)
+    apart = replace(ours, slow_digest=b"b" * 32)
+    missed = replace(apart, momentum_digest=b"n" * 32)
+    assert not must_realign(ours, [ours, ours])
+    assert must_realign(ours, [ours, apart]) and keeps_momentum(ours, [ours, apart])
+    assert must_realign(ours, [apart, missed]) and not keeps_momentum(ours, [apart, missed])
+    silent = [replace(one, momentum_digest=b"") for one in (ours, apart)]
+    assert not keeps_momentum(silent[0], [silent[1]]), "who says nothing of it has none to keep"

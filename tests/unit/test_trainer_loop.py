@@ -311,3 +311,51 @@ def test_a_checkpoint_of_0_1_that_had_synced_nothing_is_late_for_nothing(folder:
             meta["progress"][1]["synced"] = wrong
             with pytest.raises(CheckpointError, match="counters"):
                 state.restore(one.replica, parts, meta)
+
+
+# The outer momentum in a realignment
+
+EQUAL = """
+[sync]
+method = "diloco"
+group = 2
+fragments = 2
+interval = 10
+overlap = 0
+min_steps = 1
+codec = "fp32"
+consensus = 0.0
+momentum = 0.9
+outer_lr = 0.4
+"""
+
+
+def exchanged(one: Driven, other: Driven, **how: bool) -> list[dict]:
+    """Both take a few steps and exchange the first fragment; what each is answered."""
+    for here in (one, other):
+        here.steps(2)
+    begin(one, other, realign=how.get("realign", False))
+    numbers = finish(one, other, keep_momentum=how.get("keep_momentum", False))
+    answers = [here.answer(number) for here, number in zip((one, other), numbers, strict=True)]
+    assert all(answer is not None and "error" not in answer for answer in answers)
+    return answers  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_realignment_keeps_the_momentum_where_all_have_the_same(folder: Path, keep: bool) -> None:
+    with driven(folder, "a", "b", more=EQUAL) as (one, other):
+        told = exchanged(one, other)
+        assert told[0]["slow_digest"] == told[1]["slow_digest"] == one.replica.slow_digest(0)
+        assert told[0]["momentum_digest"] == told[1]["momentum_digest"] == one.replica.momentum_digest(0)
+        other.replica.phi[0] = torch.nextafter(other.replica.phi[0], torch.tensor(9.0))
+        assert other.replica.momentum_digest(0) == told[0]["momentum_digest"], "only slow weights have come apart"
+        before = one.replica.delta[0].clone()
+        assert before.abs().max() > 0
+        told = exchanged(one, other, realign=True, keep_momentum=keep)
+        assert told[0]["slow_digest"] == told[1]["slow_digest"]
+        assert told[0]["momentum_digest"] == told[1]["momentum_digest"]
+        assert torch.equal(one.replica.delta[0], before if keep else torch.zeros_like(before))
+        told = exchanged(one, other)
+        assert told[0]["slow_digest"] == told[1]["slow_digest"], "the next exchange needs no realignment"
+        _, meta = state.snapshot(one.replica)
+        assert meta["progress"][0]["version"] == 3

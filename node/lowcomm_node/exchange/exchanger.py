@@ -110,6 +110,7 @@ class Exchanger:
         progress = [FragmentProgress(**counters) for counters in ready.progress]
         self.schedule = SyncSchedule(self.spec.sync.interval, progress)
         self._slow_digests = [bytes.fromhex(digest) for digest in ready.slow_digests]
+        self._momentum_digests = [bytes.fromhex(digest) for digest in ready.momentum_digests or ("",) * len(progress)]
 
     @property
     def ready(self) -> Ready:
@@ -187,6 +188,7 @@ class Exchanger:
             tokens=self.tokens - progress.merged_tokens,
             version=progress.version,
             slow_digest=self._slow_digests[fragment] if self.spec.sync.consensus == 0 else b"",
+            momentum_digest=self._momentum_digests[fragment] if self.spec.sync.consensus == 0 else b"",
             seconds=self._needs(fragment, self._streams(fragment)).told(self.longest),
         )
 
@@ -367,6 +369,7 @@ class Exchanger:
         self.swarm_step = max(self.swarm_step, merged.swarm_step)
         self.schedule.merged(round_.fragment, merged.swarm_step, merged.merged_steps, merged.merged_tokens)
         self._slow_digests[round_.fragment] = bytes.fromhex(merged.slow_digest)
+        self._momentum_digests[round_.fragment] = bytes.fromhex(merged.momentum_digest)
 
     def ended(self, round_: Round, outcome: Outcome, reason: str) -> None:
         """Count an exchange that is over, and clean up after it."""

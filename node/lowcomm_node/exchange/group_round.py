@@ -181,7 +181,7 @@ class GroupRound(Round):
 
     async def _merge(self, effect: ex.Apply) -> Merged:
         owners = [owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied]
-        return await self.trainer.merge(self.fragment, owners, effect.swarm_step)
+        return await self.trainer.merge(self.fragment, owners, effect.swarm_step, self.keep_momentum)
 
     # places in slots: offset and size
 

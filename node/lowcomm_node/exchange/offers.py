@@ -23,6 +23,7 @@ def to_message(offer: Offer) -> pb.Offer:
         tokens=offer.tokens,
         version=offer.version,
         slow_digest=offer.slow_digest,
+        momentum_digest=offer.momentum_digest,
         seconds=offer.seconds,
     )
 
@@ -32,7 +33,8 @@ def from_message(message: pb.Offer) -> Offer:
     numbers = (message.round, message.swarm_step, message.steps, message.tokens, message.version)
     if max(numbers) >= _LIMIT or len(message.run_id) != 32 or len(message.plan) != 32:
         raise ProtocolViolation("sent an offer with a field out of bounds")
-    if len(message.codec) > 32 or len(message.slow_digest) not in (0, 32):
+    digests = (message.slow_digest, message.momentum_digest)
+    if len(message.codec) > 32 or any(len(digest) not in (0, 32) for digest in digests):
         raise ProtocolViolation("sent an offer with a field out of bounds")
     return Offer(
         protocol=message.protocol,
@@ -47,6 +49,7 @@ def from_message(message: pb.Offer) -> Offer:
         tokens=message.tokens,
         version=message.version,
         slow_digest=message.slow_digest,
+        momentum_digest=message.momentum_digest,
         seconds=message.seconds,
     )
 

@@ -99,4 +99,6 @@ class PairRound(Round):
         self.content = await self.trainer.capture(self.fragment, self.slots[0], self.realign, self.ahead)
 
     async def _merge(self, effect: ex.Apply) -> Merged:
-        return await self.trainer.merge(self.fragment, self._tokens(effect.members), effect.swarm_step)
+        return await self.trainer.merge(
+            self.fragment, self._tokens(effect.members), effect.swarm_step, self.keep_momentum
+        )

@@ -27,7 +27,7 @@ from lowcomm_node.logs import log
 from lowcomm_node.trainer.interface import Merged
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.matching import Offer, steps_ahead
+from lowcomm_protocol.matching import Offer, keeps_momentum, must_realign, steps_ahead
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.trust import Deed
 
@@ -61,7 +61,7 @@ class Round(ABC):
         """Calls of ours, by the peer that is called; they read what it sends, too."""
         self.members: tuple[str, ...] = ()
         """Whose contributions are captured and coded, ours included; sorted. Empty while that is not known."""
-        self.realign = False
+        self.realign = self.keep_momentum = False
         self.ahead = 0
         """How many inner steps longer than we the other members claim to have trained."""
         self.worst_block: float | None = None
@@ -393,7 +393,8 @@ class Round(ABC):
     async def _capture(self) -> None:
         others = self.exchange.offers(self.members)
         # Slow weights that should be equal and are not (somebody has applied more): everybody sees it in the offers.
-        self.realign = any(offer.slow_digest != self.offer.slow_digest for offer in others)
+        self.realign = must_realign(self.offer, others)
+        self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
         if self.realign:  # in fp32, which takes longer
             sizes, fragment = self.node.ready, self.fragment
             larger = sizes.realign_sizes[fragment] / sizes.sizes[fragment][1]

@@ -156,6 +156,7 @@ class Peer:
             tokens=replica.tokens - progress.merged_tokens,
             version=progress.version,
             slow_digest=bytes.fromhex(replica.slow_digest(fragment)) if self.sync.consensus == 0 else b"",
+            momentum_digest=bytes.fromhex(replica.momentum_digest(fragment)) if self.sync.consensus == 0 else b"",
         )
 
     def _consider(self, peer: str, theirs: Offer) -> Refusal | None:

@@ -13,7 +13,7 @@ from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol import group as gr
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, ProtocolViolation
-from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, steps_ahead
+from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, keeps_momentum, must_realign, steps_ahead
 from lowcomm_protocol.trust import Deed
 
 if TYPE_CHECKING:
@@ -179,9 +179,10 @@ class Round(ABC):
         if self.exchange.over:
             return
         others = self.exchange.offers(members)
-        realign = any(offer.slow_digest != self.offer.slow_digest for offer in others)
+        realign = must_realign(self.offer, others)
         self.replica.capture(self.fragment, realign, members, steps_ahead(self.offer, others, self.peer.sync.interval))
         self.peer.realigned += realign
+        self.replica.captures[self.fragment].keep_momentum = realign and keeps_momentum(self.offer, others)
         try:
             self._code()
         except CodecError as error:

@@ -35,6 +35,10 @@ class Capture(ABC):
     sent: Tensor
     """Our contribution; once it is coded, as the others decode it."""
     realign: bool
+    keep_momentum: bool = field(default=False, kw_only=True)
+    """Whether a realignment leaves the outer momentum as it is."""
+    digests: tuple[str, str] = field(default=("", ""), kw_only=True)
+    """SHA-256 of the new slow weights and momentum, hexadecimal, where all must hold the same."""
     bound: Bound
     """How large the progress of others may be."""
     gain: float

@@ -117,6 +117,8 @@ class Ready:
     """Checkpoints that could not be used, and why."""
     runs: "tuple[Runs, ...]" = ()
     """The slices of each fragment, as ``pieces.plan_pieces`` takes them."""
+    momentum_digests: tuple[str, ...] = ()
+    """The same of each fragment's outer momentum."""
     ranges: bool = False
     """Whether coders have ranges to pass on."""
 
@@ -175,5 +177,6 @@ class Merged:
     merged_steps: int
     merged_tokens: int
     slow_digest: str
+    momentum_digest: str = ""
     worst_block: float = 0.0
     """Spread of the contributions in the block of 256 values where it is largest."""

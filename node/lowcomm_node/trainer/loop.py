@@ -273,6 +273,7 @@ class TrainerLoop:
             tokens=replica.tokens,
             progress=tuple(asdict(replica.schedule[p]) for p in range(len(numels))),
             slow_digests=tuple(replica.slow_digest(p) for p in range(len(numels))),
+            momentum_digests=tuple(replica.momentum_digest(p) for p in range(len(numels))),
             resumed=resumed,
             skipped=tuple(skipped),
             runs=form.fragments,
@@ -408,13 +409,14 @@ class TrainerLoop:
             except TrainerError as error:
                 self._pipe.send({"re": number, **describe(error)})
                 return
-            self._answer_merge(number, fragment)
+            self._answer_merge(number, fragment, *capture.digests)
 
         def work() -> None:
             if in_group:
                 replica.group(fragment).pool(request["owners"])
             else:
                 replica.pair(fragment).pool(request["tokens"])
+            capture.keep_momentum = bool(request.get("keep_momentum"))
             replica.outer(fragment)
             ripe = capture.steps + replica.spec.sync.overlap
             self._boundary.put(lambda: self._ripening.append((ripe, at_boundary)))
@@ -430,7 +432,7 @@ class TrainerLoop:
         if due:
             self._tell_if_finished()
 
-    def _answer_merge(self, number: int, fragment: int) -> None:
+    def _answer_merge(self, number: int, fragment: int, slow_digest: str, momentum_digest: str) -> None:
         replica, progress = self.replica, self.replica.schedule[fragment]
         answer = {
             "swarm_step": replica.clock.step,
@@ -438,8 +440,7 @@ class TrainerLoop:
             "merged_tokens": progress.merged_tokens,
             "worst_block": replica.worst_block[fragment],
         }
-        digest = replica.slow_digest(fragment) if replica.spec.sync.consensus == 0 else ""
-        self._pipe.send({"re": number, **answer, "slow_digest": digest})
+        self._pipe.send({"re": number, **answer, "slow_digest": slow_digest, "momentum_digest": momentum_digest})
 
     def _do_drop(self, number: int, request: dict[str, Any]) -> None:
         fragment, replica = int(request["fragment"]), self.replica

@@ -159,14 +159,16 @@ class Trainer(ABC):
         """Decode an owner's mean of its shard."""
         await self._ask("receive_mean", fragment=fragment, owner=owner, slot=slot, offset=offset, size=size)
 
-    async def merge(self, fragment: int, over: Mapping[str, int] | Sequence[str], swarm_step: int) -> Merged:
+    async def merge(
+        self, fragment: int, over: Mapping[str, int] | Sequence[str], swarm_step: int, keep_momentum: bool = False
+    ) -> Merged:
         """Take the outer step and merge.
 
         ``over``: in a pair the tokens that weigh each member's contribution, in a group the owners of the shards that
-        are applied.
+        are applied. ``keep_momentum``: a realignment leaves the outer momentum as it is.
         """
         told = {"tokens": dict(over)} if isinstance(over, Mapping) else {"owners": list(over)}
-        answer = await self._ask("merge", fragment=fragment, swarm_step=swarm_step, **told)
+        answer = await self._ask("merge", fragment=fragment, swarm_step=swarm_step, keep_momentum=keep_momentum, **told)
         return Merged(**{key: answer[key] for key in Merged.__dataclass_fields__})
 
     async def drop(self, fragment: int) -> None:

@@ -231,7 +231,9 @@ class Replica:
         for start, stop in capture.ranges:
             part = slice(start, stop)
             if capture.realign:
-                phi[part], delta[part] = capture.mean[part], 0.0
+                phi[part] = capture.mean[part]
+                if not capture.keep_momentum:
+                    delta[part] = 0.0
             elif isinstance(capture, PairCapture):
                 self.outer_step(phi[part], delta[part], capture.mean[part], capture.progress[part], capture.sent[part])
             else:
@@ -241,6 +243,8 @@ class Replica:
                 f"The outer step of fragment {fragment} gives values that are not finite: it is not applied."
             )
         capture.outcome = (phi, delta)
+        if self.spec.sync.consensus == 0:
+            capture.digests = (_digest(phi), _digest(delta))
 
     def outer_step(
         self, phi: Tensor, delta: Tensor, mean: Tensor, progress: Tensor | None = None, sent: Tensor | None = None
@@ -273,7 +277,15 @@ class Replica:
 
     def slow_digest(self, fragment: int) -> str:
         """SHA-256 of one fragment's slow weights, hexadecimal: equal where the slow weights are, to the bit."""
-        return sha256(self.phi[fragment].numpy().data).hexdigest()
+        return _digest(self.phi[fragment])
+
+    def momentum_digest(self, fragment: int) -> str:
+        """The same of its outer momentum."""
+        return _digest(self.delta[fragment])
+
+
+def _digest(vector: Tensor) -> str:
+    return sha256(vector.numpy().data).hexdigest()
 
 
 def choose_device(name: str) -> torch.device:
