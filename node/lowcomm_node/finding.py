@@ -14,7 +14,7 @@ from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.files import write_atomic
 from lowcomm_node.membership import listening
 from lowcomm_node.settings import NodeSettings
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.errors import LowcommError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
@@ -97,7 +97,7 @@ async def find_run(
     began, deadline = monotonic(), FIND_DEADLINE
     missing = missing_run([], settings.run, invited_to)
     while monotonic() < began + deadline:
-        found = await _published(discovery)
+        found, unread = await _published(discovery)
         known = kept is not None and (any(run.run_id == kept.run_id for run in found) or _is_late(began, found))
         chosen = kept if known else choose(found, settings.run, invited_to)
         if chosen is not None:
@@ -105,7 +105,7 @@ async def find_run(
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, chosen.to_bytes(), 0o600)
             return chosen
-        missing = missing_run(found, settings.run, invited_to)
+        missing = missing_run(found, settings.run, invited_to, unread)
         deadline = OTHERS_DEADLINE if found else FIND_DEADLINE
         show(missing)
         await asyncio.sleep(1.0)
@@ -116,8 +116,15 @@ async def find_run(
     )
 
 
-def missing_run(found: list[SignedRun], wanted: str | None, invited_to: str | None = None) -> str:
-    """Why no published run is the one that is meant: what is published, and what may be meant."""
+def missing_run(
+    found: list[SignedRun], wanted: str | None, invited_to: str | None = None, unread: Sequence[str] = ()
+) -> str:
+    """Why no published run is the one that is meant: what is published, and what may be meant.
+
+    ``unread``: why this release can't read other runs that are published.
+    """
+    if unread:
+        return f"{missing_run(found, wanted, invited_to)}; {len(unread)} cannot be read here: {unread[0].rstrip('.')}"
     if not found:
         return f"the run {wanted!r} is not published yet" if wanted else "no run is published yet"
     names = sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in found)
@@ -174,13 +181,18 @@ def _was_entered_at(settings: NodeSettings, run: SignedRun, peer_ids: list[str],
     return any(peer_id in doors for peer_id in peer_ids)
 
 
-async def _published(discovery: Discovery) -> list[SignedRun]:
+async def _published(discovery: Discovery) -> tuple[list[SignedRun], list[str]]:
+    """The runs that are published, and why others can't be read by this release."""
     runs: list[SignedRun] = []
+    unread: list[str] = []
     for run_id, data in (await discovery.lookup(RUNS_KEY)).items():
         try:
             run = read_signed_run(data, f"run {run_id[:12]}")
+        except VersionError as error:
+            unread.append(str(error))
+            continue
         except LowcommError:
             continue
         if run.run_id == run_id:
             runs.append(run)
-    return runs
+    return runs, unread

@@ -498,23 +498,41 @@ def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
 def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun:
     """Read a published specification and check its signature.
 
-    Raises SpecError if it is malformed, VersionError if it is of another version, SignatureError if the signature is
+    Raises SpecError if it is malformed, VersionError if this release can't read it, SignatureError if the signature is
     not the creator's.
     """
-    if len(data) > 2 * MAX_SPEC_BYTES:
-        raise SpecError(f"{source}: {len(data)} bytes are too many for a signed run; it is refused.")
-    try:
-        envelope = json.loads(data)
-        creator, spec_text = str(envelope["creator"]), str(envelope["spec"])
-        signature, document = bytes.fromhex(envelope["signature"]), spec_text.encode()
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise SpecError(f"{source}: not a signed run; create one with `lowcomm-node create run.toml`.") from None
-    verify(creator, _PURPOSE, document, signature)
-    spec = parse_canonical(spec_text, source)
+    creator, document, signature = _read_envelope(data, source)
+    spec = parse_canonical(document.decode(), source)
     if spec.run.creator != creator:
         # Or anybody could sign a copy of a run, and invite and remove in its name.
         raise SignatureError(f"{source}: signed by {creator}, but its creator is {spec.run.creator or 'not named'}.")
     return SignedRun(spec, creator, signature, document)
+
+
+def name_signed_run(data: bytes, source: str = "run specification") -> tuple[str, str]:
+    """Run id and creator of a run that this release need not be able to read: storers keep it for those that are.
+
+    Raises SpecError, SignatureError.
+    """
+    creator, document, _ = _read_envelope(data, source)
+    run = read_content(document.decode(), source).get("run")
+    if not isinstance(run, dict) or cast("dict[str, Any]", run).get("creator") != creator:
+        raise SignatureError(f"{source}: signed by {creator}, which the specification does not name as its creator.")
+    return run_id_of(document), creator
+
+
+def _read_envelope(data: bytes, source: str) -> tuple[str, bytes, bytes]:
+    """Creator, document and signature, which is checked. Raises SpecError, SignatureError."""
+    if len(data) > 2 * MAX_SPEC_BYTES:
+        raise SpecError(f"{source}: {len(data)} bytes are too many for a signed run; it is refused.")
+    try:
+        envelope = json.loads(data)
+        creator, document = str(envelope["creator"]), str(envelope["spec"]).encode()
+        signature = bytes.fromhex(envelope["signature"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SpecError(f"{source}: not a signed run; create one with `lowcomm-node create run.toml`.") from None
+    verify(creator, _PURPOSE, document, signature)
+    return creator, document, signature
 
 
 def _check_version(data: dict[str, Any], source: str) -> None:

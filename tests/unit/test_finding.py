@@ -1,5 +1,6 @@
 """Which run a home means, and where it looks for it."""
 
+import json
 from pathlib import Path
 from time import time
 
@@ -14,8 +15,9 @@ from lowcomm_node.files import write_atomic
 from lowcomm_node.finding import find_run, missing_run, open_discovery, remembered_run
 from lowcomm_node.paths import Paths
 from lowcomm_node.settings import NodeSettings, load_settings
+from lowcomm_protocol.document import encode
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+from lowcomm_protocol.run import SignedRun, parse_toml, run_id_of, sign_run
 
 CREATOR, BOOT, OTHER = (Identity(seed * 32) for seed in (b"c", b"b", b"o"))
 
@@ -127,3 +129,23 @@ def test_only_where_nothing_is_published_it_says_that() -> None:
     told = missing_run([run_of(f"run-{number}") for number in range(20)], "zzz")
     assert told.endswith("and 12 more")
     assert "of the invite is not published; there are: run-0@" in missing_run([run_of("run-0")], None, "ab" * 32)
+
+
+async def test_a_run_of_a_newer_release_is_stored_for_others_and_told_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "FIND_DEADLINE", 0.01)
+    content = json.loads(run_of("new").document)
+    content["sync"]["later"] = 1
+    document = encode(content)
+    signature = CREATOR.sign("run specification", document).hex()
+    data = json.dumps({"creator": CREATOR.peer_id, "signature": signature, "spec": document.decode()}).encode()
+    discovery = MemoryDiscovery("x", MemoryNetwork(time))
+    assert await discovery.publish(RUNS_KEY, run_id_of(document), data, 100)
+    with pytest.raises(
+        NoPeers, match=r"1 cannot be read here: run .*does not know the setting 'sync\.later': install the"
+    ):
+        await find_run(discovery, settings(tmp_path, peers=[address(BOOT)]))
+    forged = json.dumps({"creator": OTHER.peer_id, "spec": document.decode(),
+                         "signature": OTHER.sign("run specification", document).hex()}).encode()  # fmt: skip
+    assert not await discovery.publish(RUNS_KEY, run_id_of(document), forged, 100), "its creator is another"

@@ -12,9 +12,10 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.limits import check_memory
 from lowcomm_node.model import build_model
 from lowcomm_node.supervision.memory import GIB, memory_of, memory_of_machine, too_much
+from lowcomm_node.trainer import evaluation
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.optimizer import InnerOptimizer
-from lowcomm_node.trainer.reckoning import BETWEEN, FLOAT, count_parameters, kept_values, reckon
+from lowcomm_node.trainer.reckoning import BETWEEN, EVALUATION_TOKENS, FLOAT, count_parameters, kept_values, reckon
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.run import ModelSettings, RunSpec, parse_canonical, parse_toml
 
@@ -35,6 +36,10 @@ def spec_of(model: dict[str, Any] | None = None, method: str = "lowcomm", **trai
 def part(spec: RunSpec, name: str) -> float:
     """Values of float32 that one part takes, without gaps."""
     return next(amount for part, amount in reckon(spec, False).host.items() if part.startswith(name)) / BETWEEN / FLOAT
+
+
+def test_evaluation_looks_at_as_many_tokens_as_are_reckoned():
+    assert EVALUATION_TOKENS == evaluation._BATCH_TOKENS
 
 
 @pytest.mark.parametrize("model", MODELS)

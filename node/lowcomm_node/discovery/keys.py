@@ -14,6 +14,7 @@ anybody else. Who has not stores what is otherwise valid: the peers of the run, 
 
 import math
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -21,11 +22,11 @@ from typing import Any
 from lowcomm_node.discovery.interface import MAX_VALUE
 from lowcomm_protocol.admission import Rules
 from lowcomm_protocol.amendments import Chain, read_chain
-from lowcomm_protocol.errors import LowcommError, RecordError
+from lowcomm_protocol.errors import LowcommError, RecordError, VersionError
 from lowcomm_protocol.records import read_record
 from lowcomm_protocol.refusals import Reason, Refusals, What
 from lowcomm_protocol.removals import read_removals
-from lowcomm_protocol.run import read_signed_run
+from lowcomm_protocol.run import name_signed_run, read_signed_run
 
 RUNS_KEY = "lowcomm/v1/runs"
 MAX_LIFE = 3600.0
@@ -141,12 +142,13 @@ class Provenances:
     def _examine(self, stored: bytes, subkey: str, now: float) -> Provenance:
         kind, value = stored[:1], unpack(stored)
         if kind == _RUN:
-            run = read_signed_run(value)
-            found, signed_for = Provenance(RUNS_KEY, math.inf, run.creator), run.run_id
-            rules = Rules.of(run)
-            if not rules.lets_everybody_in and run.run_id not in self._rules:
-                _remember(self._rules, run.run_id, rules, _MAX_RULES)
-            _remember(self._creators, run.run_id, run.creator, _MAX_RULES)
+            signed_for, creator = name_signed_run(value)
+            found = Provenance(RUNS_KEY, math.inf, creator)
+            with suppress(VersionError):  # those that can read it need it
+                rules = Rules.of(read_signed_run(value))
+                if not rules.lets_everybody_in and rules.run_id not in self._rules:
+                    _remember(self._rules, rules.run_id, rules, _MAX_RULES)
+            _remember(self._creators, signed_for, creator, _MAX_RULES)
         elif kind == _PEER:
             info = read_record(value, now)
             rules = self._rules_of(info.run_id)
