@@ -439,3 +439,16 @@ def test_what_is_known_of_records_goes_with_them(monkeypatch):
     now[0] = NOW + 10_000
     stored.storage._sweep()
     assert (stored.storage._kept, stored.storage._bytes) == ({}, 0)
+
+
+def test_a_flood_is_refused_without_another_look_and_a_renewal_never_is(monkeypatch):
+    stored, looks = Stored(monkeypatch, ROOM), []
+    choose = guard.those_to_go
+    monkeypatch.setattr(guard, "those_to_go", lambda *rest: looks.append(rest) or choose(*rest))
+    first = SYBILS[0]
+    assert stored.store(first, "198.51.100.7")
+    for sybil in SYBILS[1:]:
+        stored.store(sybil, "198.51.100.7")
+    assert len(looks) <= 2
+    assert stored.store(first, "198.51.100.7", step=1)
+    assert stored.store(HONEST[0])

@@ -43,6 +43,9 @@ MAX_KEY_BYTES = 2 * 1024**2
 """Of all records under one key: an answer of more than 4 MiB can't be sent, and nobody would find anything."""
 MAX_BYTES = 64 * 1024**2
 """Of all records that we keep for others."""
+REFUSED_FOR = 1.0
+"""Seconds in which records that are no better than one for which there was no room are refused at once."""
+MAX_REFUSED = 1024
 SWEEP_EVERY = 256
 """Records stored between two looks for those that have expired."""
 MAX_SUBKEY = 256
@@ -135,6 +138,8 @@ class BoundedStorage(DHTLocalStorage):
         self._kept: dict[DHTID, dict[Any, Kept]] = {}
         """What is known of each record, by key and subkey; of some that have expired as well, until they are swept."""
         self._stored = self._bytes = 0
+        self._refused: dict[tuple[DHTID, Rank, tuple[str, ...]], tuple[float, int]] = {}
+        """When there was no room for a record of a kind, and of how many bytes: a flood is refused without another look."""
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
         """A copy, because hivemind's search adds what others answer to the very object that it gets here."""
@@ -199,15 +204,23 @@ class BoundedStorage(DHTLocalStorage):
         if self._stored % SWEEP_EVERY == 0:
             self._sweep()
         if records is not None:
-            others = {name: entry for name, entry in records.items() if name != new.name}
-            excess = sum(len(entry.value) for entry in others.values()) + new.size - MAX_KEY_BYTES
+            others = {name: len(entry.value) for name, entry in records.items() if name != new.name}
+            excess = sum(others.values()) + new.size - MAX_KEY_BYTES
             if excess > 0 and not self._evict(key, records, new, set(others), excess):
                 return False
         return self._make_room_beside(key, new)
 
     def _evict(self, key: DHTID, records: DictionaryDHTValue, new: Kept, others: set[Any], excess: int) -> bool:
-        kept = self._kept.get(key, {})
-        gone = those_to_go(self._ranked(new), [self._ranked(kept[name]) for name in others if name in kept], excess)
+        kept, ranked, now = self._kept.get(key, {}), self._ranked(new), time()
+        kind = (key, ranked.rank, ranked.networks)
+        refused_at, size = self._refused.get(kind, (float("-inf"), 0))
+        if now < refused_at + REFUSED_FOR and new.size >= size and new.name not in kept:
+            return False
+        gone = those_to_go(ranked, [self._ranked(kept[name]) for name in others if name in kept], excess)
+        if gone is None:
+            if len(self._refused) >= MAX_REFUSED:
+                self._refused.clear()
+            self._refused[kind] = now, new.size
         for entry in gone or ():
             del records[entry.name]
         self._forget(key, [entry.name for entry in gone or ()])
