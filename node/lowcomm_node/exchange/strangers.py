@@ -67,6 +67,8 @@ class Strangers:
         self._blocklist, self._ration = Blocklist(blocked), Ration(ended)
         self._known: OrderedDict[Place, None] = OrderedDict()
         """In the order of their last good call."""
+        self._vouched: set[Place] = set()
+        """On which there was a good call, also those that are a stranger's again: what they carry may be an exchange."""
         self._since: dict[Place, float] = {}
         self._noisy: set[Place] = set()
         """On which too much came, as the last look has found."""
@@ -78,8 +80,9 @@ class Strangers:
         """A call from there had a good credential."""
         self._known[place] = None
         self._known.move_to_end(place)
+        self._vouched.add(place)
         if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+            self._vouched.discard(self._known.popitem(last=False)[0])
 
     def knows(self, place: Place) -> bool:
         """Whether somebody vouched for a connection, and it has not been forgotten."""
@@ -98,6 +101,7 @@ class Strangers:
         present = set(there)
         for place in [place for place in self._known if place not in present]:
             del self._known[place]
+        self._vouched &= present
         self._since = {place: self._since.get(place, now) for place in present if place not in self._known}
         return self._surplus_strangers(now) + self._surplus_peers()
 
@@ -108,7 +112,8 @@ class Strangers:
         for place in sorted(self._since, key=lambda place: self._since[place]):
             network = network_of(place[0])
             too_many = each[network] > self._most_of_one or left > self._most
-            if network in blocked or too_many or now - self._since[place] >= self._unproven:
+            is_late = place not in self._vouched and now - self._since[place] >= self._unproven
+            if network in blocked or too_many or is_late:
                 over.append(place)
                 each[network] -= 1
                 left -= 1
@@ -131,7 +136,9 @@ class Strangers:
         Once is not enough: its first call may wait for our event loop, as we do.
         """
         before = self._noisy
-        self._noisy = {place for place in self._since if received(place) > UNPROVEN_BYTES}
+        self._noisy = {
+            place for place in self._since if place not in self._vouched and received(place) > UNPROVEN_BYTES
+        }
         return sorted(self._noisy & before)
 
     def look(self, port: int) -> None:
