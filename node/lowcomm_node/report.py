@@ -196,5 +196,7 @@ def _why_alone(node: "Daemon") -> str | None:
         return f"training alone: {why or f'no other peer is alive{silent}'}"
     if (hindrance := node.exchanger.hindrance) is not None:
         return f"training on without exchanges of our own: {hindrance}"
+    if (trouble := node.exchanger.own_line.trouble) is not None:
+        return f"training on; {trouble}"
     reason = node.exchanger.history.last_reason
     return f"training on; the last exchange was not applied: {reason}" if reason else None

@@ -21,6 +21,7 @@ from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.group_round import GroupRound
 from lowcomm_node.exchange.history import History, Outcome
 from lowcomm_node.exchange.needs import STEPS, Needs
+from lowcomm_node.exchange.own_line import OwnLine
 from lowcomm_node.exchange.pair_round import PairRound
 from lowcomm_node.exchange.round import ABANDON_DEADLINE, HELLO_DEADLINE, Round, answer_in_time
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
@@ -76,7 +77,7 @@ class Exchanger:
         self.swarm_step = self.steps = self.tokens = 0
         self._pace: deque[float] = deque(maxlen=STEPS)
         """Seconds of the last inner steps."""
-        self.history = History()
+        self.history, self.own_line = History(), OwnLine()
         self.running: dict[int, Round] = {}
         self.open = False
         """Whether we exchange now: training, and not leaving."""
@@ -349,6 +350,11 @@ class Exchanger:
         standing = self.trust.hold(peer, deed, self.steps, reason)
         told = log.warning if deed is Deed.HEAVY else log.info
         told("peer.held", peer=peer, deed=deed.value, reason=standing.reason, score=round(1.0 - standing.missing, 2))
+
+    def hold_stall(self, peer: str, reason: str) -> None:
+        """Hold against a peer that its contents did not come, unless our own line is to blame."""
+        if self.own_line.stalled(peer):
+            self.hold(peer, Deed.LIGHT, reason)
 
     def trusts(self, peer: str) -> bool:
         """Whether a peer may take part now: be called, accepted, and hand over its state."""

@@ -116,6 +116,7 @@ class GroupRound(Round):
         )
 
     async def _take_in(self, peer: str, content: Incoming) -> None:
+        self.node.own_line.came()
         await self._until(self._captured)
         _, received, means = self.slots
         if content.part == pb.SHARE:

@@ -12,7 +12,6 @@ from lowcomm_node.trainer.interface import Again, Captured, Merged
 from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.matching import Offer
-from lowcomm_protocol.trust import Deed
 
 if TYPE_CHECKING:
     from lowcomm_node.exchange.exchanger import Exchanger
@@ -46,7 +45,7 @@ class PairRound(Round):
         if isinstance(event, ex.DeadlinePassed) and self.exchange.stage is ex.Stage.TRADING:
             for peer, link in self.links.items():
                 if peer in self.exchange.partners and not link.has_come:
-                    self.node.hold(peer, Deed.LIGHT, "was too slow for the deadline")
+                    self.node.hold_stall(peer, "was too slow for the deadline")
         super()._on_time(event)
 
     async def _read(self, link: PairLink) -> None:
@@ -62,6 +61,7 @@ class PairRound(Round):
 
     async def _take_in(self, peer: str, slot: int, size: int, again: bool) -> Again | None:
         """Have a contribution decoded, or what of it came again; what is missing still."""
+        self.node.own_line.came()
         await self._until(self._captured)
         with self.working():
             if again:

@@ -240,7 +240,7 @@ class Round(ABC):
             if self._has_begun(peer) and (
                 isinstance(why, str) or (isinstance(why, LinkLost) and not isinstance(why, GaveUp))
             ):
-                self.node.hold(peer, Deed.LIGHT, reason)
+                self.node.hold_stall(peer, reason)
             self.node.history.lost(peer, reason)
             if peer in self.links:
                 self.links[peer].stream.cancel()  # or the other end would wait for what can't come any more
