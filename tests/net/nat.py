@@ -37,6 +37,8 @@ class Block:
     """"udp" or "tcp"."""
     except_ports: tuple[int, ...] = ()
     """Packets from or to these ports pass; 15 at most."""
+    larger_than: int = 0
+    """Only packets of more bytes, and without a word: an MTU black hole."""
 
 
 def router_rules(nat: Nat, version: int, blocks: Iterable[Block] = (), only_host: str | None = None) -> str:
@@ -86,7 +88,8 @@ def host_rules(blocks: Iterable[Block]) -> str:
 
 def _matches(block: Block) -> str:
     ports = ",".join(map(str, block.except_ports))
-    return f"-p {block.protocol}" + (f" -m multiport ! --ports {ports}" if ports else "")
+    large = f" -m length --length {block.larger_than + 1}:65535" if block.larger_than else ""
+    return f"-p {block.protocol}" + (f" -m multiport ! --ports {ports}" if ports else "") + large
 
 
 def _table(name: str, chains: Iterable[str], rules: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """``doctor`` behind real routers: what it tells of calls from outside is what the router does."""
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ def serve(host: Host, folder: Path) -> str:
     return Server(host, folder / host.name).address(deadline=120)
 
 
-def examine(host: Host, home: Path, *addresses: str) -> dict[str, dict[str, Any]]:
-    """What ``doctor`` finds on a host, by name."""
+def examine(host: Host, home: Path, *addresses: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    """What ``doctor`` finds on a host, by name; ``code``: its exit code."""
     asked = [word for address in addresses for word in ("--peers", address)]
     arguments = ("doctor", "--json", "--home", str(home), *asked)
     done = host.run(command("lowcomm_node", *arguments), timeout=150, env=environment())
-    assert done.returncode == 0 and "Traceback" not in done.stderr, (done.stdout, done.stderr)
+    assert done.returncode == code and "Traceback" not in done.stderr, (done.stdout, done.stderr)
     return {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
@@ -49,6 +50,39 @@ def test_a_home_and_a_public_host_are_told_apart(lab: Lab, tmp_path: Path) -> No
     assert in_public["outside"]["state"] == "ok" and not in_public["outside"]["remedy"], in_public["outside"]
     assert {kind: in_public["outside"]["figures"][kind] for kind in KINDS} == dict.fromkeys(KINDS, True)
     assert in_public["nat"]["figures"]["kind"] == "none"
+
+
+PORTAL = """
+import socket
+with socket.create_server(("", 8080)) as server:
+    while True:
+        caller, _ = server.accept()
+        caller.recv(1024)
+        caller.sendall(b"HTTP/1.1 302 Found\\r\\nLocation: http://login.example/start\\r\\nContent-Length: 0\\r\\n\\r\\n")
+        caller.close()
+"""
+
+
+@pytest.mark.soak  # as above: the findings are in tests/unit/test_doctor_between.py
+def test_a_line_that_loses_large_packets_and_a_login_page_are_told(lab: Lab, tmp_path: Path) -> None:
+    address = serve(lab.public("server"), tmp_path)
+    lossy, held = lab.home("lossy"), lab.home("held")
+    assert lossy.router is not None and held.router is not None
+    lossy.router.block(Block("tcp", larger_than=1300), Block("udp", larger_than=1300))
+    held.router.popen([sys.executable, "-c", PORTAL])
+    redirect = ["-i", "lan", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "8080"]
+    held.router.run(["iptables", "-t", "nat", "-I", "PREROUTING", *redirect])
+    held.router.run(["iptables", "-I", "INPUT", "-i", "lan", "-j", "ACCEPT"])
+    with ThreadPoolExecutor() as pool:
+        in_lossy = pool.submit(examine, lossy, tmp_path / "lossy", address, code=4)
+        in_held = pool.submit(examine, held, tmp_path / "held", address, code=6)
+
+    packets = in_lossy.result()["packets"]
+    assert packets["state"] == "fault" and "the line of this machine" in packets["value"], packets
+    assert lossy.address in packets["remedy"] and "mtu 1280" in packets["remedy"]
+    portal = in_held.result()["portal"]
+    assert portal["state"] == "fault" and "http://login.example/start" in portal["remedy"], portal
+    assert in_held.result()["names"]["state"] == "warning", "no laboratory has name servers"
 
 
 @pytest.mark.soak

@@ -119,6 +119,12 @@ def host_of(dial: str) -> str | None:
         return None
 
 
+def name_of(dial: str) -> str | None:
+    """The name of a host in an address, as the owner wrote it; None if there is none."""
+    _, kind, host, *_ = [*dial.split("/"), "", ""]
+    return host or None if kind in ("dns", "dns4", "dns6") else None
+
+
 def place_in(dial: str) -> str:
     """What counts as one caller in quotas: the IP address of a connection, or its relay, as all that come through it are one."""
     return host_of(dial) or f"relay {relay_of(dial) or 'unknown'}"

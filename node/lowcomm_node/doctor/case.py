@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.doctor.machine import Machine
-from lowcomm_node.doctor.sights import Subject, Survey
+from lowcomm_node.doctor.sights import Names, Silence, Subject, Survey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,9 @@ class Case:
     """Where the swarm was looked for."""
     subject: Subject | None = None
     survey: Survey | None = None
+    names: Names | None = None
+    silence: tuple[Silence, ...] = ()
+    """What answers where no peer does."""
     dht_peers: int | None = None
     """Peers of the DHT that are known; None if it was not entered."""
     runs: int | None = None

@@ -15,9 +15,10 @@ from lowcomm_node.discovery.keys import RUNS_KEY
 from lowcomm_node.doctor.case import Case
 from lowcomm_node.doctor.findings import Finding
 from lowcomm_node.doctor.judging import judge
+from lowcomm_node.doctor.line import look_at_names, look_behind_silence
 from lowcomm_node.doctor.machine import look_at_machine, own_hosts
 from lowcomm_node.doctor.sights import Subject
-from lowcomm_node.doctor.survey import survey
+from lowcomm_node.doctor.survey import distinct, survey
 from lowcomm_node.errors import NodeError, NoPeers, PortInUse
 from lowcomm_node.exchange.security import make_certificate
 from lowcomm_node.files import ephemeral_identity
@@ -32,17 +33,19 @@ if TYPE_CHECKING:
 async def examine_node(node: "Daemon", peers: Sequence[str]) -> tuple[Finding, ...]:
     """Findings of a node that runs, with its own identity, ports and peers; ``peers`` are asked before those."""
     settings, discovery = node.settings, node.discovery
-    case = await _look(settings.home, settings.peers)
-    case = replace(case, status=node.status(), members=node.peers())
+    case = await _look(settings.home, [*peers, *settings.peers])
+    case = replace(case, status=node.status(), members=node.peers(), peers=settings.peers)
     if discovery is None:
-        return judge(replace(case, trouble=node.bulletin.waiting or f"the node is {node.bulletin.phase}"))
+        case = replace(case, trouble=node.bulletin.waiting or f"the node is {node.bulletin.phase}")
+        return judge(await _behind_silence(case, [*peers, *settings.peers]))
     members = node.membership.roster.alive(time()) if node.membership is not None else ()
     entries = [*peers, *settings.peers, *(entry for info in members for entry in info.entry_points)]
     told = node.membership.addresses if node.membership is not None else ()
     port, certificate = node.serving or (None, b"")
     subject = _subject(discovery, settings, _announced(settings) or port, certificate, told)
     dht_peers = await discovery.check_connection()
-    return judge(replace(case, subject=subject, dht_peers=dht_peers, survey=await survey(discovery, subject, entries)))
+    case = replace(case, subject=subject, dht_peers=dht_peers, survey=await survey(discovery, subject, entries))
+    return judge(await _behind_silence(case, entries))
 
 
 async def examine_alone(settings: NodeSettings, absent: str, hangs: bool) -> tuple[Finding, ...]:
@@ -50,7 +53,8 @@ async def examine_alone(settings: NodeSettings, absent: str, hangs: bool) -> tup
 
     ``absent``: why none does; ``hangs``: although it runs. Raises ConfigError on a malformed address.
     """
-    case = replace(await _look(settings.home, settings.peers), absent=absent, hangs=hangs)
+    case = await _look(settings.home, settings.peers)
+    case = replace(case, absent=absent, hangs=hangs)
     if hangs:  # it holds its ports
         settings = settings.model_copy(update={"port": 0, "dht_port": 0})
     if not settings.peers:
@@ -65,9 +69,10 @@ async def examine_alone(settings: NodeSettings, absent: str, hangs: bool) -> tup
                 runs = await discovery.lookup(RUNS_KEY)
                 found = await survey(discovery, subject, settings.peers)
                 case = replace(case, subject=subject, survey=found, runs=len(runs))
-                return judge(replace(case, dht_peers=await discovery.check_connection()))
+                case = replace(case, dht_peers=await discovery.check_connection())
+                return judge(await _behind_silence(case, settings.peers))
         except NoPeers as error:
-            return judge(replace(case, trouble=str(error)))
+            return judge(await _behind_silence(replace(case, trouble=str(error)), settings.peers))
         except NodeError as error:
             return judge(replace(case, broken=str(error)))
         finally:
@@ -75,7 +80,17 @@ async def examine_alone(settings: NodeSettings, absent: str, hangs: bool) -> tup
 
 
 async def _look(home: Path, peers: Iterable[str]) -> Case:
-    return Case(home=home, machine=await asyncio.to_thread(look_at_machine, home), peers=tuple(peers))
+    told = tuple(peers)
+    names = await look_at_names(told) if told else None
+    machine = await asyncio.to_thread(look_at_machine, home)
+    return Case(home=home, machine=machine, peers=told, names=names)
+
+
+async def _behind_silence(case: Case, entries: Iterable[str]) -> Case:
+    """With what answers in their place, where nobody answers as a peer."""
+    if case.survey is not None and case.survey.helpers:
+        return case
+    return replace(case, silence=await look_behind_silence(distinct(entries, "")))
 
 
 def _subject(

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lowcomm_node.doctor.between import judge_names, judge_packets, judge_silence
 from lowcomm_node.doctor.case import Case
 from lowcomm_node.doctor.findings import UNREACHED, Finding, State
 from lowcomm_node.doctor.reach import judge_reach
@@ -12,9 +13,10 @@ from lowcomm_node.doctor.resources import judge_resources
 
 def judge(case: Case) -> tuple[Finding, ...]:
     """All findings, in the order in which they are read."""
-    findings = [_node(case), _dht(case)]
+    findings = [_node(case), _dht(case), *judge_names(case.names), *judge_silence(case.silence)]
     if case.survey is not None and case.subject is not None:
         findings += judge_reach(case.subject, case.survey)
+        findings += judge_packets(case.survey)
     if case.members:
         findings.append(_routes(case.members))
     return (*findings, *judge_resources(case))

@@ -8,6 +8,9 @@ from lowcomm_node.doctor.nat import Sight, is_public
 from lowcomm_node.probing.measuring import Speed
 from lowcomm_protocol.probes import Kind, Seen, Target
 
+LIBP2P = b"/multistream/"
+"""What libp2p says first, to whoever calls."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -97,6 +100,39 @@ class Scouting:
     """Whom the scout called, as a multiaddress."""
 
 
+@dataclass(frozen=True)
+class Names:
+    """Whether names can be resolved."""
+
+    used: bool
+    """Whether this node uses them; else one was tried that always exists."""
+    tried: tuple[tuple[str, str], ...]
+    """Each name, and why it can't be resolved; empty if it can."""
+    servers: tuple[str, ...]
+    """Name servers that this machine asks."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """What answers over plain TCP at the host of somebody who does not answer as a peer."""
+
+    host: str
+    port: int
+    is_its_own: bool
+    """Whether it is the port of the peer, not that of the web."""
+    reply: bytes
+    """To a browser's question; the beginning."""
+
+
+@dataclass(frozen=True)
+class Packets:
+    """Whether more than a packet full gets through, where a few bytes do."""
+
+    entry: EntryPoint
+    out: bool
+    into: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Survey:
     """What others told."""
@@ -109,6 +145,8 @@ class Survey:
     speed: Speed | None = None
     no_speed: str = ""
     """Why the rate was not measured."""
+    packets: tuple[Packets, ...] = ()
+    """Of each helper, where the rate was not measured."""
     outward: str | None = None
     """Our own address that packets leave from."""
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from lowcomm_node.discovery.interface import Streams
 from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, parse_entry_point
+from lowcomm_node.doctor.line import look_at_packets
 from lowcomm_node.doctor.machine import outward_host
 from lowcomm_node.doctor.scouts import ask_back, scout_ipv6, scout_udp
 from lowcomm_node.doctor.sights import Helper, Subject, Survey
@@ -31,7 +32,7 @@ SPEED_DEADLINE = 30.0
 async def survey(streams: Streams, subject: Subject, entries: Iterable[str]) -> Survey:
     """Ask whoever answers at ``entries`` (multiaddresses), the first ones first. Never raises for what others do."""
     async with AsyncExitStack() as stack:
-        askers, silent = await _find_helpers(stack, streams, _distinct(entries, subject.peer_id))
+        askers, silent = await _find_helpers(stack, streams, distinct(entries, subject.peer_id))
         helpers = [helper for _, helper in askers]
         if not askers:
             return Survey(silent=silent)
@@ -41,6 +42,9 @@ async def survey(streams: Streams, subject: Subject, entries: Iterable[str]) -> 
             scout_ipv6(helpers, subject),
         )
         speed, no_speed = await _speed(streams, helpers[0].entry)
+        packets = (
+            () if speed is not None else await asyncio.gather(*(look_at_packets(streams, h.entry) for h in helpers))
+        )
         return Survey(
             helpers=tuple(called),
             silent=silent,
@@ -48,6 +52,7 @@ async def survey(streams: Streams, subject: Subject, entries: Iterable[str]) -> 
             ipv6=ipv6,
             speed=speed,
             no_speed=no_speed,
+            packets=tuple(one for one in packets if one is not None),
             outward=outward_host(helpers[0].host),
         )
 
@@ -74,7 +79,7 @@ def choose_helpers(askers: Sequence[tuple[Asker, Helper]]) -> list[tuple[Asker, 
     return list(by_host.values())[:MAX_HELPERS]
 
 
-def _distinct(entries: Iterable[str], own_peer_id: str) -> list[EntryPoint]:
+def distinct(entries: Iterable[str], own_peer_id: str) -> list[EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for text in entries:
         try:
