@@ -63,9 +63,11 @@ class Standing:
         rules = Rules.of(self._run, self.amending.course.last)
         if rules == self.rules:
             return  # what they remember of proofs stays
+        # A claim on an invite is none where work is asked for, and the other way round.
+        claim = self.claim if rules.admission == self.rules.admission else b""
         self.rules = self.admission.rules = rules
         with suppress(NotAdmitted):  # `check_ourselves` tells
-            self.claim = self.claim or _own_claim(self._settings, self._run, rules, self._peer_id, now)
+            self.claim = claim or _own_claim(self._settings, self._run, rules, self._peer_id, now)
 
     async def look(self, discovery: Discovery) -> bool:
         """Compare removal lists and amendments with the DHT, and put ours there if newer; whether we have heard of newer ones.

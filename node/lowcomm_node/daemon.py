@@ -443,6 +443,8 @@ class Daemon:
 
     def _show_proof(self, gatekeeper: Gatekeeper, proof: bytes) -> None:
         """Another week has begun."""
+        if not self.standing.rules.asks_for_work(self.peer_id):
+            return  # its creator has amended who may join
         self.standing.claim = proof
         gatekeeper.show(proof)
 
