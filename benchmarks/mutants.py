@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=40, help="mutants of each module; 0: all")
     parser.add_argument("--again", action="store_true", help="run survivors again")
     told = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process is left behind
     chosen = [path for path in TESTS if not told.modules or any(part in path for part in told.modules)]
     OUT.mkdir(parents=True, exist_ok=True)
     copy_tree()

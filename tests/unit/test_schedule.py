@@ -60,6 +60,13 @@ def test_a_first_call_is_accepted_before_the_steps_that_later_ones_need():
     assert schedule.least_steps(0, 25) == 25
 
 
+def test_counters_begin_with_nothing_done_and_are_replaced_never_changed():
+    fresh_one = FragmentProgress()
+    assert (fresh_one.version, fresh_one.merged_steps, fresh_one.merged_tokens, fresh_one.synced) == (0, 0, 0, -1)
+    with pytest.raises(AttributeError):
+        fresh_one.version = 1  # type: ignore[misc]
+
+
 def test_nothing_is_due_before_something_was_learned():
     assert list(fresh().due(0)) == []
     assert list(fresh(count=1).due(19)) == []
