@@ -137,7 +137,8 @@ class Swarm:
 
     def places(self, peer: str) -> tuple[str, ...]:
         """The network that a record names: each honest peer has one of its own, thirty Sybils share one."""
-        return (f"sybils-{self._sybils.index(peer) // 30}",) if peer in self._sybils else (peer,)
+        kind, _, number = peer.partition("-")
+        return (f"sybils-{int(number) // 30}",) if kind == "sybil" else (peer,)
 
     def connected(self, peer: Peer) -> set[str]:
         """Whom the DHT has connected a peer to, besides: of honest peers those before and after it."""
