@@ -99,16 +99,12 @@ def test_an_open_run_that_asks_for_work_takes_who_has_done_it_and_nobody_else(sw
     create(swarm, "work = 4")
     ada, bob, idle = swarm.node("ada"), swarm.node("bob"), stubborn("idle")
     bob.until_completed(1)
-    proof = next((bob.home / "runs").glob("*/work"))
-    found, bob_id = proof.read_bytes(), (bob.status() or {})["peer_id"]
+    assert next((bob.home / "runs").glob("*/work")).stat().st_size > 0, "kept for the next start"
     ada.until(lambda s: s["refusals"].get("record.expired") or s["refusals"].get("record.no-work"), "the idle refused")
     idle.until(lambda s: s["phase"] == "training", "training alone")
     idle_id = (idle.status() or {})["peer_id"]
     assert all(idle_id not in [peer["peer_id"] for peer in node.peers()] for node in (ada, bob))
     assert (idle.status() or {})["exchanges"]["completed"] == 0
-    assert bob.end() == 0
-    again = swarm.node("bob").until_completed(1)
-    assert (again["peer_id"], proof.read_bytes()) == (bob_id, found), "a restart needs no other proof"
 
 
 @pytest.mark.soak  # minutes; the rules are in tests/unit/test_admission.py and test_admitting.py
