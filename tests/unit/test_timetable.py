@@ -19,7 +19,8 @@ class Told(PairRound):
     """An exchange that only listens to its timers."""
 
     def __init__(self) -> None:
-        super().__init__(SimpleNamespace(peer_id="me", trainer=None, arena=None), OFFER, ["a"], [0, 1], called=False)  # pyright: ignore[reportArgumentType]
+        node = SimpleNamespace(peer_id="me", trainer=None, arena=None, step_seconds=0.0, longest=60.0)
+        super().__init__(node, OFFER, ["a"], [0, 1], called=False)  # pyright: ignore[reportArgumentType]
         self.told: list[str] = []
         self.heard = asyncio.Event()
 
