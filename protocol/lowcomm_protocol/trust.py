@@ -6,8 +6,12 @@
 
 **Heavy** deeds are those of no honest peer: a contribution that can't be decoded or is implausible, a breach of the protocol.
 One takes the score to 0, and what is missing to 1 is halved every ``interval`` steps: so the first costs one interval. Each
-further one doubles that time. **Light** deeds happen to honest peers, too: a stream that breaks or stalls in the middle of an
-exchange. Each takes `LIGHT` off, so only several within an interval leave a peer out, and for less than an interval.
+further one doubles that time. **Light** deeds are what honest peers hardly ever do. Each takes `LIGHT` off, so only several
+within an interval leave a peer out, and for less than an interval.
+
+A **stumble** is a stream that breaks or stalls in the middle of an exchange, or a norm a little beyond what is plausible. A
+laptop that sleeps, a busy machine and a bad line do that, so `FORGIVEN` of them in a row cost nothing; each further one before
+an exchange is applied is a light deed.
 
 An exchange that is applied makes up for a quarter of a heavy deed, and so does time, slowly: an honest peer that was unlucky
 comes back soon, and a liar that behaves well in between is left out longer each time. Time is our own inner steps.
@@ -25,6 +29,9 @@ BOUND = 0.5
 """The score below which a peer is left out."""
 LIGHT = 0.2
 """What a light deed takes off the score."""
+FORGIVEN = 8
+"""Stumbles in a row that cost nothing: a machine that stops breaks at most as many exchanges as are under way with it, here and
+when it comes back."""
 GOOD = 0.25
 """The part of a heavy deed that an applied exchange makes up for; and the part of what is missing to a score of 1."""
 MEMORY = 128
@@ -36,6 +43,8 @@ MAX_REASON = 200
 class Deed(StrEnum):
     """What a peer did."""
 
+    STUMBLE = "stumble"
+    """What happens to honest peers: see ``Trust.stumbled``."""
     LIGHT = "light"
     HEAVY = "heavy"
 
@@ -66,6 +75,15 @@ class Trust:
     def __init__(self, interval: int) -> None:
         self._interval = interval
         self._standings: OrderedDict[str, Standing] = OrderedDict()
+        self._stumbles: OrderedDict[str, int] = OrderedDict()
+
+    def stumbled(self, peer: str) -> bool:
+        """Count a stumble of a peer; whether it is one too many, which is a light deed."""
+        count = self._stumbles.pop(peer, 0) + 1
+        self._stumbles[peer] = count
+        if len(self._stumbles) > MAX_PEERS:
+            self._stumbles.popitem(last=False)
+        return count > FORGIVEN
 
     def hold(self, peer: str, deed: Deed, steps: int, reason: str = "") -> Standing:
         """Hold a deed against a peer; how it stands now."""
@@ -85,6 +103,7 @@ class Trust:
 
     def thank(self, peer: str, steps: int) -> None:
         """An exchange with this peer was applied."""
+        self._stumbles.pop(peer, None)
         if peer in self._standings:
             now = self._now(peer, steps)
             self._standings[peer] = replace(now, missing=(1.0 - GOOD) * now.missing, heavy=max(0.0, now.heavy - GOOD))

@@ -125,7 +125,7 @@ def test_what_was_applied_is_not_applied_again_and_what_was_not_is():
 
 
 @pytest.mark.parametrize("members", [("a", "b"), MEMBERS, tuple("abcdefgh")])
-@pytest.mark.parametrize("factor", [100.0, -10.0, -1e4])
+@pytest.mark.parametrize("factor", [100.0, -30.0, -1e4])
 def test_in_a_group_of_any_size_what_is_far_too_large_enters_no_mean(members: tuple[str, ...], factor: float):
     vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
     mine, theirs = group("a", vector, UsualNorm(), members), group("b", factor * vector, UsualNorm(), members)
@@ -134,7 +134,9 @@ def test_in_a_group_of_any_size_what_is_far_too_large_enters_no_mean(members: tu
     assert refused.value.deed is Deed.HEAVY
 
 
-@pytest.mark.parametrize(("factor", "deed"), [(1.05, Deed.LIGHT), (FAR * 0.95, Deed.LIGHT), (FAR * 1.05, Deed.HEAVY)])
+@pytest.mark.parametrize(
+    ("factor", "deed"), [(1.05, Deed.STUMBLE), (FAR * 0.95, Deed.STUMBLE), (FAR * 1.05, Deed.HEAVY)]
+)
 def test_near_the_bound_costs_little_and_far_beyond_it_much(factor: float, deed: Deed):
     ones, out = torch.ones(NUMEL), memoryview(bytearray(8 * NUMEL))
     with pytest.raises(ImplausibleError) as refused:
@@ -190,17 +192,16 @@ def test_of_three_one_that_points_against_us_is_left_out_if_the_third_is_late(ot
     assert float(mine.mean[start:stop] @ mine.progress[start:stop]) > 0
 
 
-def test_only_who_points_against_us_again_and_again_is_blamed_for_it():
-    directions, ours = Directions(), torch.tensor([1.0, 0.0])
+def test_who_points_a_little_against_us_is_refused_if_it_goes_on_and_nobody_is_blamed():
+    directions, ours, askew = Directions(), torch.tensor([1.0, 0.0]), torch.tensor([-0.1, 1.0])
     with pytest.raises(ImplausibleError) as once:
-        directions.check("unlucky", ours, -ours)
+        directions.check("opposed", ours, -ours)
     assert once.value.deed is None
-    askew = torch.tensor([-0.1, 1.0])
     for _ in range(ENOUGH - 1):
-        directions.check("liar", ours, askew)
-    with pytest.raises(ImplausibleError) as often:
-        directions.check("liar", ours, askew)
-    assert often.value.deed is Deed.LIGHT
+        directions.check("contrary", ours, askew)
+    with pytest.raises(ImplausibleError, match="of late") as often:
+        directions.check("contrary", ours, askew)
+    assert often.value.deed is None
     for _ in range(50):
         directions.check("honest", ours, torch.tensor([0.01, 1.0]))
     directions.check("still", ours, torch.zeros(2))

@@ -300,6 +300,24 @@ def test_honest_peers_of_any_speed_are_rarely_taken_for_liars(dataset, method):
     assert sum(peer.implausible for peer in swarm.peers) < 0.05 * sum(peer.applied for peer in swarm.peers)
 
 
+STANDS_STILL = {"pauses": ((25.3, 20.0),)}
+INTERRUPTED = {
+    "a tenth of the speed": [Member(), Member(), Member(speed=0.1)],
+    "late": [Member(), Member(), Member(joins=30.5)],
+    "stands still": [Member(), Member(), Member(**STANDS_STILL)],
+    "one of two stands still": [Member(), Member(**STANDS_STILL)],
+}
+
+
+@pytest.mark.parametrize("scene", INTERRUPTED)
+@pytest.mark.parametrize("method", also())
+def test_nothing_is_held_against_honest_peers_that_are_slow_late_or_interrupted(dataset, method, scene):
+    members = INTERRUPTED[scene]
+    swarm = swarm_of(spec(method, steps=80), dataset, members)
+    assert [(peer.name, *deed) for peer in swarm.peers for deed in peer.deeds] == []
+    assert all(peer.applied > 0 for peer in swarm.peers)
+
+
 # Attacks
 
 
@@ -311,7 +329,7 @@ def test_honest_peers_end_where_they_would_without_the_liar(dataset, calm, metho
     assert len(result.losses) == 3
     # In a run of ten intervals it is a good part of it that each return of a liar begins with realignments.
     assert result.loss < max(1.1 * without.loss, alone.loss)
-    assert result.spread < 3 * without.spread
+    assert result.spread < 0.5 * alone.spread
 
 
 def of_two(attack: Attack) -> list[Member]:
@@ -349,7 +367,8 @@ def test_where_nobody_can_outvote_a_liar_an_honest_peer_ends_no_worse_than_alone
         if member.attack is None:
             assert held_out_loss(peer.replica.model, dataset, peer.replica.spec.model.context) < 1.01 * lonely
             assert not [deed for deed in peer.deeds if deed[0] != "peer-1"], "an honest peer is blamed"
-    assert scene is not of_two or attack in ("clock", "stale") or swarm.peers[0].deeds, "it costs the liar nothing"
+    costs = attack in ("nan", "huge", "shapes", "endless")
+    assert not costs or scene is of_three_one_late or swarm.peers[0].deeds, "it costs the liar nothing"
 
 
 @pytest.mark.parametrize(("attack", "reason"), [("huge", "is plausible"), ("stale", "what it has brought before")])

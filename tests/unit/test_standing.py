@@ -6,21 +6,31 @@ from wire import soon
 
 from lowcomm_node.exchange.link import FREE_CHUNKS, LEAST_CHUNK
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.trust import FORGIVEN
 
 
 def score(node: Node, peer: Puppet) -> float:
     return node.exchanger.standing(peer.peer_id)["score"]
 
 
-async def test_who_breaks_off_in_the_midst_of_an_exchange_loses_a_little():
+def has_stumbled(node: Node, peer: Puppet) -> None:
+    """As often as costs nothing."""
+    for _ in range(FORGIVEN):
+        assert not node.exchanger.trust.stumbled(peer.peer_id)
+
+
+@pytest.mark.parametrize(("again", "left"), [(False, 1.0), (True, 0.8)])
+async def test_who_breaks_off_in_the_midst_of_an_exchange_loses_a_little_if_it_goes_on(again: bool, left: float):
     async with swarm(1) as one:
         (node,) = one.nodes
         puppet = await one.puppet()
+        if again:
+            has_stumbled(node, puppet)
         stream = await puppet.agree(node, calls=True)
         await say(stream, announced(puppet.content), chunks(puppet.content)[0])
         stream.cancel()
         await node.ended()
-        assert score(node, puppet) == 0.8
+        assert score(node, puppet) == left
         assert node.exchanger.standing(puppet.peer_id)["left_out"] is False
 
 
@@ -52,13 +62,27 @@ async def test_who_says_no_proper_hello_is_left_out_and_told_so_the_next_time(fi
         assert "nobody else is training" in (await node.ended())["reason"], "nor is it called"
 
 
-async def test_who_calls_and_says_nothing_loses_a_little():
+@pytest.mark.parametrize(("again", "left"), [(False, 1.0), (True, 0.8)])
+async def test_who_calls_and_says_nothing_loses_a_little_if_it_goes_on(again: bool, left: float):
     async with swarm(1, hello_deadline=0.2) as one:
         (node,) = one.nodes
         puppet = await one.puppet()
+        if again:
+            has_stumbled(node, puppet)
         stream = await puppet.call(node)
         await hear_end(stream)
-        assert score(node, puppet) == 0.8
+        assert score(node, puppet) == left
+
+
+async def test_who_drops_its_call_before_it_says_hello_loses_nothing():
+    """So does each call that crosses another, or whose exchange ends before it has begun."""
+    async with swarm(1) as one:
+        (node,) = one.nodes
+        puppet = await one.puppet()
+        stream = await puppet.call(node)
+        await stream.close()
+        assert score(node, puppet) == 1.0
+        assert node.exchanger.standing(puppet.peer_id)["held_against"] == ""
 
 
 async def test_a_contribution_in_crumbs_is_refused_before_it_has_cost_much():
@@ -80,6 +104,7 @@ async def test_a_contribution_that_drips_is_given_up_long_before_the_deadline(ca
         (node,) = one.nodes
         node.exchanger.longest = 4.0
         puppet = await one.puppet()
+        has_stumbled(node, puppet)
         stream = await puppet.agree(node, calls)
         await say(stream, announced(puppet.content))
         entry = await soon(node.ended())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.trust import BOUND, MAX_DOUBLINGS, MAX_PEERS, MAX_REASON, MEMORY, Deed, Trust
+from lowcomm_protocol.trust import BOUND, FORGIVEN, MAX_DOUBLINGS, MAX_PEERS, MAX_REASON, MEMORY, Deed, Trust
 
 
 def lasts(trust: Trust, peer: str, steps: int) -> int:
@@ -111,7 +111,7 @@ def test_a_score_is_between_0_and_1_and_never_falls_by_itself(deeds: list[tuple[
         assert trust.trusts("a", steps) == (trust.score("a", steps) >= BOUND)
 
 
-@pytest.mark.parametrize("deed", list(Deed))
+@pytest.mark.parametrize("deed", [Deed.LIGHT, Deed.HEAVY])
 def test_memory_is_bounded_and_the_newest_are_remembered(deed: Deed):
     trust = Trust(20)
     for number in range(MAX_PEERS + 10):
@@ -120,3 +120,14 @@ def test_memory_is_bounded_and_the_newest_are_remembered(deed: Deed):
     assert len(trust) == MAX_PEERS
     assert trust.trusts("peer9", 0) and not trust.trusts("peer10", 0)
     assert len(trust.reason("peer11")) == MAX_REASON
+
+
+def test_stumbles_cost_nothing_until_there_are_too_many_in_a_row():
+    trust = Trust(20)
+    for _ in range(3):
+        assert [trust.stumbled("a") for _ in range(FORGIVEN + 2)] == [False] * FORGIVEN + [True] * 2
+        trust.thank("a", 0)
+    assert not trust.stumbled("b") and len(trust) == 0
+    for number in range(MAX_PEERS + 1):
+        trust.stumbled(f"peer{number}")
+    assert [trust.stumbled("b") for _ in range(FORGIVEN)] == [False] * FORGIVEN, "forgotten"

@@ -46,6 +46,8 @@ SLACK = 1.5
 FIRST_DEADLINE = 60.0
 """Seconds for an exchange beyond what both ends need, while none has gone well yet that could tell."""
 
+WITNESSES = 2
+"""Peers that must leave us out before we believe that it is we who are wrong: one alone could be a liar, or as wrong as we."""
 DRIFTED = 2
 """Intervals without an exchange after which peers that leave us out are believed."""
 ENDURED = 50
@@ -238,6 +240,8 @@ class Exchanger:
         left_out = [info for info in training if info.peer_id in self.history.left_out_by]
         if self.schedule.steps_alone(self.steps) < DRIFTED * self.spec.sync.interval:
             left_out = []
+        if len(left_out) < WITNESSES:
+            left_out = []
         return 2 * max(len(ahead), len(left_out)) > len(training)
 
     def endure_drift(self) -> None:
@@ -266,10 +270,12 @@ class Exchanger:
             async with asyncio.timeout(HELLO_DEADLINE):
                 frame = await stream.receive()
         except TimeoutError:
-            self.hold(peer, Deed.LIGHT, "called without saying hello in time")
+            self.hold(peer, Deed.STUMBLE, "called without saying hello in time")
             raise LinkLost("called without saying hello in time") from None
+        if frame is None:  # it has dropped its call: calls cross, and exchanges end before they begin
+            raise LinkLost("called, and ended the stream before it said hello")
         try:
-            if frame is None or frame.WhichOneof("kind") != "hello":
+            if frame.WhichOneof("kind") != "hello":
                 raise ProtocolViolation("called without saying hello")
             theirs = offers.from_message(frame.hello)
         except ProtocolViolation as error:
@@ -347,6 +353,11 @@ class Exchanger:
 
     def hold(self, peer: str, deed: Deed, reason: str) -> None:
         """Hold against a peer what it did; it may be left out for a while."""
+        if deed is Deed.STUMBLE:
+            if not self.trust.stumbled(peer):
+                log.info("peer.stumbled", peer=peer, reason=reason)
+                return
+            deed = Deed.LIGHT
         standing = self.trust.hold(peer, deed, self.steps, reason)
         told = log.warning if deed is Deed.HEAVY else log.info
         told("peer.held", peer=peer, deed=deed.value, reason=standing.reason, score=round(1.0 - standing.missing, 2))
@@ -354,7 +365,7 @@ class Exchanger:
     def hold_stall(self, peer: str, reason: str) -> None:
         """Hold against a peer that its contents did not come, unless our own line is to blame."""
         if self.own_line.stalled(peer):
-            self.hold(peer, Deed.LIGHT, reason)
+            self.hold(peer, Deed.STUMBLE, reason)
 
     def trusts(self, peer: str) -> bool:
         """Whether a peer may take part now: be called, accepted, and hand over its state."""

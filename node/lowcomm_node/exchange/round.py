@@ -346,13 +346,16 @@ class Round(ABC):
             self.handle(ex.Refused(peer=peer, reason=reason, detail=detail))
             await stream.close()
             return
-        if answer is None or kind != "accept":
+        if answer is None:
+            raise LinkLost("ended the stream without an answer")
+        if kind != "accept":
             raise ProtocolViolation("answered our offer with something else")
         theirs = offers.from_message(answer.accept)
         if (theirs.fragment, theirs.plan, theirs.codec) != (self.fragment, self.offer.plan, self.offer.codec):
             raise ProtocolViolation("accepted something else than we offered")
         if not self.node.supports(peer, theirs.swarm_step):
-            raise ProtocolViolation(f"claims swarm step {theirs.swarm_step}, which nobody else supports")
+            # Of two that were parted nobody can say who is right: it is not held against the other.
+            raise LinkLost(f"claims swarm step {theirs.swarm_step}, which nobody else supports")
         self._be_patient(theirs)
         link = self.links[peer] = self._link(peer, stream)
         self.handle(ex.Accepted(peer=peer, offer=theirs))

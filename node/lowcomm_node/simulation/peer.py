@@ -49,6 +49,10 @@ class Peer:
 
     def hold(self, peer: str, deed: Deed, reason: str) -> None:
         """Hold a deed against another peer."""
+        if deed is Deed.STUMBLE:
+            if not self.trust.stumbled(peer):
+                return
+            deed = Deed.LIGHT
         self.trust.hold(peer, deed, self.replica.steps, reason)
         self.deeds.append((peer, deed, reason))
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -151,7 +152,7 @@ class Replica:
             "anchor": phi * consensus if consensus else None,
             "sent": theta.clone() if realign else self.contribution(phi, theta),
             "realign": realign,
-            "bound": self._bound(fragment, own, ahead),
+            "bound": replace(self._bound(fragment, own, ahead), apart=realign),
             "gain": gain,
             "usual": self.usual[fragment],
             "directions": self.directions,
