@@ -244,9 +244,11 @@ def test_within_two_intervals_a_late_peer_is_as_good_as_the_swarm(dataset, monke
 @pytest.mark.parametrize("method", also("noloco", "diloco"))
 def test_who_leaves_or_dies_stops_nobody(dataset, method, end):
     swarm = swarm_of(spec(method), dataset, [Member(), Member(), Member(), Member(**end)])
-    for peer in swarm.peers[:3]:
-        assert peer.replica.steps == STEPS
-        assert peer.replica.schedule[0].version >= 3
+    left = swarm.peers[:3]
+    assert all(peer.replica.steps == STEPS for peer in left)
+    # Of three that meet in pairs drawn at random one has no partner each time, and it may be the same one.
+    assert sum(peer.replica.schedule[0].version for peer in left) >= 3 * len(left)
+    assert sum(peer.replica.schedule[0].merged_steps > 21 for peer in left) >= 2
     assert swarm.peers[3].replica.steps < STEPS
 
 
