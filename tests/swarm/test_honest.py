@@ -54,10 +54,10 @@ def nothing_is_held(nodes: list[Node]) -> None:
 
 def pause_until_missed(node: Node, others: list[Node]) -> None:
     """Stop a node until each of the others has failed to exchange with it, or has gone on without it for long."""
-    before = [other.until(lambda _: True, "status")["swarm_step"] for other in others]
+    before = [other.until(lambda _: True, "status")["trainer"]["swarm_step"] for other in others]
     with paused(node):
         for other, step in zip(others, before, strict=True):
-            other.until(lambda s, step=step: s["swarm_step"] >= step + 40, "training on")
+            other.until(lambda s, step=step: s["trainer"]["swarm_step"] >= step + 40, "training on")
 
 
 def test_a_node_that_comes_late_and_stands_still_for_a_while_is_taken_for_no_liar(swarm: Swarm) -> None:
