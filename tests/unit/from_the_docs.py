@@ -198,6 +198,12 @@ def hypercube_partner(seed: int, fragment: int, round_: int, me: str, peers) -> 
     return next((other for pair in pairs if me in pair for other in pair if other != me), None)
 
 
+def random_partner(seed: int, fragment: int, round_: int, me: str, peers) -> str | None:
+    line = permutation(seed, fragment, round_, {me, *peers})
+    pairs = [line[k : k + 2] for k in range(0, len(line), 2)]
+    return next((other for pair in pairs if me in pair for other in pair if other != me), None)
+
+
 # docs/codecs.md
 
 

@@ -139,9 +139,10 @@ def test_a_peer_written_from_the_page_meets_the_partner_that_ours_expects(count)
     peers = [f"peer{number}" for number in range(count)]
     for round_ in range(12):
         for me in peers:
-            ours = matching.candidates(11, 2, round_, me, peers, 2)
-            partner = theirs.hypercube_partner(11, 2, round_, me, peers)
-            assert partner is None or ours[0] == partner
+            for pairing, partner_of in (("hypercube", theirs.hypercube_partner), ("random", theirs.random_partner)):
+                ours = matching.candidates(11, 2, round_, me, peers, 2, pairing)
+                partner = partner_of(11, 2, round_, me, peers)
+                assert partner is None or ours[0] == partner
 
 
 @pytest.mark.parametrize("settings", [ModelSettings(), ModelSettings(layers=2, tied=True, width=32, heads=2)])
