@@ -31,6 +31,9 @@ PLAUSIBLE = 3.0
 FAR = 3.0
 """A norm beyond this many times the largest that the claims of an honest peer explain is a heavy deed; up to it, a stumble.
 Honest peers of a tenth of the speed, late, or stopped for 20 s stayed below it in simulated swarms; 2 was too little."""
+FAR_APART = 8.0
+"""The same in pairs whose contributions carry slow weights, which part while a peer stands still: a node that was stopped for
+20 s on a busy machine was at 3.5."""
 LONGER = 2
 """What a peer claims to have trained for counts for at most this many times an interval, or our own steps."""
 GROWTH = 0.75
@@ -106,6 +109,8 @@ class Bound:
     """How many times ours the other's is, as far as its claims count."""
     claimed: float = 1.0
     """The same where all that any honest peer may claim is believed."""
+    far: float = FAR
+    """Beyond so many times what is explained it is a heavy deed."""
     apart: bool = False
     """In a realignment: slow weights have parted, and how far may be nobody's fault."""
 
@@ -137,7 +142,7 @@ class Bound:
         if norm <= self.most:
             return
         deed = Deed.HEAVY
-        if norm <= FAR * self.explained or (self.apart and norm < math.inf):
+        if norm <= self.far * self.explained or (self.apart and norm < math.inf):
             deed = None if norm <= self.explained else Deed.STUMBLE
         raise ImplausibleError(f"{what} of norm {norm:.3g} where {self.most:.3g} is plausible", deed)
 

@@ -33,7 +33,7 @@ from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.fragments import gather, plan_fragments, scatter
 from lowcomm_protocol.outer import contribution, merge, outer_step
 from lowcomm_protocol.repeats import Repeats
-from lowcomm_protocol.robust import Bound, Directions, UsualNorm, believed_steps, growth
+from lowcomm_protocol.robust import FAR, FAR_APART, Bound, Directions, UsualNorm, believed_steps, growth
 from lowcomm_protocol.run import RunSpec
 from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
 
@@ -145,6 +145,7 @@ class Replica:
         own = gain * float((theta - phi).norm())
         if not math.isfinite(own):
             raise NotFinite(f"Our weights in fragment {fragment} are not finite: they are not sent.")
+        far = FAR_APART if consensus and self.spec.sync.group == 2 else FAR
         common = {
             "me": self.peer_id,
             "theta": theta,
@@ -152,7 +153,7 @@ class Replica:
             "anchor": phi * consensus if consensus else None,
             "sent": theta.clone() if realign else self.contribution(phi, theta),
             "realign": realign,
-            "bound": replace(self._bound(fragment, own, ahead), apart=realign),
+            "bound": replace(self._bound(fragment, own, ahead), far=far, apart=realign),
             "gain": gain,
             "usual": self.usual[fragment],
             "directions": self.directions,
