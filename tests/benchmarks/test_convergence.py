@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("methods", "wire", "attacks", "churn")
+PARTS = ("methods", "wire", "attacks", "churn", "pairing")
 COMMITTED = ROOT / "benchmarks" / "results" / "convergence.json"
 
 

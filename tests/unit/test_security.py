@@ -351,10 +351,10 @@ async def test_a_peer_that_tells_no_address_is_not_called():
             await channels.stub(callee.info(addresses=()))
 
 
-async def test_addresses_are_tried_in_turn_and_may_be_names():
+async def test_addresses_are_tried_in_turn():
     async with listening() as callee, calling() as channels:
         here = f"127.0.0.1:{callee.port}"
-        for addresses in (("127.0.0.1:1", here), ("nobody.invalid:1", here), (f"localhost:{callee.port}",)):
+        for addresses in (("127.0.0.1:1", here), (here, "127.0.0.1:1")):
             stub = await channels.stub(callee.info(addresses=addresses))
             metadata = channels.metadata(CALLEE.peer_id)
             assert (await stub.Describe(pb.Introduction(), metadata=metadata, timeout=10)).release == CALLER.peer_id

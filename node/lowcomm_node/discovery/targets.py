@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-import psutil
-
 from lowcomm_node.discovery.multiaddress import CIRCUIT
 
 MAX_ADDRESSES = 3
@@ -60,6 +58,8 @@ class _Host:
 
 def held_addresses() -> tuple[str, ...]:
     """All addresses of this machine's interfaces."""
+    import psutil  # it raises at once on systems that it does not know, where commands still say what is wrong
+
     # Of IPv6 the system adds the interface to some.
     return tuple(entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries)
 
