@@ -246,9 +246,13 @@ def test_who_leaves_or_dies_stops_nobody(dataset, method, end):
     swarm = swarm_of(spec(method), dataset, [Member(), Member(), Member(), Member(**end)])
     left = swarm.peers[:3]
     assert all(peer.replica.steps == STEPS for peer in left)
-    # Of three that meet in pairs drawn at random one has no partner each time, and it may be the same one.
-    assert sum(peer.replica.schedule[0].version for peer in left) >= 3 * len(left)
-    assert sum(peer.replica.schedule[0].merged_steps > 21 for peer in left) >= 2
+    versions = [peer.replica.schedule[0].version for peer in left]
+    if method == "noloco":
+        # Of three that meet in pairs drawn at random one has no partner each time, and it may be the same one.
+        assert sum(versions) >= 3 * len(left)
+        assert sum(peer.replica.schedule[0].merged_steps > 21 for peer in left) >= 2
+    else:
+        assert min(versions) >= 3
     assert swarm.peers[3].replica.steps < STEPS
 
 
@@ -331,7 +335,7 @@ def test_honest_peers_end_where_they_would_without_the_liar(dataset, calm, metho
     assert len(result.losses) == 3
     # In a run of ten intervals it is a good part of it that each return of a liar begins with realignments.
     assert result.loss < max(1.1 * without.loss, alone.loss)
-    assert result.spread < 0.75 * alone.spread
+    assert result.spread < 0.5 * alone.spread
 
 
 def of_two(attack: Attack) -> list[Member]:
