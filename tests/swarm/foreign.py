@@ -166,6 +166,8 @@ class Client:
             members = hashlib.sha256("\n".join(sorted([self.peer_id, self.callee])).encode()).digest()
             frames.put(frame(confirm=self.pb.Confirm(members=members)))
             assert next(incoming).confirm.members == members, "it holds something else"
+            frames.put(None)
+            assert next(incoming, None) is None, "it has nothing more to say"
             return "", received
         finally:
             frames.put(None)
