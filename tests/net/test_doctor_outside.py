@@ -1,10 +1,12 @@
 """``doctor`` behind real routers: what it tells of calls from outside is what the router does."""
 
+import asyncio
 import json
 import sys
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from kit import command, environment
@@ -12,8 +14,20 @@ from laboratory import Host, Lab
 from nat import Block, Nat
 from residents import PORT, Server
 
+from lowcomm_node.discovery.client import load_hivemind
+from lowcomm_node.discovery.multiaddress import host_of, parse_entry_point
+from lowcomm_node.doctor.between import judge_names, judge_silence
+from lowcomm_node.doctor.findings import State
+from lowcomm_node.doctor.line import look_at_names, look_behind_silence
+from lowcomm_node.doctor.scouts import scout_packets
+from lowcomm_node.doctor.sights import Helper, Packets, Subject
+from lowcomm_protocol.identity import peer_id_of
+from lowcomm_protocol.probes import Seen
+
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 KINDS = ("direct", "tcp", "quic")
+SUBJECT = Subject(peer_id=peer_id_of(bytes(32)), hosts=(), listens=())
+T = TypeVar("T")
 
 
 def serve(host: Host, folder: Path) -> str:
@@ -63,16 +77,53 @@ with socket.create_server(("", 8080)) as server:
 """
 
 
-@pytest.mark.soak  # as above: the findings are in tests/unit/test_doctor_between.py
+def lose_large_packets(home: Host) -> None:
+    """Make a black hole of a home's line: what it drops, nobody is told of."""
+    assert home.router is not None
+    home.router.block(Block("tcp", larger_than=1300), Block("udp", larger_than=1300))
+
+
+def want_a_login(home: Host) -> None:
+    """Have a login page answer in the place of everybody, as hotels do."""
+    assert home.router is not None
+    home.router.block(Block("udp"))
+    home.router.popen([sys.executable, "-c", PORTAL])
+    redirect = ["-i", "lan", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "8080"]
+    home.router.run(["iptables", "-t", "nat", "-I", "PREROUTING", *redirect])
+    home.router.run(["iptables", "-I", "INPUT", "-i", "lan", "-j", "ACCEPT"])
+
+
+def at(host: Host, look: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What is seen from a host, by this process."""
+    with host.inside():
+        return asyncio.run(look())
+
+
+def test_lost_packets_a_login_page_and_missing_names_are_seen(lab: Lab, tmp_path: Path) -> None:
+    address = serve(lab.public("server"), tmp_path)
+    entry = parse_entry_point(address)
+    well, lossy, held = (lab.home(name) for name in ("well", "lossy", "held"))
+    lose_large_packets(lossy)
+    want_a_login(held)
+    helper = Helper(entry, host_of(entry.dial) or "", Seen("", 0.0, ()), 0.0)
+    asyncio.run(load_hivemind())
+    with ThreadPoolExecutor() as pool:
+        sent = [pool.submit(at, home, lambda: scout_packets([helper], SUBJECT)) for home in (well, lossy)]
+        page = pool.submit(at, held, lambda: look_behind_silence([entry]))
+        names = pool.submit(at, held, lambda: look_at_names([address]))
+    assert [one.result() for one in sent] == [(Packets(entry, True, True),), (Packets(entry, False, False),)]
+    (portal,) = judge_silence(page.result())
+    assert portal.name == "portal" and "http://login.example/start" in portal.remedy, portal
+    (missing,) = judge_names(names.result())
+    assert missing.state is State.WARNING and "no name server" in missing.value, "no laboratory has name servers"
+
+
+@pytest.mark.soak  # most of a minute; what it looks at is in the test above
 def test_a_line_that_loses_large_packets_and_a_login_page_are_told(lab: Lab, tmp_path: Path) -> None:
     address = serve(lab.public("server"), tmp_path)
     lossy, held = lab.home("lossy"), lab.home("held")
-    assert lossy.router is not None and held.router is not None
-    lossy.router.block(Block("tcp", larger_than=1300), Block("udp", larger_than=1300))
-    held.router.popen([sys.executable, "-c", PORTAL])
-    redirect = ["-i", "lan", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "8080"]
-    held.router.run(["iptables", "-t", "nat", "-I", "PREROUTING", *redirect])
-    held.router.run(["iptables", "-I", "INPUT", "-i", "lan", "-j", "ACCEPT"])
+    lose_large_packets(lossy)
+    want_a_login(held)
     with ThreadPoolExecutor() as pool:
         in_lossy = pool.submit(examine, lossy, tmp_path / "lossy", address, code=4)
         in_held = pool.submit(examine, held, tmp_path / "held", address, code=6)

@@ -16,7 +16,7 @@ from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.discovery.multiaddress import EntryPoint
 from lowcomm_node.discovery.p2pd import has_ipv6
-from lowcomm_node.doctor import scouts, survey
+from lowcomm_node.doctor import line, scouts, survey
 from lowcomm_node.doctor.examining import _serving
 from lowcomm_node.doctor.sights import Helper, Subject, Survey
 from lowcomm_node.errors import RetryLater
@@ -26,6 +26,7 @@ from lowcomm_node.probing.ration import Allowed
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.probes import PROTOCOL, Kind, Seen, Target
 from waiting import until_async
 
@@ -64,12 +65,16 @@ async def answering(address: str, size: Allowed = PLENTY) -> AsyncIterator[tuple
 
 @pytest.fixture
 def no_scouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is looked at over UDP and IPv6."""
+    """No scout is sent out."""
 
     async def nothing(*_: object) -> None: ...
 
+    async def none(*_: object) -> tuple[()]:
+        return ()
+
     for name in ("scout_udp", "scout_ipv6"):
         monkeypatch.setattr(survey, name, nothing)
+    monkeypatch.setattr(survey, "scout_packets", none)
 
 
 async def test_who_does_not_measure_with_us_still_calls_us_back(no_scouts: None):
@@ -158,18 +163,18 @@ async def test_only_who_sees_the_address_of_a_scout_is_asked_to_call_it():
 
 
 async def test_a_scout_that_others_keep_waiting_comes_back(monkeypatch: pytest.MonkeyPatch):
-    stopped = list[int]()
+    stopped = list[tuple[int, str]]()
 
     class Waiting:
         async def connect(self, *_: object) -> None:
             await asyncio.Event().wait()
 
     @asynccontextmanager
-    async def scout(version: int, loopback: bool) -> AsyncIterator[Waiting]:
+    async def scout(version: int, loopback: bool, transport: str) -> AsyncIterator[Waiting]:
         try:
             yield Waiting()
         finally:
-            stopped.append(version)
+            stopped.append((version, transport))
 
     monkeypatch.setattr(scouts, "_scout", scout)
     monkeypatch.setattr(scouts, "SCOUT_DEADLINE", 0.05)
@@ -177,7 +182,42 @@ async def test_a_scout_that_others_keep_waiting_comes_back(monkeypatch: pytest.M
     async with asyncio.timeout(20):
         assert await scouts.scout_udp([one], SUBJECT) is None
         assert await scouts.scout_ipv6([one[1]], SUBJECT) is None
-    assert stopped == ([4, 6] if has_ipv6() else [4])
+        assert await scouts.scout_packets([one[1]], SUBJECT) == ()
+    over_ipv6 = [(6, "tcp")] if has_ipv6() else []
+    assert stopped == [(4, "udp"), *over_ipv6, (4, "tcp"), (4, "tcp")]
+
+
+@pytest.mark.parametrize("lost", ["", "out", "in"])
+async def test_large_packets_are_sent_over_tcp_each_way_by_a_scout_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, lost: str
+):
+    """A connection over which something was lost carries nothing that follows, as TCP does."""
+
+    class Scout:
+        def __init__(self) -> None:
+            self.connected, self.stuck = list[str](), False
+
+        async def connect(self, peer_id: str, entries: Sequence[EntryPoint], seconds: float) -> None:
+            self.connected += [entry.dial for entry in entries]
+
+    async def pinged(one: Scout, entry: EntryPoint, ping: pb.Ping) -> bool:
+        is_large = {"out": len(ping.content), "in": ping.wanted, "": 0}[lost] > 1000
+        one.stuck = one.stuck or is_large
+        return not one.stuck
+
+    made = list[Scout]()
+
+    @asynccontextmanager
+    async def scout(version: int, loopback: bool, transport: str) -> AsyncIterator[Scout]:
+        assert (version, transport) == (4, "tcp")
+        made.append(Scout())
+        yield made[-1]
+
+    monkeypatch.setattr(scouts, "_scout", scout)
+    monkeypatch.setattr(line, "_pinged", pinged)
+    told = await scouts.scout_packets([helper(0)], SUBJECT)
+    assert [(one.out, one.into) for one in told] == [(lost != "out", lost != "in")]
+    assert [one.connected for one in made] == [[helper(0).entry.dial]] * 2
 
 
 async def test_where_the_kernel_has_no_ipv6_none_is_looked_for(monkeypatch: pytest.MonkeyPatch):

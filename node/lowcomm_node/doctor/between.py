@@ -64,9 +64,7 @@ def _login_page(one: Silence) -> str:
 
 
 def judge_packets(survey: Survey) -> list[Finding]:
-    """Whether large packets get through; nothing where nobody was there to tell."""
-    if survey.speed is not None:
-        return [Finding(name="packets", state=State.OK, value="large ones get through, out and in")]
+    """Whether large packets get through over TCP; nothing where nobody was there to tell."""
     told = survey.packets
     if not told:
         return []
@@ -81,11 +79,14 @@ def judge_packets(survey: Survey) -> list[Finding]:
         return [Finding(name="packets", state=State.OK, value="large ones get through, out and in", figures=figures)]
     everywhere = not out or not into
     if not everywhere:
-        value = f"large ones do not get {lost}, while a few bytes do: a line on the way to these peers loses them"
+        value = (
+            f"large ones over TCP do not get {lost}, while a few bytes do: a line on the way to these peers loses them"
+        )
         remedy = "nothing, if others do well; else lower the MTU of this machine"
         return [Finding(name="packets", state=State.WARNING, value=value, remedy=remedy, figures=figures)]
     value = (
-        f"large ones do not get {lost}, while a few bytes do: the line of this machine loses them (an MTU black hole)"
+        f"large ones over TCP do not get {lost}, while a few bytes do: the line of this machine loses them "
+        "(an MTU black hole)"
     )
     remedy = _lower_mtu(survey.outward or "", not out)
     return [Finding(name="packets", state=State.FAULT, value=value, remedy=remedy, figures=figures)]

@@ -2,7 +2,7 @@
 
 names    the names that this node uses are resolved, or a name that always exists
 portal   where nobody answers: TCP to the same hosts, which a login page answers in their place
-packets  a ping of a few bytes, and one of many, each way (only where the rate could not be measured)
+packets  a ping of a few bytes, and one of many, over TCP: QUIC finds out what fits, TCP mostly does not
 """
 
 import asyncio
@@ -11,14 +11,15 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
-from lowcomm_node.discovery.interface import Streams
+from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, name_of, port_of
-from lowcomm_node.doctor.sights import Names, Packets, Silence
+from lowcomm_node.doctor.sights import Names, Silence
 from lowcomm_node.probing.asker import CONNECT_DEADLINE, Asker
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.probes import PROTOCOL
+from lowcomm_protocol.probes import PROTOCOL as PROBES
 
 ALWAYS = "a.root-servers.net"
 """A name that exists as long as there are names; where none is used here."""
@@ -31,6 +32,14 @@ HTTP_PORT = 80
 MOST_HOSTS = 2
 MOST_REPLY = 2048
 RESOLV = Path("/etc/resolv.conf")
+
+
+class Opens(Protocol):
+    """Opens streams to peers that are connected."""
+
+    async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
+        """Open one. Raises LinkLost."""
+        ...
 
 
 async def look_at_names(addresses: Iterable[str]) -> Names:
@@ -106,22 +115,21 @@ async def _get(host: str, port: int) -> bytes:
     return reply
 
 
-async def look_at_packets(streams: Streams, entry: EntryPoint) -> Packets | None:
-    """Whether large packets get through, out and in; None if that can't be told. Never raises."""
-    small = await _pinged(streams, entry, pb.Ping(content=bytes(SMALL), wanted=SMALL))
-    if not small:
+async def large_ping(streams: Opens, entry: EntryPoint, out: bool) -> bool | None:
+    """Whether a ping larger than a packet gets out, or else in, where a small one does.
+
+    None if that can't be told. Never raises.
+    """
+    if not await _pinged(streams, entry, pb.Ping(content=bytes(SMALL), wanted=SMALL)):
         return None
-    out, into = await asyncio.gather(
-        _pinged(streams, entry, pb.Ping(content=bytes(LARGE))), _pinged(streams, entry, pb.Ping(wanted=LARGE))
-    )
-    return None if out is None or into is None else Packets(entry, out, into)
+    return await _pinged(streams, entry, pb.Ping(content=bytes(LARGE)) if out else pb.Ping(wanted=LARGE))
 
 
-async def _pinged(streams: Streams, entry: EntryPoint, ping: pb.Ping) -> bool | None:
+async def _pinged(streams: Opens, entry: EntryPoint, ping: pb.Ping) -> bool | None:
     """Whether a ping is answered, over a stream of its own; None if it is refused, which tells nothing."""
 
     async def ask() -> bool | None:
-        with Asker(await streams.open_stream(entry.peer_id, PROTOCOL, CONNECT_DEADLINE)) as asker:
+        with Asker(await streams.open_stream(entry.peer_id, PROBES, CONNECT_DEADLINE)) as asker:
             await asker.send(ping)
             pong = await asker.receive()
             return None if pong.refused else len(pong.content) == ping.wanted

@@ -4,17 +4,19 @@ a scout ── QUIC, to the first helper ── look              does UDP get o
            the second helper, whom the scout has not called, calls it: does UDP get in
         ── QUIC, to the others       ── look              does the router show the same port to all
 a scout ── IPv6, to one              ── look, dial back   our own ports, over IPv6
+two     ── TCP, to all               ── ping              do large packets get out (one scout), and in (the other)
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from lowcomm_node.discovery.control import Control
 from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, parse_entry_point, port_of
 from lowcomm_node.discovery.p2pd import P2pDaemon, has_ipv6
+from lowcomm_node.doctor.line import large_ping
 from lowcomm_node.doctor.nat import Sight, is_public
-from lowcomm_node.doctor.sights import Helper, Scouting, Subject, place_of
+from lowcomm_node.doctor.sights import Helper, Packets, Scouting, Subject, place_of
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.dialing import multiaddress
@@ -34,7 +36,7 @@ async def scout_udp(askers: Sequence[tuple[Asker, Helper]], subject: Subject) ->
     if ":" in first.host:
         return None
     try:
-        async with asyncio.timeout(SCOUT_DEADLINE), _scout(4, subject.loopback) as control:
+        async with asyncio.timeout(SCOUT_DEADLINE), _scout(4, subject.loopback, "udp") as control:
             found = await _scout_over_quic(control, askers, entry, others)
     except (NodeError, TimeoutError):
         return None  # p2pd could not be started, or others took their time
@@ -74,7 +76,7 @@ async def scout_ipv6(helpers: Sequence[Helper], subject: Subject) -> Scouting | 
     if entry is None or not has_ipv6():
         return None
     try:
-        async with asyncio.timeout(SCOUT_DEADLINE), _scout(6, subject.loopback) as control:
+        async with asyncio.timeout(SCOUT_DEADLINE), _scout(6, subject.loopback, "tcp") as control:
             asker = await _call(control, entry)
             if asker is None:
                 return Scouting(False, helper=str(entry))
@@ -100,6 +102,35 @@ async def _sight(asker: Asker) -> Sight:
     if place is None:
         raise ProtocolViolation("does not see our address")
     return Sight(host_of(asker.address) or "", "scout", *place)
+
+
+async def scout_packets(helpers: Sequence[Helper], subject: Subject) -> tuple[Packets, ...]:
+    """Whether large packets get through over TCP, to each helper that it can be told of. Never raises."""
+    # What is lost in one direction holds up all that follows over the same connection: each direction has one of its own.
+    outs, ins = await asyncio.gather(*(_large_pings(helpers, subject.loopback, out) for out in (True, False)))
+    return tuple(
+        Packets(helper.entry, out, into)
+        for helper, out, into in zip(helpers, outs, ins, strict=True)
+        if out is not None and into is not None
+    )
+
+
+async def _large_pings(helpers: Sequence[Helper], loopback: bool, out: bool) -> Sequence[bool | None]:
+    found: list[bool | None] = [None] * len(helpers)
+    with suppress(NodeError, TimeoutError):
+        async with asyncio.timeout(SCOUT_DEADLINE), _scout(4, loopback, "tcp") as control:
+            found = list(await asyncio.gather(*(_large_ping(control, helper, out) for helper in helpers)))
+    return found
+
+
+async def _large_ping(control: Control, helper: Helper, out: bool) -> bool | None:
+    if ":" in helper.host or "/tcp/" not in helper.entry.dial:
+        return None
+    try:
+        await control.connect(helper.entry.peer_id, [helper.entry], CALL_DEADLINE)
+    except LowcommError:
+        return None
+    return await large_ping(control, helper.entry, out)
 
 
 def over_quic(helper: Helper) -> tuple[EntryPoint, bool]:
@@ -141,11 +172,11 @@ async def ask_back(asker: Asker, peer_id: str, targets: Sequence[Target]) -> tup
 
 
 @asynccontextmanager
-async def _scout(version: int, loopback: bool) -> AsyncIterator[Control]:
+async def _scout(version: int, loopback: bool, transport: str) -> AsyncIterator[Control]:
     host = {4: "127.0.0.1", 6: "::1"}[version] if loopback else _ANY[version]
-    kind = f"/ip{version}/{host}"
     # Only the transport that is looked at: libp2p would choose for itself else.
-    daemon = P2pDaemon(None, [f"{kind}/udp/0/quic-v1"] if version == 4 else [f"{kind}/tcp/0"], punching=False)
+    listen = f"/ip{version}/{host}/{transport}/0{'/quic-v1' if transport == 'udp' else ''}"
+    daemon = P2pDaemon(None, [listen], punching=False)
     await daemon.start()
     try:
         yield Control(daemon.control)

@@ -126,7 +126,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Packets:
-    """Whether more than a packet full gets through, where a few bytes do."""
+    """Whether more than a packet full gets through over TCP, where a few bytes do."""
 
     entry: EntryPoint
     out: bool
@@ -146,7 +146,7 @@ class Survey:
     no_speed: str = ""
     """Why the rate was not measured."""
     packets: tuple[Packets, ...] = ()
-    """Of each helper, where the rate was not measured."""
+    """Of each helper that is called over TCP."""
     outward: str | None = None
     """Our own address that packets leave from."""
 

@@ -2,7 +2,7 @@
 
 our libp2p ── to up to MAX_HELPERS ── look                 which address, whose clock
            ── to each of them      ── dial back            our ports, called from there
-scouts     ── over UDP, and over IPv6                      (scouts.py)
+scouts     ── over UDP, over IPv6 and over TCP             (scouts.py)
 our libp2p ── to the first one     ── ping                 bandwidth; last, for it may use up what we are given
 """
 
@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from lowcomm_node.discovery.interface import Streams
 from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, parse_entry_point
-from lowcomm_node.doctor.line import look_at_packets
 from lowcomm_node.doctor.machine import outward_host
-from lowcomm_node.doctor.scouts import ask_back, scout_ipv6, scout_udp
+from lowcomm_node.doctor.scouts import ask_back, scout_ipv6, scout_packets, scout_udp
 from lowcomm_node.doctor.sights import Helper, Subject, Survey
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.probing.asker import CONNECT_DEADLINE, Asker
@@ -36,15 +35,13 @@ async def survey(streams: Streams, subject: Subject, entries: Iterable[str]) -> 
         helpers = [helper for _, helper in askers]
         if not askers:
             return Survey(silent=silent)
-        called, udp, ipv6 = await asyncio.gather(
+        called, udp, ipv6, packets = await asyncio.gather(
             asyncio.gather(*(_called_back(asker, helper, subject) for asker, helper in askers)),
             scout_udp(askers, subject),
             scout_ipv6(helpers, subject),
+            scout_packets(helpers, subject),
         )
         speed, no_speed = await _speed(streams, helpers[0].entry)
-        packets = (
-            () if speed is not None else await asyncio.gather(*(look_at_packets(streams, h.entry) for h in helpers))
-        )
         return Survey(
             helpers=tuple(called),
             silent=silent,
@@ -52,7 +49,7 @@ async def survey(streams: Streams, subject: Subject, entries: Iterable[str]) -> 
             ipv6=ipv6,
             speed=speed,
             no_speed=no_speed,
-            packets=tuple(one for one in packets if one is not None),
+            packets=packets,
             outward=outward_host(helpers[0].host),
         )
 
