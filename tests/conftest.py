@@ -19,8 +19,10 @@ settings.load_profile("lowcomm")
 
 LATER = ("test_life.py", "test_rejoining.py", "test_tunnels.py")
 """Files of tests/swarm that are left for the end, when every worker is free for one."""
-FOLDERS = ("unit", "fuzz", "net", "chaos", "images")
-"""In this order, the fast ones first."""
+LONG = ("test_fuzz.py", "test_soak.py")
+"""Files that take minutes each. They run before the other real processes, for the last one would end alone on one worker."""
+FOLDERS = ("unit", "long", "net", "chaos", "images")
+"""In this order, the fast ones first; ``LONG`` counts as a folder."""
 
 
 def pytest_configure() -> None:
@@ -32,7 +34,8 @@ def _turn(file: str) -> int:
     path = Path(file)
     if path.parent.name in ("swarm", "benchmarks"):
         return len(FOLDERS) + 1 if path.name in LATER else 0
-    return 1 + FOLDERS.index(path.parent.name) if path.parent.name in FOLDERS else 1
+    folder = "long" if path.name in LONG else path.parent.name
+    return 1 + FOLDERS.index(folder) if folder in FOLDERS else 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
