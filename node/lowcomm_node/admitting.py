@@ -14,14 +14,16 @@ from pathlib import Path
 from time import time
 
 from lowcomm_node.amending import Amending
+from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.discovery.interface import Discovery
-from lowcomm_node.discovery.keys import removals_key
+from lowcomm_node.discovery.keys import peers_key, removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.files import read_small, write_atomic
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol.admission import Admission, Rules
 from lowcomm_protocol.errors import AdmissionError, LowcommError, SignatureError
 from lowcomm_protocol.invites import MAX_CLAIM_BYTES, Token, read_claim, verify_token
+from lowcomm_protocol.records import read_record
 from lowcomm_protocol.removals import MAX_REMOVALS_BYTES, Removals
 from lowcomm_protocol.run import SignedRun
 
@@ -35,7 +37,11 @@ class Standing:
     def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
         """Reads what the home keeps. Raises NotAdmitted if the invite that was given is none for us."""
         self._run, self.amending = run, Amending(run, settings.paths.amendments(run.fingerprint))
-        self.rules = Rules.of(run, self.amending.course.last)
+        self._reached = _saved_step(settings.paths.checkpoints(run.fingerprint))
+        """Our own swarm step; before we train the highest that a peer of the run tells."""
+        self._trains = False
+        self._spec = self.amending.course.at(self._reached)
+        self.rules = Rules.of(run, self._spec)
         self.admission = Admission(self.rules)
         self._settings, self._peer_id, self.claim = settings, peer_id, b""
         self._removals = settings.paths.removals(run.fingerprint)
@@ -59,23 +65,46 @@ class Standing:
             self._follow_amendments(time())
         return newer
 
-    def _follow_amendments(self, now: float) -> None:
-        rules = Rules.of(self._run, self.amending.course.last)
+    def reach(self, swarm_step: int) -> bool:
+        """We train, and have come to a swarm step; whether that changes who may join."""
+        self._reached, self._trains = swarm_step, True
+        return self._follow_amendments(time())
+
+    def _follow_amendments(self, now: float) -> bool:
+        """Go by what holds at the swarm step that is reached; whether that changes who may join."""
+        spec = self.amending.course.at(self._reached)
+        if spec is self._spec:
+            return False
+        self._spec, rules = spec, Rules.of(self._run, spec)
         if rules == self.rules:
-            return  # what they remember of proofs stays
+            return False  # what they remember of proofs stays
         # A claim on an invite is none where work is asked for, and the other way round.
         claim = self.claim if rules.admission == self.rules.admission else b""
         self.rules = self.admission.rules = rules
         with suppress(NotAdmitted):  # `check_ourselves` tells
             self.claim = claim or _own_claim(self._settings, self._run, rules, self._peer_id, now)
+        return True
+
+    async def _hear_steps(self, discovery: Discovery) -> bool:
+        """Learn from peers' records how far the run is, before we train; whether that changes who may join.
+
+        A lie makes us follow early what the creator has signed; those who train refuse whom they must.
+        """
+        if self._trains or not any(at > self._reached for at, _, _ in self.amending.course.chain.admissions):
+            return False
+        now = time()
+        for data in (await discovery.lookup(peers_key(self._run.run_id))).values():
+            with suppress(LowcommError):
+                self._reached = max(self._reached, read_record(data, now).swarm_step)
+        return self._follow_amendments(now)
 
     async def look(self, discovery: Discovery) -> bool:
-        """Compare removal lists and amendments with the DHT, and put ours there if newer; whether we have heard of newer ones.
+        """Compare removal lists and amendments with the DHT, and put ours there if newer; whether anything has changed.
 
         Raises DiskFull, OSError if what is new can't be kept.
         """
         newer = self._read_removals() | await self.amending.look(discovery)
-        self._follow_amendments(time())
+        newer |= self._follow_amendments(time()) | await self._hear_steps(discovery)
         told = (await discovery.lookup(self._key)).get(self.rules.creator, b"")
         with suppress(LowcommError):
             newer |= bool(told) and self.admission.hear_removals(told)
@@ -107,6 +136,11 @@ class Standing:
         if uses != self._kept:
             write_atomic(self._uses, uses, 0o600)
             self._kept = uses
+
+
+def _saved_step(checkpoints: Path) -> int:
+    """The swarm step of the newest checkpoint; 0 if there is none."""
+    return max(CheckpointStore(checkpoints).steps(), default=0) if checkpoints.is_dir() else 0
 
 
 def newest_removals(run: SignedRun, path: Path, told: bytes) -> Removals:

@@ -426,6 +426,8 @@ class Daemon:
     def _on_news(self, event: dict[str, Any]) -> None:
         assert self.training  # which starts the trainer
         self.training.on_news(event)
+        if event["event"] == "step" and self.standing.reach(event["swarm_step"]):
+            self._drop_removed()  # and the next look at the swarm sees whether we may stay ourselves
 
     async def _unless_finished(self, work: Any) -> Any:
         """Wait for ``work``, but no longer than until the owner says finish; None then."""
@@ -461,7 +463,7 @@ class Daemon:
         """Tell the owner what the run's creator has changed, and have the trainer follow."""
         step = self.bulletin.position()[0]
         for amendment in news:
-            late = f"; we are at {step}, so it holds at once" if amendment.has_schedule and amendment.at <= step else ""
+            late = f"; we are at {step}, so it holds at once" if 0 < amendment.at <= step else ""
             self.bulletin.tell({"event": "amended", "text": f"{amendment}{late}", **amendment.to_json()})
         if self.training is not None:
             self._tasks.append(asyncio.create_task(self.training.amend()))

@@ -45,6 +45,8 @@ def node_panel(status: Status, rounds: Sequence[Status] = ()) -> RenderableType:
         rows.add_row("swarm", Text(clean(trouble), "yellow"))
     if status["phase"] in ("finished", "left") and status.get("checkpoint"):
         rows.add_row("model", Text(clean(status["checkpoint"]["path"])))
+    if about := (status.get("run") or {}).get("description"):
+        rows.add_row("about", Text(clean(about)))
     for amendment in (status.get("run") or {}).get("amendments") or ():
         state = "in force" if amendment["in_force"] else "to come"
         rows.add_row("amended", Text(clean(f"{amendment['text']} ({state})")))

@@ -142,13 +142,15 @@ def _run(node: "Daemon") -> dict[str, Any] | None:
     run = node.run_
     if run is None:
         return None
+    now = _settings_now(node, run).run
     return {
         "name": run.spec.run.name,
+        "description": now.description,
         "run_id": run.run_id,
         "fingerprint": run.fingerprint,
         "method": run.spec.sync.method,
         "creator": run.creator,
-        "steps": _settings_now(node, run).run.steps,
+        "steps": now.steps,
         "amendments": _amendments(node),
     }
 
@@ -163,10 +165,7 @@ def _amendments(node: "Daemon") -> list[dict[str, Any]]:
     if node.training is None:
         return []
     step = node.bulletin.position()[0]
-    return [
-        {**one.to_json(), "text": str(one), "in_force": one.at <= step or not one.has_schedule}
-        for one in node.training.course.chain.links
-    ]
+    return [{**one.to_json(), "text": str(one), "in_force": one.at <= step} for one in node.training.course.chain.links]
 
 
 def _pause(node: "Daemon") -> dict[str, Any] | None:

@@ -5,10 +5,8 @@ comes into force, and settings. Peers carry the whole chain beside the run; of t
 hold at a swarm step are a function of run, chain and step alone (``Course``), so peers on both sides of an amendment need not
 agree on anything: the run id, the plan and the codec never change.
 
-    at = 500    train.learning_rate, train.final_learning_rate, train.warmup, run.steps    from swarm step 500 on; a peer that is
-                                                                                           beyond it follows as soon as it hears it
-                run.description, run.admission with run.members                            as soon as a peer hears it, as a newcomer
-                                                                                           has no swarm step yet
+A peer that is beyond the step of an amendment follows as soon as it hears of it. Newcomers and storers of the DHT, which have no
+swarm step of their own, judge who may join by the highest swarm step that peers' records tell (docs/specification.md).
 """
 
 import json
@@ -24,9 +22,8 @@ from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
 from lowcomm_protocol.refusals import Reason
 from lowcomm_protocol.run import RunSpec, SignedRun, amended
 
-AT_STEP = ("run.steps", "train.learning_rate", "train.final_learning_rate", "train.warmup")
-AT_ONCE = ("run.description", "run.admission", "run.members")
-AMENDABLE = AT_STEP + AT_ONCE
+SCHEDULE = ("run.steps", "train.learning_rate", "train.final_learning_rate", "train.warmup")
+AMENDABLE = (*SCHEDULE, "run.description", "run.admission", "run.members")
 MAX_AMENDMENTS = 32
 MAX_CHAIN_BYTES = 20 * 1024
 """Of a whole chain, as it travels."""
@@ -51,13 +48,8 @@ class Amendment:
 
     def __str__(self) -> str:
         values = ", ".join(f"{name} = {_brief(value)}" for name, value in self.settings.items())
-        when = f" from swarm step {self.at}" if self.has_schedule else ""
+        when = f" from swarm step {self.at}" if self.at else ""
         return f"amendment {self.number}: {values}{when}"
-
-    @property
-    def has_schedule(self) -> bool:
-        """Whether it changes what holds from a swarm step on."""
-        return any(name in AT_STEP for name in self.settings)
 
     def to_json(self) -> dict[str, Any]:
         """As ``status`` and events tell it."""
@@ -79,10 +71,10 @@ class Chain:
         return len(self.links), sha256(self.data).digest() if self.data else b""
 
     @property
-    def admission(self) -> tuple[Any, list[str]] | None:
-        """Who may join by the last amendment that says so, and the members; None if none does. ``Course`` checks the values."""
-        said = [link.settings for link in self.links if "run.admission" in link.settings]
-        return (said[-1]["run.admission"], said[-1]["run.members"]) if said else None
+    def admissions(self) -> tuple[tuple[int, Any, frozenset[str]], ...]:
+        """Who may join: from which swarm step on, admission, members. ``Course`` checks the values."""
+        said = (link for link in self.links if "run.admission" in link.settings)
+        return tuple((one.at, one.settings["run.admission"], frozenset(one.settings["run.members"])) for one in said)
 
 
 class Course:
@@ -109,7 +101,7 @@ class Course:
 
     @property
     def last(self) -> RunSpec:
-        """The settings with all amendments: what holds of the description and of who may join."""
+        """The settings with all amendments, those to come included."""
         return self._specs[-1]
 
     @property

@@ -54,15 +54,25 @@ def test_all_follow_an_amendment_while_they_train_and_a_late_one_does_too(swarm:
     late = swarm.node("late")
     late.until(follows(1), "the late node follows")
 
-    end = (late.status() or {})["trainer"]["swarm_step"] + 500
-    done = amend(swarm, "--set", f"run.steps={end}", "--set", "run.description=shorter", "--at", "1")
+    # From a step on that is ahead of them, who may join: the late one leaves there.
+    members = ",".join(str((node.status() or {})["peer_id"]) for node in (creator, other))
+    step = (late.status() or {})["trainer"]["swarm_step"] + 100
+    listed = ("--set", "run.admission=list", "--set", f"run.members={members}", "--at", str(step))
+    done = amend(swarm, *listed)
     assert done.returncode == 0, done.stderr
-    nodes = (creator, other, late)
-    until(lambda: ended(*nodes), 150, "the run ends where the second amendment says")
-    assert [node.child.returncode for node in nodes] == [0, 0, 0]
+    until(lambda: ended(late), 150, "the late one has left")
+    assert late.child.returncode == 77 and late.events("saved")[-1]["swarm_step"] >= step
+    assert not ended(creator) and not ended(other)
+
+    end = (other.status() or {})["trainer"]["swarm_step"] + 300
+    done = amend(swarm, "--set", f"run.steps={end}", "--set", "run.description=shorter", "--at", str(step))
+    assert done.returncode == 0, done.stderr
+    nodes = (creator, other)
+    until(lambda: ended(*nodes), 150, "the run ends where the third amendment says")
+    assert [node.child.returncode for node in nodes] == [0, 0]
     for node in nodes:
         assert node.events("amended")[-1]["settings"]["run.steps"] == end
 
     # Who comes when all have gone knows it from its home, and the creator can make the run longer again.
     kept = Path(home, "runs").glob("*/amendments")
-    assert len(json.loads(next(kept).read_bytes())) == 2
+    assert len(json.loads(next(kept).read_bytes())) == 3

@@ -76,10 +76,14 @@ def test_two_changes_at_one_step_hold_in_their_order():
     assert Course(RUN.spec, amended((100, {"run.steps": 900}), (100, {"run.steps": 800}))).at(100).run.steps == 800
 
 
-def test_description_and_who_may_join_hold_at_once():
-    course = Course(RUN.spec, amended((300, {"run.admission": "list", "run.members": [STRANGER.peer_id]})))
-    assert course.at(0).run.admission == "open"
-    assert (course.last.run.admission, course.last.run.members) == ("list", (STRANGER.peer_id,))
+def test_description_and_who_may_join_hold_from_their_step_on_too():
+    listed = {"run.admission": "list", "run.members": [STRANGER.peer_id], "run.description": "ours"}
+    chain = amended((300, listed), (400, {"run.admission": "open"}))
+    course = Course(RUN.spec, chain)
+    assert [course.at(step).run.admission for step in (299, 300, 399, 400)] == ["open", "list", "list", "open"]
+    assert [course.at(step).run.description for step in (299, 300, 400)] == ["", "ours", "ours"]
+    assert chain.admissions == ((300, "list", frozenset([STRANGER.peer_id])), (400, "open", frozenset()))
+    assert str(chain.links[1]) == "amendment 2: run.admission = open, run.members = 0 peers from swarm step 400"
 
 
 def test_who_may_join_is_told_whole():

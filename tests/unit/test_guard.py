@@ -141,6 +141,20 @@ def test_who_may_join_by_an_amendment_is_enforced_whatever_was_seen_first(chain_
     assert lets_in(provenances, peers_key(run.run_id), CLEO.peer_id, record(run.run_id, CLEO))
 
 
+def test_who_may_join_changes_at_a_storer_when_a_record_tells_the_step():
+    run, provenances = run_of("list"), Provenances()
+    key, records = amendments_key(run.run_id, CREATOR.peer_id), peers_key(run.run_id)
+    opened = write_amendment(CREATOR, run, Chain(), 500, {"run.admission": "open"})
+    assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
+    assert lets_in(provenances, key, CREATOR.peer_id, opened.data, life=1800)
+    assert lets_in(provenances, records, ADA.peer_id, record(run.run_id, ADA, swarm_step=499))
+    assert not lets_in(provenances, records, BOB.peer_id, record(run.run_id, BOB, swarm_step=499))
+    assert lets_in(provenances, records, CLEO.peer_id, record(run.run_id, CLEO, swarm_step=500)), (
+        "all of old may be gone"
+    )
+    assert lets_in(provenances, records, BOB.peer_id, record(run.run_id, BOB, swarm_step=499))
+
+
 def test_an_older_chain_brings_back_no_older_rules():
     run, provenances = run_of("open"), Provenances()
     key = amendments_key(run.run_id, CREATOR.peer_id)

@@ -57,6 +57,7 @@ class Party:
     warnings: list[str] = field(default_factory=list)
     barred: list[NotAdmitted] = field(default_factory=list)
     removals_heard: int = 0
+    swarm_step: int = 0
 
     async def start(self, stack: AsyncExitStack) -> "Party":
         settings = load_settings({"home": self.home, "invite": self.token.text() if self.token else None}, {}).settings
@@ -78,7 +79,7 @@ class Party:
         self.membership = Membership(
             identity=self.identity, run=self.run, roster=self.roster, discovery=self.discovery, channels=self.channels,
             settings=settings, certificate=self.certificate.digest, addresses=(f"127.0.0.1:{self.port}",),
-            progress=lambda: (0, 0, 0.0), warn=self.warnings.append, standing=self.standing, refusals=self.refusals,
+            progress=lambda: (self.swarm_step, 0, 0.0), warn=self.warnings.append, standing=self.standing, refusals=self.refusals,
             on_removals=self._on_removals, on_barred=self.barred.append,
         )  # fmt: skip
         service.on_caller = self.membership.sign_of_life
@@ -509,7 +510,57 @@ async def test_an_amendment_reaches_all_through_the_dht_and_from_peer_to_peer(pa
     assert again.amending.course.chain == chain
 
 
-async def test_who_may_join_changes_as_soon_as_it_is_heard(parties: Parties) -> None:
+async def test_who_may_join_changes_at_its_swarm_step(parties: Parties) -> None:
+    ada, bob, cleo = await parties(ADA), await parties(BOB), await parties(CLEO)
+    for party in (bob, cleo):
+        await party.membership.announce(Phase.TRAINING)
+    listed = {"run.admission": "list", "run.members": [ADA.peer_id, BOB.peer_id]}
+    chain = write_amendment(CREATOR, parties.run, Chain(), 300, listed)
+    for party in (ada, bob, cleo):
+        party.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=chain.data))
+        assert not party.standing.reach(299)
+        await party.look()
+    assert ada.knows() == {BOB.peer_id, CLEO.peer_id} and not cleo.barred
+    assert (await cleo.call(ada, pb.Introduction()))[0] is grpc.StatusCode.OK
+
+    for party in (ada, cleo):
+        assert party.standing.reach(300) and not party.standing.reach(301)
+        await party.look()
+    assert ada.knows() == {BOB.peer_id} and "not on the list" in str(cleo.barred[0])
+    assert (await cleo.call(ada, pb.Introduction()))[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_newcomer_learns_the_step_from_records_and_one_that_trains_goes_by_its_own(invited: Parties) -> None:
+    run = invited.run
+    ada, bob = await invited(ADA, invite(run)), await invited(BOB)
+    chain = write_amendment(CREATOR, run, Chain(), 300, {"run.admission": "open"})
+    ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=chain.data))
+    await ada.membership.announce(Phase.TRAINING)
+    await ada.membership.republish()
+    assert await bob.standing.look(bob.discovery)
+    with pytest.raises(NotAdmitted, match="invited peers only"):
+        bob.standing.check_ourselves(time())
+    assert ada.standing.reach(300)
+    ada.swarm_step = 300
+    await ada.membership.announce(Phase.TRAINING)
+    assert await bob.standing.look(bob.discovery)
+    bob.standing.check_ourselves(time())
+    assert (await bob.call(ada, pb.Introduction()))[0] is grpc.StatusCode.OK
+    assert bob.standing.reach(299)
+    ada.swarm_step = 10**9  # no other can hasten it for one that trains
+    await ada.membership.announce(Phase.TRAINING)
+    await bob.standing.look(bob.discovery)
+    with pytest.raises(NotAdmitted, match="invited peers only"):
+        bob.standing.check_ourselves(time())
+
+    # After a start without any peer the newest checkpoint tells the step, to those who had joined by the change.
+    settings = load_settings({"home": bob.home}, {}).settings
+    assert Standing(settings, run, BOB.peer_id, time()).rules.admission == "invite"
+    (settings.paths.checkpoints(run.fingerprint) / "step-0000000300").mkdir(parents=True)
+    assert Standing(settings, run, BOB.peer_id, time()).rules.admission == "open"
+
+
+async def test_who_may_join_changes_as_soon_as_it_is_heard_where_the_step_is_behind(parties: Parties) -> None:
     ada, bob, cleo = await parties(ADA), await parties(BOB), await parties(CLEO)
     for party in (bob, cleo):
         await party.membership.announce(Phase.TRAINING)

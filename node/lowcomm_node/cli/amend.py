@@ -28,7 +28,12 @@ def amend(
         ),
     ],
     at: Annotated[
-        int | None, typer.Option("--at", help="Swarm step from which steps and learning rate hold.", min=0)
+        int | None,
+        typer.Option(
+            "--at",
+            help="Swarm step from which it holds; may be left out for description and who may join: at once.",
+            min=0,
+        ),
     ] = None,
     peers: Annotated[
         list[str] | None, typer.Option(help="Address of the swarm; default: the node of this home, or its settings.")
@@ -45,11 +50,11 @@ def amend(
     """
     from lowcomm_node.created import created_run
     from lowcomm_node.settings import load_settings
-    from lowcomm_protocol.amendments import AT_STEP
+    from lowcomm_protocol.amendments import SCHEDULE
 
     configure_logs(verbose - quiet - 1)
     changes = dict(map(parse_change, set_))
-    if at is None and any(name in AT_STEP for name in changes):
+    if at is None and any(name in SCHEDULE for name in changes):
         raise ConfigError(
             "--at is missing: name the swarm step from which the change holds, a minute ahead of the swarm, so that all "
             "peers hear of it before (`lowcomm-node status` shows the step)."

@@ -34,6 +34,7 @@ _RUN, _PEER, _REMOVALS, _AMENDMENTS = b"R", b"P", b"L", b"A"
 _REMOVALS_PREFIX, _AMENDMENTS_PREFIX = "lowcomm/v1/removals/", "lowcomm/v1/amendments/"
 _REMEMBERED = 8192
 _MAX_RULES = 256
+Admissions = tuple[tuple[int, Any, frozenset[str]], ...]
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,10 @@ class Provenances:
         self._known: OrderedDict[bytes, Provenance] = OrderedDict()
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._rules: OrderedDict[str, Rules] = OrderedDict()
-        self._amended: OrderedDict[tuple[str, str], tuple[int, Rules]] = OrderedDict()
-        """By run and signer of a chain: how many amendments it has, and who may join by it."""
+        self._amended: OrderedDict[tuple[str, str], tuple[int, Admissions]] = OrderedDict()
+        """By run and signer of a chain: how many amendments it has, and who may join by it, from which swarm step on."""
+        self._steps: OrderedDict[str, int] = OrderedDict()
+        """By run that was amended so: the highest swarm step that a record tells."""
         self._creators: OrderedDict[str, str] = OrderedDict()
 
     def check(self, stored: bytes, subkey: str, now: float) -> Provenance | None:
@@ -126,18 +129,27 @@ class Provenances:
 
     def _rules_of(self, run_id: str) -> Rules | None:
         """Who may join a run, as far as it was seen; its creator may have changed that."""
-        known, amended = self._rules.get(run_id), self._amended.get((run_id, self._creators.get(run_id, "")))
-        if amended is None:
+        known, creator = self._rules.get(run_id), self._creators.get(run_id, "")
+        _, amended = self._amended.get((run_id, creator), (0, ()))
+        reached = self._steps.get(run_id, 0)
+        in_force = [(admission, members) for at, admission, members in amended if at <= reached]
+        if not in_force:
             return known
-        return replace(known, admission=amended[1].admission, members=amended[1].members) if known else amended[1]
+        admission, members = in_force[-1]
+        if known is None:
+            return Rules(run_id, creator, admission, members)
+        return replace(known, admission=admission, members=members)
 
     def _follow(self, chain: Chain, signer: str) -> None:
         """Remember who may join by a chain; it counts for a run that its signer has created."""
-        known, _ = self._amended.get((chain.run_id, signer), (0, None))
-        if chain.admission is not None and len(chain.links) >= known:
-            admission, members = chain.admission
-            rules = Rules(chain.run_id, signer, admission, frozenset(members))
-            _remember(self._amended, (chain.run_id, signer), (len(chain.links), rules), _MAX_RULES)
+        known, _ = self._amended.get((chain.run_id, signer), (0, ()))
+        if chain.admissions and len(chain.links) >= known:
+            _remember(self._amended, (chain.run_id, signer), (len(chain.links), chain.admissions), _MAX_RULES)
+
+    def _reach(self, run_id: str, swarm_step: int) -> None:
+        """Remember how far a run is, if who may join depends on it."""
+        if (run_id, self._creators.get(run_id, "")) in self._amended and swarm_step > self._steps.get(run_id, 0):
+            _remember(self._steps, run_id, swarm_step, _MAX_RULES)
 
     def _examine(self, stored: bytes, subkey: str, now: float) -> Provenance:
         kind, value = stored[:1], unpack(stored)
@@ -151,6 +163,7 @@ class Provenances:
             _remember(self._creators, signed_for, creator, _MAX_RULES)
         elif kind == _PEER:
             info = read_record(value, now)
+            self._reach(info.run_id, info.swarm_step)
             rules = self._rules_of(info.run_id)
             claim = rules.check(info.peer_id, info.claim, now) if rules is not None else None
             if claim is not None and rules is not None:
