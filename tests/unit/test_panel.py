@@ -188,7 +188,9 @@ def test_warnings_are_shown() -> None:
 
 def test_what_a_run_is_about_and_what_has_changed_of_it_is_shown() -> None:
     amendments = [{"text": f"amendment {number}", "in_force": number == 1} for number in (1, 2)]
-    shown = text(node_panel(TRAINING | {"run": {"description": "Fables of\x1b[2J Berlin", "amendments": amendments}}))
+    shown = text(
+        node_panel(TRAINING | {"run": RUN | {"description": "Fables of\x1b[2J Berlin", "amendments": amendments}})
+    )
     for line in ("Fables of", "amendment 1 (in force)", "amendment 2 (to come)"):
         assert line in shown
     assert "\x1b[2J" not in shown
