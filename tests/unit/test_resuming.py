@@ -11,6 +11,9 @@ from lowcomm_node.errors import CheckpointError
 from lowcomm_node.trainer import state
 from lowcomm_protocol.run import PRESETS
 
+PAIRS = ("lowcomm", "noloco", "gossip")
+GROUPS = ("diloco", "streaming-diloco")
+OPTIMIZERS = ("adamw", "muon")
 SYNC = """optimizer = "{optimizer}"
 warmup = 3
 [sync]
@@ -51,9 +54,11 @@ def check_same(one: Driven, other: Driven) -> None:
 
 
 def exchange(one: Driven, other: Driven, fragment: int = 0) -> None:
-    """A whole exchange in a pair, merged at once."""
+    """A whole exchange in a pair, and the steps that overlap it."""
     begin(one, other, fragment)
-    for here, number in zip((one, other), finish(one, other, fragment), strict=True):
+    numbers = finish(one, other, fragment)
+    for here, number in zip((one, other), numbers, strict=True):
+        here.steps(here.replica.spec.sync.overlap)
         answer = here.answer(number)
         assert answer is not None and "error" not in answer
 
@@ -65,8 +70,8 @@ def resumed(one: Driven, again: Driven) -> None:
     state.restore(again.replica, copies, meta)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("method", ["lowcomm", "noloco", "gossip", "local"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method", [*PAIRS, "local"])
 def test_training_goes_on_to_the_bit(folder: Path, method: str, optimizer: str) -> None:
     with driven(folder, "a", "b", "a", more=settings(method, optimizer)) as (one, partner, again):
         for here in (one, partner):
@@ -82,9 +87,10 @@ def test_training_goes_on_to_the_bit(folder: Path, method: str, optimizer: str) 
         assert one.events("step")[-1]["loss"] == again.events("step")[-1]["loss"]
 
 
-@pytest.mark.parametrize("method", ["diloco", "streaming-diloco"])
-def test_the_momentum_of_groups_goes_on_to_the_bit(folder: Path, method: str) -> None:
-    with driven(folder, "a", "a", more=settings(method)) as (one, again):
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method", GROUPS)
+def test_training_and_the_momentum_of_groups_go_on_to_the_bit(folder: Path, method: str, optimizer: str) -> None:
+    with driven(folder, "a", "a", more=settings(method, optimizer)) as (one, again):
         one.steps(3)
         alone(one)
         assert one.replica.delta[0].abs().max() > 0
@@ -99,37 +105,90 @@ def test_the_momentum_of_groups_goes_on_to_the_bit(folder: Path, method: str) ->
 
 def alone(one: Driven) -> None:
     """An exchange of a group in which only our own shard was averaged."""
-    members = ["a", "b", "c"]
-    shared = one.ask("share", fragment=0, slot=0, realign=False, members=members, ahead=0)
-    assert len(shared["shares"]) == 3
-    assert "error" not in one.ask("reduce", fragment=0, tokens={"a": 1}, slot=2, offset=0)
-    number = one.send("merge", fragment=0, swarm_step=one.replica.clock.step, owners=["a"])
-    one.settle()
+    share(one)
+    number = reduce(one)
     one.steps(one.replica.spec.sync.overlap)
     answer = one.answer(number)
     assert answer is not None and "error" not in answer
 
 
-@pytest.mark.parametrize("moment", ["captured", "received", "ripening"])
-def test_a_start_in_the_middle_of_an_exchange_is_as_if_it_had_failed(folder: Path, moment: str) -> None:
-    with driven(folder, "a", "b", "a", "a", more=settings(overlap=3)) as (one, partner, again, never):
+def share(one: Driven) -> None:
+    """Begin an exchange in a group of three."""
+    shared = one.ask("share", fragment=0, slot=0, realign=False, members=["a", "b", "c"], ahead=0)
+    assert len(shared["shares"]) == 3
+
+
+def reduce(one: Driven) -> int:
+    """Average our shard of the first fragment, in which nobody else's contribution is; the number of the merge."""
+    assert "error" not in one.ask("reduce", fragment=0, tokens={"a": 1}, slot=2, offset=0)
+    number = one.send("merge", fragment=0, swarm_step=one.replica.clock.step, owners=["a"])
+    one.settle()
+    return number
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method", PAIRS)
+def test_a_start_in_the_middle_of_an_exchange_in_a_pair_is_as_if_it_had_failed(
+    folder: Path, method: str, optimizer: str
+) -> None:
+    with driven(folder, "a", "b", "a", "a", more=settings(method, optimizer, overlap=3)) as (
+        one,
+        partner,
+        again,
+        never,
+    ):
+        for here in (one, partner):
+            here.steps(2)
+        exchange(one, partner)
+        resumed(one, never)
+        check_same(one, never)
         for here in (one, partner, never):
-            here.steps(4)
-        if moment == "captured":
-            one.ask("capture", fragment=0, slot=0, realign=False, ahead=0)
-        else:
-            begin(one, partner)
-        if moment == "ripening":
-            number, _ = finish(one, partner)
-            one.steps(2)
-            never.steps(2)
-            assert one.answer(number) is None
-        resumed(one, again)
-        assert again.replica.captures == {}
-        check_same(again, never)
+            here.steps(2)
+        one.ask("capture", fragment=0, slot=0, realign=False, ahead=0)
+        check_as_if_it_had_failed(one, again, never)
+        one.ask("drop", fragment=0)
+        begin(one, partner)
+        check_as_if_it_had_failed(one, again, never)
+        number, _ = finish(one, partner)
+        for here in (one, never):
+            here.steps(2)
+        assert one.answer(number) is None, "its merge still ripens"
+        check_as_if_it_had_failed(one, again, never)
         for here in (again, never):
             here.steps(3)
         check_same(again, never)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method", GROUPS)
+def test_a_start_in_the_middle_of_an_exchange_in_a_group_is_as_if_it_had_failed(
+    folder: Path, method: str, optimizer: str
+) -> None:
+    with driven(folder, "a", "a", "a", more=settings(method, optimizer, overlap=3)) as (one, again, never):
+        one.steps(2)
+        alone(one)
+        resumed(one, never)
+        check_same(one, never)
+        for here in (one, never):
+            here.steps(2)
+        share(one)
+        check_as_if_it_had_failed(one, again, never)
+        number = reduce(one)
+        for here in (one, never):
+            here.steps(2)
+        assert one.answer(number) is None, "its merge still ripens"
+        check_as_if_it_had_failed(one, again, never)
+        for here in (again, never):
+            here.steps(3)
+        check_same(again, never)
+
+
+def check_as_if_it_had_failed(one: Driven, again: Driven, never: Driven) -> None:
+    """Who takes over what ``one`` saves in an exchange is as who ``never`` began it."""
+    assert one.replica.captures
+    resumed(one, again)
+    assert again.replica.captures == {}
+    check_same(again, never)
 
 
 def test_a_merge_waits_for_the_steps_that_overlap_it(folder: Path) -> None:
@@ -201,4 +260,4 @@ def test_a_norm_that_is_claimed_is_taken_where_it_is_one(folder: Path) -> None:
 
 
 def test_every_method_is_resumed_here() -> None:
-    assert set(PRESETS) == {"lowcomm", "noloco", "gossip", "local", "diloco", "streaming-diloco"}
+    assert set(PRESETS) == {*PAIRS, *GROUPS, "local"}
