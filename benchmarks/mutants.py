@@ -25,37 +25,79 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from time import sleep
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "mutants"
 TREE = OUT / "tree"
+ADDRESS = OUT / f"{os.getpid()}.sock"
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
+SAME = ("_Eq_Is", "_Is_Eq", "_NotEq_IsNot", "_IsNot_NotEq")
+"""Operators that change nothing for what is compared here: small integers, names, None."""
+SERVER = Path(__file__).with_name("mutant_server.py")
 SEED = 17
-TIMEOUT = 120
-SLOW = "not twelve_joiners and not hardly_ever and not swarm_of_64 and not fused_operations and not Thread"
+TIMEOUT = 7200.0
+"""Of cosmic-ray. What hangs is ended before, by what it takes of a processor: how busy the machine is must not decide."""
 PROTOCOL, TRAINER = "protocol/lowcomm_protocol/", "node/lowcomm_node/trainer/"
 TESTS = {
-    TRAINER + "state.py": "test_trainer_loop test_resuming",
-    TRAINER + "replica.py": "test_trainer_loop test_resuming test_transfer",
-    TRAINER + "loop.py": "test_trainer_loop test_resuming test_trainer_group test_slots",
+    TRAINER + "state.py": "test_trainer_loop test_resuming test_transfer",
+    TRAINER + "replica.py": "test_trainer_loop test_resuming test_transfer test_trainer_amendments",
+    TRAINER + "loop.py": "test_trainer_loop test_resuming test_trainer_group test_slots test_trainer_amendments",
     TRAINER + "transfer.py": "test_transfer test_trainer_loop",
-    TRAINER + "capture.py": "test_capture test_trainer_loop test_trainer_group",
+    TRAINER + "capture.py": "test_capture test_trainer_loop test_trainer_group test_resuming",
     TRAINER + "optimizer.py": "test_optimizer test_resuming",
-    TRAINER + "saving.py": "test_saving",
-    TRAINER + "arena.py": "test_slots",
-    PROTOCOL + "outer.py": "test_outer",
+    TRAINER + "muon.py": "test_optimizer",
+    TRAINER + "saving.py": "test_saving test_trainer_loop",
+    TRAINER + "arena.py": "test_slots test_trainer_loop",
+    TRAINER + "evaluation.py": "test_evaluation",
+    TRAINER + "interface.py": "test_slots test_trainer_group test_transfer test_history",
+    TRAINER + "process.py": "test_supervisor test_saving test_tokenizers",
+    TRAINER + "pipe.py": "test_trainer_loop test_supervisor",
+    TRAINER + "reckoning.py": "test_reckoning",
+    TRAINER + "text.py": "test_data test_trainer_loop",
+    PROTOCOL + "outer.py": "test_outer test_robust",
     PROTOCOL + "outer_kernels.py": "test_outer",
-    PROTOCOL + "outer_settings.py": "test_outer",
+    PROTOCOL + "outer_settings.py": "test_outer test_run",
     PROTOCOL + "schedule.py": "test_schedule",
     PROTOCOL + "fragments.py": "test_fragments test_schedule",
-    PROTOCOL + "robust.py": "test_robust",
-    PROTOCOL + "trust.py": "test_trust",
-    PROTOCOL + "repeats.py": "test_repeats",
-    PROTOCOL + "pieces.py": "test_transfer",
+    PROTOCOL + "robust.py": "test_robust test_capture",
+    PROTOCOL + "trust.py": "test_trust test_standing",
+    PROTOCOL + "repeats.py": "test_repeats test_capture",
+    PROTOCOL + "pieces.py": "test_transfer test_fetch",
     PROTOCOL + "clock.py": "test_clock",
     PROTOCOL + "balance.py": "test_fragments",
+    PROTOCOL + "admission.py": "test_admission test_roster test_work",
+    PROTOCOL + "amendments.py": "test_amendments",
+    PROTOCOL + "choices.py": "test_matching test_codecs",
+    PROTOCOL + "document.py": "test_document test_amendments",
+    PROTOCOL + "exchange.py": "test_exchange test_timetable test_history",
+    PROTOCOL + "group.py": "test_group test_group_round",
+    PROTOCOL + "group_swap.py": "test_group_swap test_group_round",
+    PROTOCOL + "identity.py": "test_identity test_records",
+    PROTOCOL + "invites.py": "test_admission test_roster",
+    PROTOCOL + "liveness.py": "test_liveness test_roster",
+    PROTOCOL + "matching.py": "test_matching test_exchange",
+    PROTOCOL + "probes.py": "test_probes",
+    PROTOCOL + "records.py": "test_records test_registry test_work",
+    PROTOCOL + "removals.py": "test_roster test_admission",
+    PROTOCOL + "roster.py": "test_roster",
+    PROTOCOL + "run.py": "test_run test_run_size test_document",
+    PROTOCOL + "snapshot.py": "test_transfer test_fetch",
+    PROTOCOL + "swap.py": "test_swap",
+    PROTOCOL + "tally.py": "test_group test_exchange",
+    PROTOCOL + "work.py": "test_work",
+    PROTOCOL + "codecs/__init__.py": "test_codecs",
+    PROTOCOL + "codecs/base.py": "test_codecs test_feedback test_shards",
+    PROTOCOL + "codecs/bf16.py": "test_codecs",
+    PROTOCOL + "codecs/coder.py": "test_capture test_feedback test_modulo",
+    PROTOCOL + "codecs/e3m0.py": "test_codecs",
+    PROTOCOL + "codecs/fp32.py": "test_codecs",
+    PROTOCOL + "codecs/int8.py": "test_codecs",
+    PROTOCOL + "codecs/q1.py": "test_codecs",
+    PROTOCOL + "codecs/q2.py": "test_codecs",
     PROTOCOL + "codecs/feedback.py": "test_feedback",
-    PROTOCOL + "codecs/shards.py": "test_shards",
+    PROTOCOL + "codecs/shards.py": "test_shards test_codecs",
     PROTOCOL + "codecs/modulo.py": "test_modulo",
     PROTOCOL + "codecs/kernels.py": "test_codecs test_modulo test_feedback",
 }
@@ -73,13 +115,19 @@ def main() -> None:
     chosen = [path for path in TESTS if not told.modules or any(part in path for part in told.modules)]
     OUT.mkdir(parents=True, exist_ok=True)
     copy_tree()
-    for path in chosen:
-        with serving(path) as address:
-            session = prepared(path, address, told.sample, told.again)
-            if session is not None:
-                command = [cosmic_ray(), "exec", str(session.with_suffix(".toml")), str(session)]
-                subprocess.run(command, cwd=TREE, check=True)
-                write_results()
+    with warm() as server:
+        for path in chosen:
+            if (session := wanting(path, told.sample, told.again)) is None:
+                continue
+            ADDRESS.unlink(missing_ok=True)  # of the module before
+            server.write(f"{path} {ADDRESS}\n")
+            server.flush()
+            if ask(str(ADDRESS)) != 0:
+                print(f"{path}: its tests fail without a mutant, it is left out", flush=True)
+                continue
+            command = [cosmic_ray(), "exec", str(session.with_suffix(".toml")), str(session)]
+            subprocess.run(command, cwd=TREE, check=True)
+            write_results()
 
 
 def copy_tree() -> None:
@@ -101,28 +149,22 @@ def session_of(path: str) -> Path:
     return OUT / f"{Path(path).parent.name}-{Path(path).stem}-{digest}.sqlite"
 
 
-def prepared(path: str, address: Path, sample: int, again: bool) -> Path | None:
-    """The session of a module, with so many mutants that wait; None if its tests fail without any mutant."""
-    tests = [f"tests/unit/{name}.py" for name in TESTS[path].split()]
-    arguments = ["-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=100", "-k", SLOW, *tests]
-    command = shlex.join([sys.executable, "-S", str(Path(__file__).resolve()), "ask", str(address), *arguments])
-    if subprocess.run(shlex.split(command), cwd=TREE).returncode != 0:
-        print(f"{path}: its tests fail without a mutant, it is left out")
-        return None
+def wanting(path: str, sample: int, again: bool) -> Path | None:
+    """The session of a module, with so many mutants that wait; None if none does."""
+    command = shlex.join([sys.executable, "-S", str(Path(__file__).resolve()), "ask", str(ADDRESS)])
     session = session_of(path)
-    settings = {"module-path": path, "timeout": float(TIMEOUT), "excluded-modules": [], "test-command": command}
+    settings = {"module-path": path, "timeout": TIMEOUT, "excluded-modules": [], "test-command": command}
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     session.with_suffix(".toml").write_text(
         "\n".join(["[cosmic-ray]", *lines, "[cosmic-ray.distributor]", 'name = "local"', ""])
     )
     if not session.exists():
         subprocess.run([cosmic_ray(), "init", str(session.with_suffix(".toml")), str(session)], cwd=TREE, check=True)
-    choose(session, path, sample, again)
-    return session
+    return session if choose(session, path, sample, again) else None
 
 
-def choose(session: Path, path: str, sample: int, again: bool) -> None:
-    """Leave a sample to be done: what is in no annotation, in an order that the seed alone decides."""
+def choose(session: Path, path: str, sample: int, again: bool) -> int:
+    """Leave a sample to be done; how many wait: what is in no annotation, in an order that the seed alone decides."""
     spans = annotations((ROOT / path).read_text())
     with sqlite3.connect(session) as db:
         if again:
@@ -131,7 +173,8 @@ def choose(session: Path, path: str, sample: int, again: bool) -> None:
         mutants = db.execute(
             "select job_id, start_pos_row, start_pos_col, operator_name, occurrence from mutation_specs"
         ).fetchall()
-        real = sorted(one for one in mutants if not any(a <= (one[1], one[2]) < b for a, b in spans))
+        real = [one for one in mutants if not any(a <= (one[1], one[2]) < b for a, b in spans)]
+        real = [one for one in real if not one[3].endswith(SAME)]
         real.sort(key=lambda one: (one[3], one[4], one[1], one[2]))
         random.Random(SEED).shuffle(real)
         wanted = {one[0] for one in (real[:sample] if sample else real)}
@@ -139,6 +182,7 @@ def choose(session: Path, path: str, sample: int, again: bool) -> None:
         for job, *_ in mutants:
             if job not in wanted and job not in done:
                 db.execute("insert into work_results (job_id, worker_outcome) values (?, 'SKIPPED')", (job,))
+    return len(wanted - done)
 
 
 def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -188,72 +232,40 @@ def write_results() -> None:
 
 
 @contextmanager
-def serving(path: str) -> Iterator[Path]:
-    """Such a process, which runs pytest in a fork of itself for whoever asks."""
-    address = OUT / f"{os.getpid()}.sock"
+def warm() -> Iterator[IO[str]]:
+    """Such a process: for each line, a path and an address, it runs the tests of that module for whoever asks there."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(("protocol", "node", "bootstrap")),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "NUMBA_CACHE_DIR": str(OUT / "numba"),
     }
-    if "kernels" in path:
-        environment["NUMBA_DISABLE_JIT"] = "1"
-    server = subprocess.Popen([sys.executable, __file__, "serve", str(address)], cwd=TREE, env=environment)
+    server = subprocess.Popen([sys.executable, SERVER], stdin=subprocess.PIPE, text=True, cwd=TREE, env=environment)
+    assert server.stdin is not None
     try:
-        yield address
+        yield server.stdin
     finally:
-        server.kill()
-        server.wait()
         with suppress(OSError):
-            address.unlink()
+            server.stdin.close()
+        server.wait()
 
 
-def serve(address: str) -> None:
-    """Fork for every connection; its lines are the arguments of pytest, the answer is the exit code."""
-    import hypothesis  # noqa: F401
-    import numba  # noqa: F401
-    import pytest
-    import safetensors.torch  # noqa: F401
-    import torch  # noqa: F401
-
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(address)
-        server.listen()
-        while True:
-            connection, _ = server.accept()
-            if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.alarm(TIMEOUT)
-                arguments = connection.makefile("r").readline()
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, 1)
-                code = int(pytest.main(json.loads(arguments)))
-                connection.sendall(str(code).encode())
-                os._exit(0)
-            connection.close()
-
-
-def ask(address: str, arguments: list[str]) -> int:
-    """Have tests run; their exit code. One that dies has failed."""
-    import time
-
+def ask(address: str) -> int:
+    """Have tests run; their exit code. What is said is kept by cosmic-ray."""
     with socket.socket(socket.AF_UNIX) as connection:
-        for _ in range(1200):
+        for _ in range(6000):
             try:
                 connection.connect(address)
                 break
             except OSError:
-                time.sleep(0.1)
-        connection.sendall(json.dumps(arguments).encode() + b"\n")
-        return int(connection.recv(16) or b"99")
+                sleep(0.1)
+        answer = connection.recv(200).decode() or "99 died"
+    print(answer)
+    return 0 if answer.split()[0] == "0" else 1
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2])
-    elif sys.argv[1:2] == ["ask"]:
-        sys.exit(ask(sys.argv[2], sys.argv[3:]))
+    if sys.argv[1:2] == ["ask"]:
+        sys.exit(ask(sys.argv[2]))
     else:
         main()

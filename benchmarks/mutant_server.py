@@ -1,0 +1,211 @@
+"""For mutants.py: a process that has imported what takes long, and runs the tests of a mutant in a fork of itself.
+
+First it runs all tests of the module without a mutant, and notes which functions each of them enters and what it takes. Of a
+mutant it runs those that enter the changed function, the fastest first, until one fails.
+"""
+
+import ast
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, process_time, sleep
+from types import FrameType
+
+import numba
+import psutil
+import pytest
+import safetensors.torch  # noqa: F401
+import torch  # noqa: F401
+from mutants import TESTS, TREE
+
+LEAST, MANY = 30.0, 5.0
+"""A mutant hangs once it has taken so many seconds of a processor, and so many times what the tests take without one."""
+IDLE = 120
+"""It hangs too once it has taken next to nothing for so many seconds. How busy the machine is must not decide."""
+ARGUMENTS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]
+SLOW = "not twelve_joiners and not hardly_ever and not swarm_of_64 and not fused_operations and not Thread"
+
+
+class Recorder:
+    """A plugin of pytest: which functions of the module each test enters, and what it takes of a processor."""
+
+    def __init__(self, path: str) -> None:
+        self.entered: dict[str, set[int]] = {}
+        self.took: dict[str, float] = {}
+        self.file = str(TREE / path)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+        """Note the first lines of the functions; fixtures count too."""
+        lines: set[int] = set()
+
+        def called(frame: FrameType, event: str, _: object) -> None:
+            if frame.f_code.co_filename == self.file:
+                lines.add(frame.f_code.co_firstlineno)
+
+        begun = process_time()
+        sys.settrace(called)
+        threading.settrace(called)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+            self.entered[item.nodeid], self.took[item.nodeid] = lines, process_time() - begun
+
+
+class Chooser:
+    """A plugin of pytest: those tests alone, in that order; who fails is written to a pipe."""
+
+    def __init__(self, wanted: list[str], pipe: int) -> None:
+        self.turn = {name: turn for turn, name in enumerate(wanted)}
+        self.pipe = pipe
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """See the hook."""
+        if report.failed:
+            os.write(self.pipe, report.nodeid.encode()[-300:])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """See the hook."""
+        items[:] = sorted((one for one in items if one.nodeid in self.turn), key=lambda one: self.turn[one.nodeid])
+
+
+def serve(address: str, path: str) -> None:
+    """Run all tests once; then fork for every connection, and answer with the exit code of the tests that the mutant concerns."""
+    source = (TREE / path).read_text()
+    recorder = Recorder(path)
+    files = [f"tests/unit/{name}.py" for name in TESTS[path].split()]
+    code = int(pytest.main([*ARGUMENTS, "-k", SLOW, *files], plugins=[recorder]))
+    forget(path)
+    took = sum(recorder.took.values())
+    print(f"{path}: {len(recorder.took)} tests, {took:.1f} s of a processor, exit code {code}", flush=True)
+    if code == 0 and not (again := run_tests(list(recorder.entered), LEAST + MANY * took)).startswith("0 "):
+        print(f"{path}: in a fork {again}", flush=True)
+        code = 1
+    with socket.socket(socket.AF_UNIX) as server:
+        Path(address).unlink(missing_ok=True)
+        server.bind(address)
+        server.listen()
+        while True:
+            connection, _ = server.accept()
+            if code == 0:
+                wanted = concerned(source, (TREE / path).read_text(), recorder)
+                answer = run_tests(wanted, LEAST + MANY * took)
+            else:
+                answer = f"{code} its tests fail"
+            connection.sendall(answer.encode())
+            connection.close()
+
+
+def forget(path: str) -> None:
+    """What the mutant could change is imported again: its module, all that import that, and the tests."""
+    files = {name: str(getattr(module, "__file__", None) or "") for name, module in sys.modules.items()}
+    ours = {name: file for name, file in files.items() if file.startswith(str(TREE))}
+    stale = {name for name, file in ours.items() if file == str(TREE / path) or file.startswith(str(TREE / "tests"))}
+    imports = {name: imported(name, file, ours) for name, file in ours.items()}
+    while more := {name for name in ours if name not in stale and imports[name] & stale}:
+        stale |= more
+    for name in stale:
+        module = sys.modules.pop(name)
+        parent, _, last = name.rpartition(".")
+        if parent in sys.modules and getattr(sys.modules[parent], last, None) is module:
+            delattr(sys.modules[parent], last)
+
+
+def imported(name: str, file: str, ours: Iterable[str]) -> set[str]:
+    """Our modules that one imports, anywhere in its text."""
+    found = set()
+    package = name if file.endswith("__init__.py") else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(Path(file).read_text())):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join(
+                    [*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])]
+                )
+            found |= {base} | {f"{base}.{one.name}" for one in node.names}
+    return {one for one in ours if one in found}
+
+
+def concerned(before: str, after: str, recorder: Recorder) -> list[str]:
+    """The tests that enter the function that was changed, the fastest first; all of them if there is none."""
+    pairs = zip(before.splitlines(), after.splitlines(), strict=False)
+    row = next((row for row, (old, new) in enumerate(pairs, 1) if old != new), 0)
+    first = 0
+    for node in ast.walk(ast.parse(before)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            start = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if node.body[0].lineno <= row <= (node.end_lineno or 0):
+                first = max(first, start)
+    chosen = [name for name, entered in recorder.entered.items() if first in entered] or list(recorder.entered)
+    return sorted(chosen, key=recorder.took.__getitem__)
+
+
+def run_tests(wanted: list[str], limit: float) -> str:
+    """The exit code of those tests in a fork, and why. What takes far too much of a processor, or nothing for long, hangs."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        files = sorted({name.split("::")[0] for name in wanted})
+        os._exit(int(pytest.main([*ARGUMENTS, *files], plugins=[Chooser(wanted, writing)])))
+    process, used, since, hangs = psutil.Process(child), 0.0, monotonic(), ""
+    while True:
+        with suppress(psutil.Error):
+            family = [process, *process.children(recursive=True)]
+            now = sum(sum(one.cpu_times()) for one in family)
+            if now > used + 0.05:
+                used, since = now, monotonic()
+        if used > limit:
+            hangs = f"takes more than {limit:.0f} s of a processor"
+        elif monotonic() > since + IDLE:
+            hangs = f"does nothing for {IDLE} s"
+        if hangs:
+            for one in family:
+                with suppress(psutil.Error):
+                    one.kill()
+        done, status = os.waitpid(child, 0 if hangs else os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            os.close(writing)
+            os.set_blocking(reading, False)
+            failed = os.read(reading, 1000).decode(errors="replace")
+            os.close(reading)
+            return f"{99 if hangs else code} {hangs or failed or f'{len(wanted)} tests'}, {used:.1f} s"
+        sleep(0.05)
+
+
+def main() -> None:
+    """Serve one module after the other, each in a fork, as the lines of standard input say."""
+    child = 0
+    for line in sys.stdin:
+        end(child)
+        path, address = line.split()
+        child = os.fork()
+        if child == 0:
+            numba.config.DISABLE_JIT = "kernels" in path
+            serve(address, path)
+    end(child)
+
+
+def end(child: int) -> None:
+    """End such a fork."""
+    if child:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()
