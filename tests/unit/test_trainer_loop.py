@@ -4,6 +4,7 @@ import math
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,6 +134,28 @@ def test_whatever_ends_the_loop_is_told_with_its_place(monkeypatch: pytest.Monke
     (event,) = told
     assert event["event"] == "failed" and event["kind"] == "error"
     assert event["reason"].startswith("KeyError in test_trainer_loop.py, line") and "report it" in event["reason"]
+
+
+def test_no_thread_holds_the_loop_any_more_when_the_trainer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = threading.Event()
+    outlived: list[bool] = []
+
+    class Loop:
+        def __init__(self, pipe: Pipe, memory: int) -> None:
+            self._pipe = pipe
+
+        def run(self) -> None:
+            self._pipe.start_reading(self._take)
+
+        def _take(self, request: dict[str, Any] | None) -> None:
+            outlived.append(returned.wait(0.2))
+
+    monkeypatch.setattr(loop_module, "TrainerLoop", Loop)
+    ours, theirs = socket.socketpair()
+    with ours:
+        assert serve(theirs, create_file()) == 0
+        returned.set()
+    assert outlived == [False]
 
 
 # Nothing but numbers

@@ -4,9 +4,13 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from lowcomm_node.trainer.interface import MAX_LINE
+
+END_DEADLINE = 10.0
+"""Seconds for the reader to end once nothing comes any more."""
 
 
 class Pipe:
@@ -15,6 +19,7 @@ class Pipe:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
+        self._reader: threading.Thread | None = None
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one object. A daemon that is gone is noticed by the reader, so it is no error here."""
@@ -27,7 +32,19 @@ class Pipe:
 
     def start_reading(self, consume: Callable[[dict[str, Any] | None], None]) -> None:
         """Read on a thread of its own until the daemon closes."""
-        threading.Thread(target=self._read, args=(consume,), name="pipe", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(consume,), name="pipe", daemon=True)
+        self._reader.start()
+
+    def close(self) -> None:
+        """Hang up, and wait for the reader to let go of its consumer.
+
+        It must not be the last to hold tensors when Python ends: what torch frees then, on another thread, aborts the process.
+        """
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._reader is not None:
+            self._reader.join(END_DEADLINE)
+        self._sock.close()
 
     def _read(self, consume: Callable[[dict[str, Any] | None], None]) -> None:
         try:

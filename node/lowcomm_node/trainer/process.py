@@ -389,9 +389,7 @@ def serve(sock: socket.socket, memory: int) -> int:
         pipe.send({"event": "failed", **describe_end(error)})
         return 1
     finally:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-        sock.close()
+        pipe.close()
         os.close(memory)
     return 0
 
