@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -94,6 +95,7 @@ class Demo:
                     self._start_node(home, index, address)
                 statuses = self._watch()
                 took = time.monotonic() - self._began
+                self._tell("all nodes have finished: they save, say goodbye and end")
                 self._finish()
             finally:
                 self._end_all()
@@ -187,13 +189,18 @@ class Demo:
                     raise RetryLater(f"The demo did not end within {self.timeout:.0f} s ({'; '.join(waiting)}).")
                 time.sleep(POLL)
 
+    def _tell(self, text: str) -> None:
+        """What is done once training is over: a line each, as it takes a while on a busy machine."""
+        if self.show:
+            print(f"{seconds(time.monotonic() - self._began):>6} {text}", file=sys.stderr, flush=True)
+
     # the result
 
     def _result(self, statuses: list[dict[str, Any]], took: float) -> dict[str, Any]:
         from lowcomm_node.swarm_weights import compare
 
         checkpoints = [Path(status["checkpoint"]["path"]) for status in statuses]
-        compared = compare(checkpoints, self._children[1].home / "data", SAMPLE_TOKENS)
+        compared = compare(checkpoints, self._children[1].home / "data", SAMPLE_TOKENS, self._tell)
         return {
             "method": self.method,
             "optimizer": self.optimizer,
@@ -210,13 +217,13 @@ class Demo:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The result for a person: a table, a sample, and where the checkpoint is."""
-    rows = [("node", "steps", "held-out loss", "exchanges", "no partner", "failed", "sent", "received")]
+    """The result for a person, in 80 columns: a table, a sample, and where the checkpoint is."""
+    rows = [("node", "steps", "held-out loss", "applied", "no partner", "failed", "sent", "received")]
     rows += [
         (
             short_peer(node["peer_id"]),
             str(node["steps"]),
-            f"{loss(node['val_loss_first'])} -> {loss(node['val_loss_last'])}",
+            f"{loss(node['val_loss_first'], 3)} -> {loss(node['val_loss_last'], 3)}",
             str(node["exchanges_completed"]),
             str(node["exchanges_no_partner"]),
             str(node["exchanges_failed"]),
@@ -227,6 +234,7 @@ def render(result: dict[str, Any]) -> str:
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    home, checkpoint = Path(result["home"]), Path(result["checkpoint"])
     return "\n".join(
         [
             f"{result['method']}: {result['parameters']:,} parameters, {result['seconds']:.0f} s",
@@ -239,25 +247,34 @@ def render(result: dict[str, Any]) -> str:
             "what the model writes:",
             *(f"  | {line}" for line in _sample_lines(result["sample"])),
             "",
-            f"checkpoint: {result['checkpoint']}",
-            f'try it:     {program()} generate "def " --home {shlex.quote(_home_of(result["checkpoint"]))}',
-            f"remove it:  rm -r {shlex.quote(result['home'])}   ({size(result['bytes'])}: checkpoints and logs)",
+            f"folder:     {_in_a_shell(home)}   ({size(result['bytes'])})",
+            f"checkpoint: {checkpoint.relative_to(home)}, in it",
+            f'try it:     {program()} generate "def " \\',
+            f"            --home {_in_a_shell(_home_of(checkpoint))}",
+            f"remove it:  rm -r {_in_a_shell(home)}",
         ]
     )
+
+
+def _in_a_shell(path: Path) -> str:
+    """A path as it is typed: from the user's own folder on where it lies there, so that it fits a line."""
+    own = Path.home()
+    if path.is_relative_to(own) and path != own:
+        return f"~/{shlex.quote(str(path.relative_to(own)))}"
+    return shlex.quote(str(path))
 
 
 def _sample_lines(sample: str) -> Iterator[str]:
     """What a model has written, which may be anything, as lines that a terminal can show."""
     for line in sample.splitlines():
         shown = clean(line).rstrip()
-        yield shown[:LINE_WIDTH]
-        for start in range(LINE_WIDTH, len(shown), LINE_WIDTH):
-            yield shown[start : start + LINE_WIDTH]
+        parts = textwrap.wrap(shown, LINE_WIDTH, drop_whitespace=False, break_on_hyphens=False) or [""]
+        yield from (part.rstrip() for part in parts)
 
 
-def _home_of(checkpoint: str) -> str:
+def _home_of(checkpoint: Path) -> Path:
     """The home of a node, from the path of one of its checkpoints."""
-    return str(Path(checkpoint).parents[3])
+    return checkpoint.parents[3]
 
 
 def _tidy(homes: Sequence[Path], checkpoints: Sequence[Path]) -> None:

@@ -60,9 +60,9 @@ def quantity(count: float | None) -> str:
     return f"{count / 1e9:.1f}G"
 
 
-def loss(value: float | None) -> str:
-    """A loss in nats, four digits."""
-    return MISSING if value is None else f"{value:.4f}"
+def loss(value: float | None, digits: int = 4) -> str:
+    """A loss in nats."""
+    return MISSING if value is None else f"{value:.{digits}f}"
 
 
 def seconds(value: float | None) -> str:

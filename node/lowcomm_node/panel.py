@@ -73,9 +73,9 @@ def swarm_panel(title: str, statuses: Sequence[Status | None], elapsed: float, w
     """
     known = [status for status in statuses if status is not None]
     notes = [
-        Text(f"node {index + 1} waits: {clean(status['waiting'])}", "yellow", no_wrap=True, overflow="ellipsis")
+        Text(f"node {index + 1}: {clean(status['waiting'])}", "yellow", no_wrap=True, overflow="ellipsis")
         for index, status in enumerate(statuses)
-        if status is not None and status.get("waiting")
+        if status is not None and status.get("waiting") and status["phase"] != "finished"
     ]
     parts: list[RenderableType] = [
         _swarm_progress(known, len(statuses)),

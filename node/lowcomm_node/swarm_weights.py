@@ -1,11 +1,13 @@
 """The weights of several nodes compared: their average, and how far they are apart."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from lowcomm_node.checkpoint import Checkpoint
 from lowcomm_node.data import Tokenizer, open_data
 from lowcomm_node.inference import load_checkpoint, load_model
 from lowcomm_node.model import Transformer
@@ -30,9 +32,34 @@ class Comparison:
     sample: str
 
 
-def compare(checkpoints: Sequence[Path], data_cache: Path, tokens: int) -> Comparison:
-    """Average the weights of checkpoints on the built-in text. Raises CheckpointError if one is damaged."""
-    loaded = [load_checkpoint(path) for path in checkpoints]
+def compare(
+    checkpoints: Sequence[Path], data_cache: Path, tokens: int, tell: Callable[[str], None] = lambda text: None
+) -> Comparison:
+    """Average the weights of checkpoints on the built-in text. Raises CheckpointError if one is damaged.
+
+    ``tell`` hears what is done now.
+    """
+    with _one_thread():
+        tell("averaging their weights: what is their loss on held-out text?")
+        model, spread = _average([load_checkpoint(path) for path in checkpoints])
+        average_loss, tokenizer = _held_out(model, data_cache)
+        tell("letting the averaged model write")
+        return Comparison(average_loss, spread, sample_of(model, tokenizer, tokens))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Models this small gain little from more threads, and take five times as long where other jobs hold the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _average(loaded: Sequence[Checkpoint]) -> tuple[Transformer, float]:
+    """The model of averaged weights, and their spread."""
     weights = [checkpoint.tensors["weights"] for checkpoint in loaded]
     squares = numel = 0.0
     for name in weights[0]:
@@ -40,10 +67,13 @@ def compare(checkpoints: Sequence[Path], data_cache: Path, tokens: int) -> Compa
         squares += float(stacked.var(0, unbiased=False).sum())
         numel += stacked[0].numel()
         loaded[0].tensors["weights"][name] = stacked.mean(0).float()
-    model = load_model(loaded[0])
+    return load_model(loaded[0]), (squares / numel) ** 0.5
+
+
+def _held_out(model: Transformer, data_cache: Path) -> tuple[float, Tokenizer]:
+    """The loss on the built-in text, and its tokenizer."""
     dataset = open_data("builtin:python", "bytes", data_cache)
-    average_loss = held_out_loss(model, dataset, model.settings.context)
-    return Comparison(average_loss, (squares / numel) ** 0.5, sample_of(model, dataset.tokenizer, tokens))
+    return held_out_loss(model, dataset, model.settings.context), dataset.tokenizer
 
 
 def sample_of(model: Transformer, tokenizer: Tokenizer, tokens: int) -> str:

@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,35 @@ def test_the_column_of_rounds_without_a_partner_counts_these_and_not_refusals(tm
     assert max(len(line) for line in (heads, row)) <= 80
 
 
-def test_it_says_what_stays_where_and_how_to_be_rid_of_it(tmp_path: Path) -> None:
+def test_the_result_of_a_long_demo_in_the_usual_folder_fits_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    node = demo._node(status(step=100_000)) | {"bytes_sent": 123_400_000, "bytes_received": 123_400_000}
+    node |= {"steps": 100_000, "exchanges_completed": 56_000, "exchanges_no_partner": 23_000, "exchanges_failed": 1000}
+    home = tmp_path / ".local" / "share" / "lowcomm" / "demo" / "20261123-022710"
+    shown = render(result(home, nodes=[node], parameters=110_234_176, bytes=123_400_000)).splitlines()
+    assert max(len(line) for line in shown) <= 80, max(shown, key=len)
+
+
+def test_it_says_what_stays_where_and_how_to_be_rid_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "a demo"
     shown = render(result(home))
-    assert f"rm -r '{home}'   (7.9 MB" in shown
+    assert f"folder:     '{home}'   (7.9 MB)" in shown
+    assert f"rm -r '{home}'" in shown
     assert f"--home '{home}/node-1'" in shown
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "rm -r ~/'a demo'\n" in render(result(home)) + "\n"
+
+
+def test_the_command_to_try_is_one_for_a_shell_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(demo, "program", lambda: "printf '%s|'")
+    home = tmp_path / "a demo"
+    _, _, rest = render(result(home)).partition("try it:")
+    command, _, _ = rest.partition("remove it:")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == f"generate|def |--home|{home}/node-1|"
 
 
 def test_a_sample_is_shown_in_lines_that_fit_without_control_characters(tmp_path: Path) -> None:
@@ -54,6 +79,8 @@ def test_a_sample_is_shown_in_lines_that_fit_without_control_characters(tmp_path
     lines = [line for line in render(result(tmp_path, sample=sample)).splitlines() if line.startswith("  | ")]
     assert len(lines) == 4
     assert all(line.isprintable() and len(line) <= 80 for line in lines)
+    words = render(result(tmp_path, sample="    " + "def word " * 20)).splitlines()
+    assert all(line.endswith(("def", "word")) for line in words if line.startswith("  | ")), "cut within a word"
     assert "".join(line[4:] for line in lines).count("x") == 200
 
 
@@ -68,6 +95,38 @@ def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is
     assert shown[0].endswith("lowcomm: node 1 is training, node 2 is starting")
     expected = "step 38 of 400, held-out loss 3.2500, 12.0k tokens/s, 28 exchanges, 680.0 kB sent"
     assert shown[1].endswith(expected.replace("680.0", "680"))
+
+
+def test_what_is_done_once_training_is_over_is_told_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud, quiet = (
+        demo.Demo(2, 1, "lowcomm", None, 0, None, tmp_path, 1.0, show=show, _began=time.monotonic())
+        for show in (True, False)
+    )
+    for one in (quiet, loud):
+        one._tell("letting the averaged model write")
+    assert [line.split(" s ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "letting the averaged model write"
+    ]
+
+    told: list[str] = []
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(swarm_weights, "load_checkpoint", lambda path: None)
+    monkeypatch.setattr(swarm_weights, "_average", lambda loaded: (Writer(), 0.1))
+    monkeypatch.setattr(
+        swarm_weights,
+        "_held_out",
+        lambda model, cache: (told.append(f"{torch.get_num_threads()}") or 1.5, BytesTokenizer()),
+    )
+    monkeypatch.setattr(swarm_weights, "sample_of", lambda *rest: "def a")
+    assert swarm_weights.compare([tmp_path], tmp_path, 9, told.append) == swarm_weights.Comparison(1.5, 0.1, "def a")
+    assert told == [
+        "averaging their weights: what is their loss on held-out text?",
+        "1",
+        "letting the averaged model write",
+    ]
+    assert torch.get_num_threads() == threads
 
 
 def test_a_node_that_was_restarted_is_told_by_its_phase() -> None:

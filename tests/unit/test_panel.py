@@ -237,9 +237,13 @@ def test_the_totals_add_up() -> None:
 def test_every_waiting_node_is_named_with_its_reason() -> None:
     statuses = [TRAINING, JOINING, None, TRAINING | {"waiting": "no partner: 1 peer alive"}]
     shown = text(swarm_panel("x", statuses, 1.0))
-    assert "node 2 waits: starting the trainer" in shown
-    assert "node 4 waits: no partner: 1 peer alive" in shown
-    assert "node 1 waits" not in shown
+    assert "node 2: starting the trainer" in shown
+    assert "node 4: no partner: 1 peer alive" in shown
+    assert "node 1:" not in shown
+
+
+def test_a_node_that_has_finished_waits_for_nothing_in_a_demo() -> None:
+    assert "serving" not in text(swarm_panel("x", [FINISHED | {"waiting": "serving its state to others"}], 1.0))
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J\x1b]0;owned\x07", "a\r\nb\x00\x9b31m", "[bold red]x[/]"])
