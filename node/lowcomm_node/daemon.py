@@ -137,7 +137,7 @@ class Daemon:
         """Take other limits, at once and for the next start. Raises ConfigError."""
         self.settings = self.allowance.change(self.settings, changes)
         self.bulletin.tell({"event": "limits", **self.limits()})
-        if self._server is not None:
+        if self._server is not None and self.channels is not None:
             flow = flow_options(self.settings.max_down)
             self.channels.renew(flow)
             await self._server.renew(flow)
@@ -193,7 +193,7 @@ class Daemon:
 
     async def ping(self, peer: str) -> dict[str, Any]:
         """Latency and rate on each route to a peer, which is named as ``peers`` does. Raises ConfigError, NodeError."""
-        if self.membership is None or self.exchanger is None:
+        if self.membership is None or self.exchanger is None or self.channels is None:
             raise NodeError(f"The node knows no peers yet (it is {self.bulletin.phase}): try again in a moment.")
         info = match_peer(peer, self.membership.roster.alive(time()))
         routes = await self.channels.ping(info, self.exchanger.bandwidth)
@@ -417,7 +417,8 @@ class Daemon:
         await server.close()
         if self.training is not None:
             self.training.close()
-        await self.channels.close()
+        if self.channels is not None:
+            await self.channels.close()
 
     def _has_something_to_save(self) -> bool:
         stopped_now = self._main is not None and self._main.cancelling() > 0

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +59,12 @@ def write_sealed_json(path: Path, content: dict[str, Any]) -> None:
 def read_sealed_json(path: Path) -> dict[str, Any]:
     """Read what ``write_sealed_json`` wrote. Raises OSError, or ValueError if a single bit differs."""
     data = path.read_bytes()
-    try:
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
         content = json.loads(data)["content"]
         # The digest catches a changed value; comparing all bytes catches a change in the digest or between the values.
-        intact = isinstance(content, dict) and _seal(content) == data
-    except (ValueError, TypeError, KeyError, RecursionError):
-        intact = False
-    if not intact:
-        raise ValueError(f"{path} does not match its own digest")
-    return content
+        if isinstance(content, dict) and _seal(content) == data:
+            return content
+    raise ValueError(f"{path} does not match its own digest")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:
+    def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The stderr of this moment."""
         return sys.stderr
 
@@ -37,10 +37,10 @@ def configure_logs(verbosity: int = 0, as_json: bool | None = None, colors: bool
     """
     terminal = sys.stderr.isatty()
     as_json = not terminal if as_json is None else as_json
-    colors = terminal if colors is None else colors
+    in_color = terminal if colors is None else colors
     level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG if verbosity > 0 else logging.ERROR)
     handler = _StderrHandler()
-    handler.setFormatter(_formatter(as_json, colors))
+    handler.setFormatter(_formatter(as_json, in_color))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # Libraries talk at INFO about what only their authors need.

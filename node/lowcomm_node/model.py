@@ -18,11 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_protocol.fragments import TensorSpec
+from lowcomm_protocol.fragments import Role, TensorSpec
 
 INIT_STD = 0.02
 NORM_EPSILON = 1e-6
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
+_ROLES: dict[str, Role] = {"embedding": "embedding", "norm": "norm", "head": "head"}
+"""What a tensor outside of the blocks is for, by the first part of its name."""
 
 
 class Settings(Protocol):
@@ -221,7 +223,7 @@ def tensor_specs(model: nn.Module) -> list[TensorSpec]:
                 name=name,
                 shape=tuple(parameter.shape),
                 layer=int(block[1]) if block else None,
-                role="block" if block else name.split(".")[0],
+                role="block" if block else _ROLES[name.split(".")[0]],
                 storage=shared[0] if len(shared) > 1 else None,
             )
         )

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import tomlkit
+from tomlkit.items import Table
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.run import METHODS, DataSettings, ModelSettings, parse_toml
@@ -102,7 +103,7 @@ def _file_of(tokenizer: "Tokenizer | None") -> dict[str, str]:
     return {"tokenizer": "local", "tokenizer_sha256": tokenizer.sha256} if tokenizer and tokenizer.sha256 else {}
 
 
-def _table(values: dict[str, object]) -> tomlkit.items.Table:
+def _table(values: dict[str, object]) -> Table:
     table = tomlkit.table()
     for key, value in values.items():
         item = tomlkit.item(value)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from typing import Any
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import Offer, Refusal, wins_crossing
@@ -205,6 +206,10 @@ class Gathering(ABC):
     @abstractmethod
     def start(self) -> list[Effect]:
         """Begin to call candidates."""
+
+    @abstractmethod
+    def handle(self, event: Any) -> list[Effect]:
+        """Take in an event; what to carry out. Raises ProtocolViolation for what a peer must not do."""
 
     @abstractmethod
     def _begin(self) -> list[Effect]:

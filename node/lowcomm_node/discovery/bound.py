@@ -24,8 +24,9 @@ def bound_to(gone: Collection[str], connections: Iterable[Connection], ends: Own
         host, port = host_of(first_hop), port_of(first_hop)
         if host is not None and (":" in host) not in versions:
             continue
-        is_told = host is not None and port is not None and "/tcp/" in first_hop
-        ours = ends.get((host, port)) if is_told else None
+        ours = None
+        if host is not None and port is not None and "/tcp/" in first_hop:
+            ours = ends.get((host, port))
         if not ours or set(ours) & set(gone):
             found.add(connection.peer_id)
     return found

@@ -38,6 +38,8 @@ from lowcomm_node.discovery.interface import MAX_VALUE
 from lowcomm_node.discovery.keys import MAX_LIFE, Provenance, Provenances
 from lowcomm_protocol.refusals import Reason
 
+Records = Any
+"""A ``DictionaryDHTValue``: the decorator that hivemind puts on it hides from a type checker that it is a class."""
 MAX_KEYS = 1024
 MAX_KEY_BYTES = 2 * 1024**2
 """Of all records under one key: an answer of more than 4 MiB can't be sent, and nobody would find anything."""
@@ -81,18 +83,19 @@ def guard(
         }
 
     async def update(node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
-        known = node_id if node_id is not None else protocol.routing_table.get(peer_id=peer_id)
+        # hivemind declares that its table gives a PeerID here; it gives a DHTID.
+        known: Any = node_id if node_id is not None else protocol.routing_table.get(peer_id=peer_id)
         name, table = peer_id.to_base58(), protocol.routing_table
         if known is None or not (known == place_of(name) or name in named):
             return
-        before = table.get(peer_id=peer_id)
+        before: Any = table.get(peer_id=peer_id)
         if before is not None and before != known and before in table:
             del table[before]  # hivemind's own programs stand elsewhere each time that they start
         await update_routing_table(known, peer_id, responded=responded)
 
     protocol.storage, protocol.cache = BoundedStorage(provenances, answered), NoCache()
     protocol.record_validator = OwnRecords(provenances)
-    protocol._validate_dictionary = _keep_valid(protocol.record_validator)
+    setattr(protocol, "_validate_dictionary", _keep_valid(protocol.record_validator))  # noqa: B010 - a method of it
     protocol.call_find, protocol.update_routing_table = find, update
 
 
@@ -151,7 +154,7 @@ class BoundedStorage(DHTLocalStorage):
         told = self._provenance(subkey, value)  # also of what we publish ourselves: a run tells who may join it
         order = told.order if told is not None else -1
         found = super().get(key)
-        records: DictionaryDHTValue | None = found.value if found is not None else None
+        records: Records | None = found.value if found is not None else None
         known = records.get(subkey) if records is not None else None
         if known is not None:
             before = self._provenance(subkey, known.value)
@@ -178,9 +181,7 @@ class BoundedStorage(DHTLocalStorage):
         kept = self._kept.get(key, {}).get(subkey)
         return kept.networks if kept is not None else ()
 
-    def _put(
-        self, key: DHTID, records: DictionaryDHTValue | None, subkey: Any, value: bytes, expiration_time: float
-    ) -> bool:
+    def _put(self, key: DHTID, records: Records | None, subkey: Any, value: bytes, expiration_time: float) -> bool:
         if records is None:
             return super().store_subkey(key, subkey, value, expiration_time)
         known = records.get(subkey)
@@ -199,7 +200,7 @@ class BoundedStorage(DHTLocalStorage):
         before = self._kept.get(key, {}).get(subkey)
         return before.renewed(new) if before is not None and is_known else new
 
-    def _make_room(self, key: DHTID, records: DictionaryDHTValue | None, new: Kept) -> bool:
+    def _make_room(self, key: DHTID, records: Records | None, new: Kept) -> bool:
         """Whether there is room for a record under a key, also where others had to give way to it."""
         if self._stored % SWEEP_EVERY == 0:
             self._sweep()
@@ -240,8 +241,9 @@ class BoundedStorage(DHTLocalStorage):
             if first is None or first is own:
                 return False
             keys.remove(first)
-            del self[first.name]
-            self._forget(first.name, list(self._kept[first.name]))
+            gone: Any = first.name
+            del self[gone]
+            self._forget(gone, list(self._kept[gone]))
             too_many -= 1
         return True
 
@@ -271,7 +273,8 @@ class BoundedStorage(DHTLocalStorage):
 
     def _provenance(self, subkey: Any, value: bytes) -> Provenance | None:
         """What the signer of a value that was let in says of it."""
-        return self._provenances.check(MSGPackSerializer.loads(value), subkey, time())
+        stored: Any = MSGPackSerializer.loads(value)
+        return self._provenances.check(stored, subkey, time())
 
 
 class NoCache(DHTLocalStorage):
@@ -281,7 +284,9 @@ class NoCache(DHTLocalStorage):
         """Refuse."""
         return False
 
-    store_subkey = store
+    def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
+        """Refuse."""
+        return False
 
 
 def _keep_valid(validator: OwnRecords) -> Callable[[bytes, DictionaryDHTValue], bool]:

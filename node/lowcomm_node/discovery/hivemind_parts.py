@@ -14,6 +14,7 @@ import logging
 import sys
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
+from typing import Any
 
 _PACKAGES = ("hivemind", "hivemind.utils", "hivemind.dht")
 _NAMES_OF_UTILS = {
@@ -52,6 +53,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 _put_packages_in_place()
 logging.getLogger("asyncio").addFilter(_is_news)
 
+import hivemind.proto.dht_pb2
+import hivemind.proto.p2pd_pb2
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID, RoutingTable
@@ -59,10 +62,13 @@ from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
-from hivemind.proto import dht_pb2, p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
+
+# Made when they are imported: a type checker does not see what is in them.
+dht_pb2: Any = hivemind.proto.dht_pb2
+p2pd_pb2: Any = hivemind.proto.p2pd_pb2
 
 __all__ = [
     "DHTID",

@@ -78,6 +78,8 @@ class Discovery(Streams, Protocol):
     peer_id: str
     targets: Targets
     """Which addresses of strangers are dialed."""
+    max_clock_offset: float
+    """Seconds that our clock may differ from the swarm's when we enter."""
 
     async def start(self) -> None:
         """Enter the DHT. Raises NoPeers if no entry point answers, PortInUse, ConfigError."""

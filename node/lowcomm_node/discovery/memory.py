@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lowcomm_node.discovery.doors import MAX_CLOCK_OFFSET
 from lowcomm_node.discovery.interface import Knock, OpenStream, TakeStream, check_size
 from lowcomm_node.discovery.keys import MAX_LIFE, key_of, pack, provenance, unpack
 from lowcomm_node.discovery.targets import Targets
@@ -30,6 +31,7 @@ class MemoryDiscovery:
     def __init__(self, peer_id: str, network: MemoryNetwork) -> None:
         self.peer_id, self._network = peer_id, network
         self.targets = Targets(local=True)
+        self.max_clock_offset = MAX_CLOCK_OFFSET
 
     async def start(self) -> None:
         """See Discovery."""

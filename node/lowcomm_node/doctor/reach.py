@@ -52,6 +52,7 @@ def _nat(subject: Subject, survey: Survey) -> Finding:
     if not survey.helpers:
         return _nobody("nat", survey)
     kind = kind_of_nat(subject, survey)
+    first = next(iter(survey.helpers))
     sees = next((helper.sees for helper in survey.helpers if helper.sees), "")
     router = f"a router is in between ({survey.outward or 'this machine'} is seen as {sees})"
     seen_by = f"{len(survey.helpers)} that answered" if len(survey.helpers) > 1 else "the only one that answered"
@@ -62,7 +63,7 @@ def _nat(subject: Subject, survey: Survey) -> Finding:
         Nat.RESTRICTED: f"{router}, port restricted: calls do not arrive, but holes can be punched",
         Nat.SYMMETRIC: f"{router}, symmetric: it takes another port for each peer, so holes can rarely be punched",
         Nat.BEHIND: f"{router}; of which kind, {seen_by} can't tell alone: give --peers of another",
-        Nat.UNKNOWN: f"not known: {survey.helpers[0].host} is in this network, or on this machine",
+        Nat.UNKNOWN: f"not known: {first.host} is in this network, or on this machine",
     }[kind]
     if kind is Nat.OPEN and survey.udp is not None and not survey.udp.by_stranger:
         value = f"{router}, and lets calls in from where we have called"

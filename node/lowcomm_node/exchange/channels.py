@@ -134,7 +134,9 @@ class Channels:
     def describe(self, peer_id: str) -> dict[str, Any]:
         """What ``peers`` shows of how a peer is reached: route, why not the better one, seconds, bytes a second."""
         line, meter = self._lines.get(peer_id), self._traffic.of(peer_id)
-        route = line.describe() if line is not None else {"route": None, "route_reason": None, "round_trip": None}
+        route: dict[str, Any] = (
+            line.describe() if line is not None else {"route": None, "route_reason": None, "round_trip": None}
+        )
         if route["route"] is None and self._tunnels is not None and (address := self._tunnels.caller_at(peer_id)):
             route["route"] = name_tunnel(address)  # it calls us
         return {**route, "rate_up": meter.up.last, "rate_down": meter.down.last}

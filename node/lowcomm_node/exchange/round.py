@@ -230,7 +230,7 @@ class Round(ABC):
             return
         self._carry_out(effects)
 
-    def lose(self, peer: str, why: str | LowcommError) -> None:
+    def lose(self, peer: str, why: str | Exception) -> None:
         """Go on without a peer, if anything was still to come from it; what no honest peer does is held against it."""
         reason = str(why)
         deed = why.deed if isinstance(why, Unusable) else Deed.HEAVY if isinstance(why, ProtocolViolation) else None

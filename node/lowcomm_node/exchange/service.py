@@ -208,13 +208,14 @@ class ExchangeService:
 
     async def _request(self, call: Call, kind: type[M]) -> M:
         """The one request of a call."""
+        request = None
         try:
             async with asyncio.timeout(REQUEST_DEADLINE):
                 request = await call.context.read()
         except TimeoutError:
             await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come in time")
         except DecodeError:
-            request = None
+            pass
         if not isinstance(request, kind):
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected one {kind.DESCRIPTOR.name}")
             raise ProtocolViolation("sent another request than the call has")

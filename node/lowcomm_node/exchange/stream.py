@@ -14,6 +14,7 @@ from lowcomm_node.exchange.traffic import Meter
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
+_END: Any = getattr(aio, "EOF")  # noqa: B009 - compiled: a type checker does not see it
 CLOSE_DEADLINE = 5.0
 """Seconds for the last frame to reach the other end."""
 _NO_FRAME = "sent bytes that are no frame"
@@ -66,7 +67,7 @@ class CallerStream:
             if _we_are_cancelled():
                 raise
             raise LinkLost("the stream was dropped") from None
-        if frame is aio.EOF:
+        if frame is _END:
             if await self._call.code() is not grpc.StatusCode.OK:
                 raise LinkLost(await self._why(None))
             return None
@@ -79,7 +80,7 @@ class CallerStream:
         try:
             async with asyncio.timeout(CLOSE_DEADLINE):
                 await self._call.done_writing()
-                while await self._call.read() is not aio.EOF:
+                while await self._call.read() is not _END:
                     pass
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
             self.cancel()
@@ -135,7 +136,7 @@ class CalleeStream:
             raise LinkLost("the caller has gone") from None
         except DecodeError:
             raise ProtocolViolation(_NO_FRAME) from None
-        if frame is aio.EOF:
+        if frame is _END:
             return None
         self._meter.received(frame.ByteSize())
         return frame

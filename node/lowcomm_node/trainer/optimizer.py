@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,7 @@ def learning_rate(train: TrainSettings, swarm_step: int, steps: int) -> float:
     return train.learning_rate * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def _adamw(weights: list[Tensor], train: TrainSettings, device: torch.device) -> torch.optim.AdamW:
+def _adamw(weights: Sequence[Tensor], train: TrainSettings, device: torch.device) -> torch.optim.AdamW:
     # Weight decay only on matrices, as is usual for transformers.
     share = train.adamw_share if train.optimizer == "muon" else 1.0
     groups = [
@@ -115,7 +115,7 @@ def _adamw(weights: list[Tensor], train: TrainSettings, device: torch.device) ->
     return torch.optim.AdamW(groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=fused)
 
 
-def _muon(weights: list[Tensor], train: TrainSettings, device: torch.device) -> torch.optim.Muon:
+def _muon(weights: Sequence[Tensor], train: TrainSettings, device: torch.device) -> torch.optim.Muon:
     group = {"params": weights, "share": 1.0}
     kind = BatchedMuon if device.type == "cpu" else torch.optim.Muon
     return kind([group], lr=train.learning_rate, momentum=train.muon_momentum, weight_decay=train.weight_decay)

@@ -167,7 +167,7 @@ class Trainer(ABC):
         ``over``: in a pair the tokens that weigh each member's contribution, in a group the owners of the shards that
         are applied. ``keep_momentum``: a realignment leaves the outer momentum as it is.
         """
-        told = {"tokens": dict(over)} if isinstance(over, Mapping) else {"owners": list(over)}
+        told: dict[str, Any] = {"tokens": dict(over)} if isinstance(over, Mapping) else {"owners": list(over)}
         answer = await self._ask("merge", fragment=fragment, swarm_step=swarm_step, keep_momentum=keep_momentum, **told)
         return Merged(**{key: answer[key] for key in Merged.__dataclass_fields__})
 

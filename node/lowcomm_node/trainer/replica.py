@@ -9,12 +9,12 @@ import math
 import os
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
-from lowcomm_node.model import build_model, tensor_specs
+from lowcomm_node.model import Transformer, build_model, tensor_specs
 from lowcomm_node.state_file import is_finite
 from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
@@ -304,10 +304,11 @@ def can_compile() -> bool:
     return compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None
 
 
-def _loss(model: nn.Module, compiled: bool):  # noqa: ANN202 - the loss function of the model
+def _loss(model: Transformer, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:
     return partial(_compiled_loss(type(model)), model) if compiled else model.loss
 
 
 @cache
-def _compiled_loss(kind: type[nn.Module]):  # noqa: ANN202 - replicas of one process share what was compiled
+def _compiled_loss(kind: type[Transformer]) -> Callable[..., Any]:
+    """Replicas of one process share what was compiled."""
     return torch.compile(kind.loss)

@@ -117,12 +117,9 @@ def _check(replica: Replica, meta: dict[str, Any]) -> None:
 def _usual(replica: Replica, meta: dict[str, Any]) -> list[UsualNorm]:
     """Norms of usual progress; a donor that claims nonsense gives none."""
     claimed, count = meta.get("usual"), len(replica.usual)
-    fine = (
-        isinstance(claimed, list)
-        and len(claimed) == count
-        and all(isinstance(one, float) and 0.0 <= one < 1e6 for one in claimed)
-    )
-    return [UsualNorm(one) for one in (claimed if fine else [0.0] * count)]
+    norms = [one for one in claimed if isinstance(one, float) and 0.0 <= one < 1e6] if isinstance(claimed, list) else []
+    is_whole = isinstance(claimed, list) and len(norms) == len(claimed) == count
+    return [UsualNorm(one) for one in (norms if is_whole else [0.0] * count)]
 
 
 def _load(replica: Replica, parts: Parts) -> None:
