@@ -12,6 +12,7 @@ Kernels are tested without compiling (NUMBA_DISABLE_JIT). Results: benchmarks/re
 import argparse
 import ast
 import json
+import math
 import os
 import random
 import shlex
@@ -21,12 +22,13 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from time import sleep
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "mutants"
@@ -35,6 +37,10 @@ ADDRESS = OUT / f"{os.getpid()}.sock"
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 SAME = ("_Eq_Is", "_Is_Eq", "_NotEq_IsNot", "_IsNot_NotEq")
 """Operators that change nothing for what is compared here: small integers, names, None."""
+EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.toml"
+SEEN = "create table if not exists seen (job_id text primary key)"
+"""Those that survived when they were run first."""
+COUNTS = ("mutants", "run", "killed", "equivalent", "killed_at_first", "hung")
 SERVER = Path(__file__).with_name("mutant_server.py")
 SEED = 17
 TIMEOUT = 7200.0
@@ -42,31 +48,29 @@ TIMEOUT = 7200.0
 PROTOCOL, TRAINER = "protocol/lowcomm_protocol/", "node/lowcomm_node/trainer/"
 TESTS = {
     TRAINER + "state.py": "test_trainer_loop test_resuming test_transfer",
-    TRAINER + "replica.py": "test_trainer_loop test_resuming test_transfer test_trainer_amendments",
+    TRAINER + "replica.py": "test_replica test_trainer_loop test_resuming test_transfer test_trainer_amendments",
     TRAINER + "loop.py": "test_trainer_loop test_resuming test_trainer_group test_slots test_trainer_amendments",
     TRAINER + "transfer.py": "test_transfer test_trainer_loop",
-    TRAINER + "capture.py": "test_capture test_trainer_loop test_trainer_group test_resuming",
+    TRAINER + "capture.py": "test_capture test_replica test_trainer_loop test_trainer_group test_resuming",
     TRAINER + "optimizer.py": "test_optimizer test_resuming",
     TRAINER + "muon.py": "test_optimizer",
-    TRAINER + "saving.py": "test_saving test_trainer_loop",
-    TRAINER + "arena.py": "test_slots test_trainer_loop",
-    TRAINER + "evaluation.py": "test_evaluation",
-    TRAINER + "interface.py": "test_slots test_trainer_group test_transfer test_history",
-    TRAINER + "process.py": "test_supervisor test_saving test_tokenizers",
-    TRAINER + "pipe.py": "test_trainer_loop test_supervisor",
-    TRAINER + "reckoning.py": "test_reckoning",
-    TRAINER + "text.py": "test_data test_trainer_loop",
-    PROTOCOL + "outer.py": "test_outer test_robust",
-    PROTOCOL + "outer_kernels.py": "test_outer",
-    PROTOCOL + "outer_settings.py": "test_outer test_run",
-    PROTOCOL + "schedule.py": "test_schedule",
-    PROTOCOL + "fragments.py": "test_fragments test_schedule",
-    PROTOCOL + "robust.py": "test_robust test_capture",
     PROTOCOL + "trust.py": "test_trust test_standing",
+    PROTOCOL + "outer.py": "test_outer test_robust",
+    PROTOCOL + "robust.py": "test_robust test_capture",
     PROTOCOL + "repeats.py": "test_repeats test_capture",
-    PROTOCOL + "pieces.py": "test_transfer test_fetch",
-    PROTOCOL + "clock.py": "test_clock",
+    PROTOCOL + "outer_settings.py": "test_outer test_run",
+    PROTOCOL + "outer_kernels.py": "test_outer",
+    PROTOCOL + "codecs/feedback.py": "test_feedback",
+    PROTOCOL + "codecs/coder.py": "test_capture test_feedback test_modulo",
+    PROTOCOL + "codecs/shards.py": "test_shards test_codecs",
+    PROTOCOL + "codecs/modulo.py": "test_modulo",
+    PROTOCOL + "codecs/base.py": "test_codecs test_feedback test_shards",
+    PROTOCOL + "fragments.py": "test_fragments test_schedule",
     PROTOCOL + "balance.py": "test_fragments",
+    PROTOCOL + "schedule.py": "test_schedule",
+    PROTOCOL + "clock.py": "test_clock",
+    PROTOCOL + "pieces.py": "test_transfer test_fetch",
+    PROTOCOL + "snapshot.py": "test_transfer test_fetch",
     PROTOCOL + "admission.py": "test_admission test_roster test_work",
     PROTOCOL + "amendments.py": "test_amendments",
     PROTOCOL + "choices.py": "test_matching test_codecs",
@@ -83,23 +87,25 @@ TESTS = {
     PROTOCOL + "removals.py": "test_roster test_admission",
     PROTOCOL + "roster.py": "test_roster",
     PROTOCOL + "run.py": "test_run test_run_size test_document",
-    PROTOCOL + "snapshot.py": "test_transfer test_fetch",
     PROTOCOL + "swap.py": "test_swap",
     PROTOCOL + "tally.py": "test_group test_exchange",
     PROTOCOL + "work.py": "test_work",
     PROTOCOL + "codecs/__init__.py": "test_codecs",
-    PROTOCOL + "codecs/base.py": "test_codecs test_feedback test_shards",
     PROTOCOL + "codecs/bf16.py": "test_codecs",
-    PROTOCOL + "codecs/coder.py": "test_capture test_feedback test_modulo",
     PROTOCOL + "codecs/e3m0.py": "test_codecs",
     PROTOCOL + "codecs/fp32.py": "test_codecs",
     PROTOCOL + "codecs/int8.py": "test_codecs",
     PROTOCOL + "codecs/q1.py": "test_codecs",
     PROTOCOL + "codecs/q2.py": "test_codecs",
-    PROTOCOL + "codecs/feedback.py": "test_feedback",
-    PROTOCOL + "codecs/shards.py": "test_shards test_codecs",
-    PROTOCOL + "codecs/modulo.py": "test_modulo",
     PROTOCOL + "codecs/kernels.py": "test_codecs test_modulo test_feedback",
+    TRAINER + "saving.py": "test_saving test_trainer_loop",
+    TRAINER + "arena.py": "test_slots test_trainer_loop",
+    TRAINER + "evaluation.py": "test_evaluation",
+    TRAINER + "interface.py": "test_slots test_trainer_group test_transfer test_history",
+    TRAINER + "process.py": "test_supervisor test_saving test_tokenizers",
+    TRAINER + "pipe.py": "test_trainer_loop test_supervisor",
+    TRAINER + "reckoning.py": "test_reckoning",
+    TRAINER + "text.py": "test_data test_trainer_loop",
 }
 """The tests of each module: those that are fast and about it."""
 
@@ -164,25 +170,33 @@ def wanting(path: str, sample: int, again: bool) -> Path | None:
 
 
 def choose(session: Path, path: str, sample: int, again: bool) -> int:
-    """Leave a sample to be done; how many wait: what is in no annotation, in an order that the seed alone decides."""
-    spans = annotations((ROOT / path).read_text())
+    """Leave a sample to be done; how many of it wait."""
     with sqlite3.connect(session) as db:
+        db.execute(SEEN)
+        db.execute("insert or ignore into seen select job_id from work_results where test_outcome = 'SURVIVED'")
         if again:
             db.execute("delete from work_results where test_outcome = 'SURVIVED'")
         db.execute("delete from work_results where worker_outcome = 'SKIPPED'")
-        mutants = db.execute(
-            "select job_id, start_pos_row, start_pos_col, operator_name, occurrence from mutation_specs"
-        ).fetchall()
-        real = [one for one in mutants if not any(a <= (one[1], one[2]) < b for a, b in spans)]
-        real = [one for one in real if not one[3].endswith(SAME)]
-        real.sort(key=lambda one: (one[3], one[4], one[1], one[2]))
-        random.Random(SEED).shuffle(real)
-        wanted = {one[0] for one in (real[:sample] if sample else real)}
+        ordered = population(db, path)
+        wanted = set(ordered[:sample] if sample else ordered)
         done = {row[0] for row in db.execute("select job_id from work_results")}
-        for job, *_ in mutants:
+        for (job,) in db.execute("select job_id from mutation_specs").fetchall():
             if job not in wanted and job not in done:
                 db.execute("insert into work_results (job_id, worker_outcome) values (?, 'SKIPPED')", (job,))
     return len(wanted - done)
+
+
+def population(db: sqlite3.Connection, path: str) -> list[str]:
+    """The mutants of a module that count, in an order that the seed alone decides."""
+    spans = annotations((ROOT / path).read_text())
+    query = "select operator_name, occurrence, start_pos_row, start_pos_col, job_id from mutation_specs"
+    counted = [
+        one
+        for one in sorted(db.execute(query).fetchall())
+        if not one[0].endswith(SAME) and not any(start <= one[2:4] < stop for start, stop in spans)
+    ]
+    random.Random(SEED).shuffle(counted)
+    return [one[4] for one in counted]
 
 
 def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -198,34 +212,75 @@ def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 def write_results() -> None:
     """Everything that was run of the modules as they stand."""
-    modules = {}
-    for path in TESTS:
-        if not session_of(path).exists():
-            continue
-        with sqlite3.connect(session_of(path)) as db:
-            rows = db.execute(
-                "select r.test_outcome, m.start_pos_row, m.operator_name, r.worker_outcome from work_results r "
-                "join mutation_specs m on m.job_id = r.job_id"
-            ).fetchall()
-            made = db.execute("select count(*) from mutation_specs").fetchone()[0]
-        ran = [row for row in rows if row[3] != "SKIPPED"]
-        survived = [row for row in ran if row[0] == "SURVIVED"]
-        modules[path] = {
-            "mutants": made,
-            "run": len(ran),
-            "killed": len(ran) - len(survived),
-            "survivors": sorted(f"line {row[1]}: {row[2].removeprefix('core/')}" for row in survived),
-        }
-    run, killed = (sum(one[key] for one in modules.values()) for key in ("run", "killed"))
-    total = {
-        "mutants": sum(one["mutants"] for one in modules.values()),
-        "run": run,
-        "killed": killed,
-        "killed_percent": round(100 * killed / max(1, run), 1),
-        "not_run": sorted(path for path in TESTS if path not in modules or not modules[path]["run"]),
-    }
+    modules = {path: result(path) for path in TESTS if session_of(path).exists()}
+    modules = {path: one for path, one in modules.items() if one["run"]}
+    total = {key: sum(one[key] for one in modules.values()) for key in COUNTS}
+    total |= estimate(list(modules.values())) | {"not_run": [path for path in TESTS if path not in modules]}
     RESULTS.write_text(json.dumps({"seed": SEED, "total": total, "modules": modules}, indent=1) + "\n")
-    print(f"{killed} of {run} mutants killed, {total['killed_percent']} %")
+    print(
+        f"{total['killed']} of {total['run']} mutants killed, {total['equivalent']} equivalent: "
+        f"{total['killed_percent']} % of all, {total['from_percent']} to {total['to_percent']} %",
+        flush=True,
+    )
+
+
+def result(path: str) -> dict[str, Any]:
+    """What became of the mutants of a module."""
+    known = tomllib.loads(EQUIVALENT.read_text()).get(path, {})
+    with sqlite3.connect(session_of(path)) as db:
+        db.execute(SEEN)
+        mutants = len(population(db, path))
+        ran = db.execute(
+            "select r.test_outcome, r.diff, r.output, r.job_id in (select job_id from seen) from work_results r "
+            "where r.worker_outcome != 'SKIPPED'"
+        ).fetchall()
+    alive = sorted(changed(diff) for outcome, diff, *_ in ran if outcome == "SURVIVED")
+    equivalent = [one for one in alive if one[1] in known]
+    return {
+        "mutants": mutants,
+        "run": len(ran),
+        "killed": len(ran) - len(alive),
+        "equivalent": len(equivalent),
+        "killed_at_first": sum(outcome != "SURVIVED" and not seen for outcome, _, _, seen in ran),
+        "hung": sum("of a processor" in (output or "") or "does nothing" in (output or "") for _, _, output, _ in ran),
+        "survivors": [f"{was} -> {now}" for was, now in alive if now not in known],
+        "equivalents": {f"{was} -> {now}": known[now] for was, now in equivalent},
+    }
+
+
+def changed(diff: str) -> tuple[str, str]:
+    """The first line that a mutant changes, before and after."""
+    lines = [line for line in diff.splitlines() if line[:1] in "-+" and line[:3] not in ("---", "+++")]
+    return next(one[1:].strip() for one in lines if one[0] == "-"), next(
+        one[1:].strip() for one in lines if one[0] == "+"
+    )
+
+
+def estimate(modules: list[dict[str, Any]]) -> dict[str, float]:
+    """The part of all mutants of these modules that is killed, in percent, and its interval of 95 %: a stratified sample.
+
+    Each module counts by its mutants, less the part of its sample that is equivalent. ``at_first``: by the tests as they
+    were when each mutant was run first, so that tests written for survivors of the sample flatter nothing.
+    """
+    strata = []
+    for one in modules:
+        counted = one["run"] - one["equivalent"]
+        if counted:
+            strata.append((one["mutants"] * counted / one["run"], counted, one["killed"], one["killed_at_first"]))
+    whole = max(1.0, sum(weight for weight, *_ in strata))
+    killed = sum(weight * killed / counted for weight, counted, killed, _ in strata) / whole
+    at_first = sum(weight * first / counted for weight, counted, _, first in strata) / whole
+    variance = sum((weight / whole) ** 2 * variance_of(killed, counted) for weight, counted, killed, _ in strata)
+    spread = 1.96 * math.sqrt(variance)
+    low, high = max(0.0, killed - spread), min(1.0, killed + spread)
+    parts = {"killed": killed, "from": low, "to": high, "at_first": at_first}
+    return {f"{name}_percent": round(100 * part, 1) for name, part in parts.items()}
+
+
+def variance_of(killed: int, counted: int) -> float:
+    """Of the part that is killed, where so many were counted; not 0 where all were (Agresti and Coull)."""
+    part = (killed + 2) / (counted + 4)
+    return part * (1 - part) / (counted + 4)
 
 
 # A process that has imported what takes long

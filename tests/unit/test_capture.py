@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
+from lowcomm_protocol.choices import Mean
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import ImplausibleError
@@ -224,3 +225,125 @@ def test_a_shard_in_which_we_move_most_may_move_most_there():
     vector = torch.zeros(NUMEL)
     vector[:100] = 1.0
     group("a", vector, UsualNorm()).receive("b", share(group("b", 1.5 * vector, UsualNorm()), "a"))
+
+
+# What is somewhat too large where others can outvote it
+
+
+def too_large(factor: float = 6.0, anchor: torch.Tensor | None = None) -> tuple[GroupCapture, torch.Tensor]:
+    """Our capture after a member brought what is too large but not far too large; and what it brought to our shard."""
+    vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    at = torch.zeros(NUMEL) if anchor is None else anchor
+    mine, theirs = group("b", vector, UsualNorm()), group("c", factor * vector, UsualNorm())
+    mine.anchor, mine.sent, theirs.sent = anchor, vector + at, factor * vector + at
+    mine.receive("c", share(theirs, "b"))
+    start, stop = mine.bounds[1]
+    return mine, (factor * vector)[start:stop]
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+def test_in_a_group_it_enters_with_the_largest_norm_that_is_plausible_and_its_direction(anchored: bool):
+    anchor = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1)) if anchored else None
+    mine, brought = too_large(anchor=anchor)
+    start, stop = mine.bounds[1]
+    seen = mine.seen(mine.received["c"], start)
+    share_of_values = (stop - start) / NUMEL
+    ours = max(float(mine.progress[start:stop].norm()), share_of_values**0.5 * float(mine.progress.norm()))
+    assert float(seen.norm()) == pytest.approx(PLAUSIBLE * ours, rel=1e-4) and float(seen.norm()) < float(
+        brought.norm()
+    )
+    assert float(torch.cosine_similarity(seen, brought, dim=0)) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_our_own_progress_in_a_shard_counts_with_its_gain_for_what_may_enter():
+    mine, theirs = (group(me, torch.zeros(NUMEL), UsualNorm()) for me in ("a", "b"))
+    mine.progress = torch.zeros(NUMEL)
+    mine.progress[:100] = 1.0
+    mine.gain, mine.bound = 2.0, Bound(2.0 * 10.0, 0.0)
+    theirs.sent = 2.0 * 4.0 * mine.progress
+    mine.receive("b", share(theirs, "a"))
+    assert float(mine.received["b"].norm()) == pytest.approx(PLAUSIBLE * 2.0 * 10.0)
+
+
+def test_what_is_usual_is_learned_as_of_the_whole_fragment():
+    mine, brought = too_large(factor=2.0)
+    share_of_values = brought.numel() / NUMEL
+    assert mine.usual._last == {"c": pytest.approx(float(brought.norm()) / share_of_values**0.5)}
+    mine.receive_mean("a", mean_of("a", 2.0))
+    assert mine.norms == {"a": pytest.approx(2.0 * NUMEL**0.5)}
+    assert mine.usual._last["a"] == pytest.approx(2.0 * NUMEL**0.5)
+
+
+@pytest.mark.parametrize(("kind", "members"), [("mean", MEMBERS), ("clip", ("a", "b"))])
+def test_where_nobody_outvotes_it_it_is_refused(kind: Mean, members: tuple[str, ...]):
+    vector = torch.ones(NUMEL)
+    mine, theirs = group("a", vector, UsualNorm(), members), group("b", 6.0 * vector, UsualNorm(), members)
+    mine.kind = kind
+    with pytest.raises(ImplausibleError, match="brings progress of norm") as refused:
+        mine.receive("b", share(theirs, "a"))
+    assert refused.value.deed is Deed.STUMBLE
+
+
+def test_a_mean_of_a_shard_is_weighted_by_tokens_and_stands_on_the_anchor():
+    vector, anchor = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)), torch.full((NUMEL,), 5.0)
+    mine, theirs = group("b", vector, UsualNorm()), group("c", 2.0 * vector, UsualNorm())
+    mine.anchor, mine.sent, theirs.sent = anchor, vector + anchor, 2.0 * vector + anchor
+    mine.receive("c", share(theirs, "b"))
+    out = memoryview(bytearray(8 * NUMEL))
+    mine.encode(out)
+    size = mine.reduce({"b": 1, "c": 2}, out)
+    start, stop = mine.bounds[1]
+    assert torch.allclose(mine.mean[start:stop], 5 / 3 * vector[start:stop] + 5.0, atol=1e-5)
+    assert torch.equal(mine.mean[:start], torch.zeros(start)), "nothing of other shards"
+    other = group("a", vector, UsualNorm())
+    other.anchor = anchor
+    other.receive_mean("b", out[:size])
+    assert torch.equal(other.mean[start:stop], mine.mean[start:stop]), "all others have the same, to the bit"
+    assert 0.0 < mine.worst_block < 1.0
+
+
+def test_only_what_is_applied_is_learned_and_coders_are_told():
+    told = []
+
+    class Told:
+        def commit(self, *ranges: object) -> None:
+            told.append(("commit", *ranges))
+
+        def forget(self) -> None:
+            told.append(("forget",))
+
+    ours, usual = torch.ones(NUMEL), UsualNorm()
+    mine = pair("a", ours, usual)
+    mine.bound = Bound(float(ours.norm()), 0.0, growth=1.5)
+    out = memoryview(bytearray(8 * NUMEL))
+    mine.receive("b", out[: pair("b", 1.25 * ours, UsualNorm()).encode(out)])
+    mine.pool({"a": 1, "b": 2})
+    assert torch.allclose(mine.mean, torch.full((NUMEL,), 3.5 / 3)) and mine.ranges == ((0, NUMEL),)
+    mine.coder = Told()  # type: ignore[assignment]
+    mine.commit()
+    assert sorted(usual._recent) == pytest.approx([1.25 * 32.0, 1.5 * 32.0]), "beside what they brought, ours as grown"
+    mine.forget()
+    in_group = group("a", ours, UsualNorm())
+    in_group.coder = Told()  # type: ignore[assignment]
+    in_group.pool(["c", "a"])
+    in_group.commit()
+    in_group.forget()
+    bounds = in_group.bounds
+    assert told == [("commit",), ("forget",), ("commit", [bounds[2], bounds[0]]), ("forget",)]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_of_a_pair_the_direction_counts_only_of_a_lone_partner(others: bool):
+    ours = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    mine = pair("a", ours, UsualNorm())
+    if others:
+        mine.usual.saw("third", 1.0)
+    out = memoryview(bytearray(8 * NUMEL))
+    lie = out[: pair("b", -ours, UsualNorm()).encode(out)]
+    if others:
+        assert mine.receive("b", lie) == b""
+        assert mine.norms["b"] == pytest.approx(float(ours.norm()))
+    else:
+        with pytest.raises(ImplausibleError, match="points against ours"):
+            mine.receive("b", lie)
+        assert mine.norms == {}

@@ -244,6 +244,21 @@ def test_a_state_of_another_run_or_without_counters_is_refused(folder: Path, key
         assert image(one) == before
 
 
+@pytest.mark.parametrize("name", state._COUNTERS)
+def test_each_counter_of_a_fragment_has_its_own_lowest_value(folder: Path, name: str) -> None:
+    with driven(folder, "a", more=settings()) as (one,):
+        one.steps(1)
+        parts, meta = state.snapshot(one.replica)
+        lowest = -1 if name == "synced" else 0
+        for value, fine in ((lowest, True), (lowest - 1, False)):
+            progress = [counters | {name: value} for counters in meta["progress"]]
+            if fine:
+                state.restore(one.replica, parts, meta | {"progress": progress})
+                continue
+            with pytest.raises(CheckpointError, match="counters"):
+                state.restore(one.replica, parts, meta | {"progress": progress})
+
+
 def test_a_norm_that_is_claimed_is_taken_where_it_is_one(folder: Path) -> None:
     with driven(folder, "a", more=settings()) as (one,):
         parts, meta = state.snapshot(one.replica)

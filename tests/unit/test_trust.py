@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.trust import BOUND, FORGIVEN, MAX_DOUBLINGS, MAX_PEERS, MAX_REASON, MEMORY, Deed, Trust
+from lowcomm_protocol.trust import (
+    BOUND,
+    FORGIVEN,
+    GOOD,
+    LIGHT,
+    MAX_DOUBLINGS,
+    MAX_PEERS,
+    MAX_REASON,
+    MEMORY,
+    Deed,
+    Trust,
+)
 
 
 def lasts(trust: Trust, peer: str, steps: int) -> int:
@@ -73,6 +84,34 @@ def test_time_alone_makes_up_for_lies_too():
         trust.hold("a", Deed.HEAVY, 0)
     trust.hold("a", Deed.HEAVY, 20 * MEMORY * 4)
     assert lasts(trust, "a", 20 * MEMORY * 4) == 20
+
+
+def test_time_makes_up_for_lies_little_by_little():
+    for intervals, lasts_then in ((0, 160), (MEMORY // 2, 80), (MEMORY, 80), (2 * MEMORY, 40)):
+        trust = Trust(20)
+        for _ in range(3):
+            trust.hold("a", Deed.HEAVY, 0)
+        trust.hold("a", Deed.HEAVY, 20 * intervals)
+        assert lasts(trust, "a", 20 * intervals) == lasts_then, "3 lies count as 3, 2.1, 1.5 and 0.75"
+
+
+def test_what_each_deed_and_each_exchange_changes():
+    trust = Trust(20)
+    one = trust.hold("a", Deed.LIGHT, 5, "late")
+    assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (LIGHT, 5, 20, 0.0, "late")
+    one = trust.hold("a", Deed.HEAVY, 5, "lies")
+    assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (1.0, 5, 20, 1.0, "lies")
+    trust.thank("a", 5)
+    assert trust.score("a", 5) == pytest.approx(GOOD)
+    one = trust.hold("a", Deed.HEAVY, 5)
+    assert (one.heavy, one.half_life) == (pytest.approx(2.0 - GOOD), 40)
+    one = trust.hold("a", Deed.LIGHT, 5)
+    assert (one.missing, one.half_life) == (1.0, 40), "a light deed does not shorten what is left of a heavy one"
+    one = trust.hold("a", Deed.LIGHT, 45)
+    assert (one.missing, one.half_life) == (pytest.approx(0.5 + LIGHT), 20), "who is trusted again has done its time"
+    for steps in (45, 0):
+        assert trust.score("a", steps) == pytest.approx(1 - 0.5 - LIGHT), "a clock that goes back changes no score"
+    assert trust.hold("a", Deed.LIGHT, 0).since == 45
 
 
 def test_what_happens_to_honest_peers_leaves_out_only_who_does_it_again_and_again_and_not_for_long():

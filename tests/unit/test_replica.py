@@ -1,0 +1,194 @@
+"""What must hold for what a replica keeps of a fragment when an exchange begins: how much of others it may believe."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from driving import Driven, begin, driven, finish
+
+from lowcomm_node.trainer.optimizer import learning_rate
+from lowcomm_node.trainer.replica import Replica, choose_device
+from lowcomm_protocol.clock import largest_jump
+from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.robust import FAR, FAR_APART, Bound, growth
+
+INTERVAL = 8
+SYNC = """
+warmup = 6
+[sync]
+method = "{method}"
+interval = 8
+fragments = 2
+min_steps = 1
+overlap = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder: its text is tokenized once."""
+    return tmp_path_factory.mktemp("replicas")
+
+
+def settings(method: str = "noloco", more: str = "") -> str:
+    """The rest of a run file, from the settings of training on."""
+    return SYNC.format(method=method) + more
+
+
+def exchange(one: Driven, other: Driven) -> None:
+    """A whole exchange of the first fragment."""
+    begin(one, other)
+    for here, number in zip((one, other), finish(one, other), strict=True):
+        answer = here.answer(number)
+        assert answer is not None and "error" not in answer
+
+
+def bound(replica: Replica, **how: int) -> Bound:
+    """What the first fragment of others may have, were an exchange to begin now."""
+    replica.capture(0, **how)
+    kept = replica.pair(0).bound
+    replica.drop(0)
+    return kept
+
+
+def rates(replica: Replica, first: int, count: int) -> float:
+    """Sum of the learning rates of so many steps."""
+    spec = replica.spec
+    return sum(learning_rate(spec.train, step, spec.run.steps) for step in range(first, first + count))
+
+
+# How much longer others may have trained
+
+
+def test_in_the_first_interval_others_have_trained_for_as_long_as_we_but_for_what_they_claim(folder: Path) -> None:
+    with driven(folder, "a", more=settings()) as (one,):
+        one.steps(4)
+        ours = rates(one.replica, 0, 4)
+        assert bound(one.replica).growth == 1.0
+        assert bound(one.replica, ahead=2).growth == pytest.approx(growth(ours, rates(one.replica, 0, 6)))
+        assert bound(one.replica, ahead=-3).growth == 1.0
+        one.steps(INTERVAL - 4)
+        assert bound(one.replica).growth == 1.0
+        one.steps(1)
+        assert bound(one.replica).growth == 1.0, "we have trained for longer than an interval ourselves"
+
+
+def test_once_something_is_usual_others_may_have_trained_for_a_whole_interval(folder: Path) -> None:
+    with driven(folder, "a", "b", more=settings()) as (one, other):
+        for here in (one, other):
+            here.steps(2)
+        exchange(one, other)
+        one.steps(3)
+        ours = rates(one.replica, 2, 3)
+        assert bound(one.replica).growth == pytest.approx(growth(ours, rates(one.replica, 2, INTERVAL)))
+        assert bound(one.replica, ahead=INTERVAL).growth == pytest.approx(growth(ours, rates(one.replica, 2, 11)))
+        assert bound(one.replica).usual == one.replica.usual[0].value > 0
+
+
+def test_nothing_usual_after_the_first_interval_lets_others_have_trained_for_an_interval_too(folder: Path) -> None:
+    with driven(folder, "a", "b", more=settings()) as (one, other):
+        for here in (one, other):
+            here.steps(INTERVAL)
+        exchange(one, other)
+        one.replica.usual[0] = type(one.replica.usual[0])()
+        one.steps(2)
+        whole = growth(rates(one.replica, INTERVAL, 2), rates(one.replica, INTERVAL, INTERVAL))
+        assert bound(one.replica).growth == pytest.approx(whole)
+
+
+def test_a_claim_counts_in_part_and_the_whole_of_what_is_possible_only_explains(folder: Path) -> None:
+    with driven(folder, "a", more=settings()) as (one,):
+        one.steps(4)
+        ours, most = rates(one.replica, 0, 4), largest_jump(INTERVAL)
+        some = bound(one.replica, ahead=100)
+        assert some.growth == pytest.approx(growth(ours, rates(one.replica, 0, 2 * INTERVAL)))
+        assert some.claimed == pytest.approx(growth(ours, rates(one.replica, 0, 104)))
+        all_of_it = bound(one.replica, ahead=10**6)
+        assert all_of_it.claimed == pytest.approx(growth(ours, rates(one.replica, 0, most)))
+
+
+# From where on it costs the sender much
+
+WITHOUT_CONSENSUS = """outer = "nesterov"
+group = {group}
+consensus = 0.0
+"""
+
+
+def test_pairs_whose_slow_weights_may_part_bear_with_more_than_others(folder: Path) -> None:
+    for more, far, realigned in (
+        (settings(), FAR_APART, FAR_APART),
+        (settings("diloco", WITHOUT_CONSENSUS.format(group=2)), FAR, FAR_APART),
+    ):
+        with driven(folder, "a", more=more) as (one,):
+            one.steps(1)
+            assert (bound(one.replica).far, bound(one.replica).apart) == (far, False)
+            assert (bound(one.replica, realign=True).far, bound(one.replica, realign=True).apart) == (realigned, True)
+    for more in (settings("diloco"), settings("diloco", WITHOUT_CONSENSUS.format(group=4))):
+        with driven(folder, "a", more=more) as (one,):
+            one.steps(1)
+            for realign in (False, True):
+                one.replica.capture(0, realign, ("a", "b", "c"))
+                assert one.replica.group(0).bound.far == FAR
+
+
+# What is sent, and what of it is progress
+
+
+@pytest.mark.parametrize("consensus", [0.0, 0.5, 1.0])
+def test_a_contribution_less_its_anchor_is_progress_times_the_gain(folder: Path, consensus: float) -> None:
+    more = settings("diloco", f'outer = "nesterov"\ngroup = 2\nconsensus = {consensus}\n')
+    with driven(folder, "a", more=more) as (one,):
+        one.steps(2)
+        one.replica.capture(0)
+        kept = one.replica.pair(0)
+        assert torch.equal(kept.progress, one.replica.fast(0) - one.replica.phi[0])
+        assert (kept.anchor is None) == (consensus == 0.0)
+        assert torch.allclose(kept.seen(kept.sent), kept.gain * kept.progress, atol=1e-6)
+        assert kept.bound.own == pytest.approx(kept.gain * float(kept.progress.norm()))
+        assert (kept.steps, kept.tokens) == (2, 2 * one.replica.spec.tokens_per_step)
+
+
+@pytest.mark.parametrize("method", ["noloco", "lowcomm"])
+def test_a_realignment_sends_the_fast_weights_themselves(folder: Path, method: str) -> None:
+    with driven(folder, "a", more=settings(method)) as (one,):
+        one.steps(2)
+        one.replica.capture(0, realign=True)
+        kept = one.replica.pair(0)
+        assert torch.equal(kept.sent, one.replica.fast(0)) and kept.sent is not kept.theta
+        assert kept.anchor is not None and torch.equal(kept.anchor, one.replica.phi[0])
+        assert kept.gain == 1.0 and kept.bound.own == float(kept.progress.norm())
+        assert kept.encode(memoryview(bytearray(8 * kept.sent.numel()))) >= 4 * kept.sent.numel(), "in full precision"
+
+
+# What is known again
+
+
+def test_what_others_brought_to_a_shard_is_known_while_it_has_as_many_values(folder: Path) -> None:
+    with driven(folder, "b", more=settings("diloco")) as (one,):
+        numel = one.replica.phi[0].numel()
+
+        def known(members: str, realign: bool = False):
+            one.replica.capture(0, realign, tuple(members))
+            return one.replica.group(0).repeats
+
+        three = known("abc")
+        start, stop = shard_bounds(numel, 3)[1]
+        assert three.numel == stop - start
+        assert known("abd") is three and one.replica.repeats[0] is three
+        apart = known("abc", realign=True)
+        assert apart is not three and apart.numel == three.numel
+        assert known("abc") is three, "a realignment leaves no trace"
+        two = known("ab")
+        assert two is not three and two.numel == numel - shard_bounds(numel, 2)[1][0]
+        assert one.replica.repeats[0] is two
+
+
+# Where it trains
+
+
+def test_a_device_is_the_one_that_is_named_and_auto_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [choose_device(name).type for name in ("auto", "cpu", "meta")] == ["cuda", "cpu", "meta"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto").type == "cpu"
