@@ -36,7 +36,18 @@ EXAMPLES = 20
 """Of hypothesis in the first run, which only looks what each test enters."""
 IDLE = 120
 """It hangs too once it has taken next to nothing for so many seconds. How busy the machine is must not decide."""
-ARGUMENTS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]
+ARGUMENTS = [
+    "-x",
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-o",
+    "timeout=0",
+]
 SLOW = "not twelve_joiners and not hardly_ever and not swarm_of_64 and not fused_operations and not Thread"
 
 
