@@ -1,10 +1,11 @@
 """For mutants.py: a process that has imported what takes long, and runs the tests of a mutant in a fork of itself.
 
-First it runs all tests of the module without a mutant, and notes which functions each of them enters and what it takes. Of a
-mutant it runs those that enter the changed function, the fastest first, until one fails.
+First it runs the tests without a mutant, and notes which functions each of them enters and what it takes. Of a mutant it runs
+those that enter the changed function, the fastest first, until one fails; all of them if there is none.
 """
 
 import ast
+import json
 import os
 import signal
 import socket
@@ -12,10 +13,11 @@ import sys
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import suppress
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from time import monotonic, process_time, sleep
-from types import FrameType
+from types import CodeType, FrameType
 
 import numba
 import psutil
@@ -23,19 +25,22 @@ import pytest
 import safetensors.torch  # noqa: F401
 import torch  # noqa: F401
 from hypothesis import settings
-from mutants import TESTS, TREE
+from mutants import OUT, TESTS, TREE
 
 from lowcomm_node.trainer import loop
 from lowcomm_protocol.codecs import CODEC_NAMES
 
 LEAST, MANY = 10.0, 2.0
 """A mutant hangs once it has taken so many seconds of a processor, and so many times what the tests take without one."""
-TRIED = 3.0
+MOST = 20.0
+"""Seconds of a processor, about, for the tests of a mutant, the fastest first."""
+TRIED = 0.5
 """Seconds of a processor for trying tests in a fork without a mutant, the fastest first: a fork must not be what fails."""
 EXAMPLES = 20
 """Of hypothesis in the first run, which only looks what each test enters."""
 IDLE = 120
 """It hangs too once it has taken next to nothing for so many seconds. How busy the machine is must not decide."""
+OURS = (str(TREE / "protocol"), str(TREE / "node" / "lowcomm_node" / "trainer"))
 ARGUMENTS = [
     "-x",
     "-W",
@@ -52,12 +57,10 @@ SLOW = "not twelve_joiners and not hardly_ever and not swarm_of_64 and not fused
 
 
 class Recorder:
-    """A plugin of pytest: which functions of the module each test enters, and what it takes of a processor."""
+    """A plugin of pytest: which functions of ours each test enters, and what it takes of a processor."""
 
-    def __init__(self, path: str) -> None:
-        self.entered: dict[str, set[int]] = {}
-        self.took: dict[str, float] = {}
-        self.file = str(TREE / path)
+    def __init__(self) -> None:
+        self.told: dict[str, tuple[float, list[str]]] = {}
 
     def pytest_collection(self) -> None:
         """See the hook: before the tests are imported."""
@@ -66,12 +69,11 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool | None, bool | None]:
-        """Note the first lines of the functions; fixtures count too."""
-        lines: set[int] = set()
+        """Note the functions; what fixtures enter counts too."""
+        entered: set[CodeType] = set()
 
         def called(frame: FrameType, event: str, _: object) -> None:
-            if frame.f_code.co_filename == self.file:
-                lines.add(frame.f_code.co_firstlineno)
+            entered.add(frame.f_code)
 
         begun = process_time()
         sys.settrace(called)
@@ -81,7 +83,13 @@ class Recorder:
         finally:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
-            self.entered[item.nodeid], self.took[item.nodeid] = lines, process_time() - begun
+            ours = {name(code.co_filename, code.co_qualname) for code in entered if code.co_filename.startswith(OURS)}
+            self.told[item.nodeid] = process_time() - begun, sorted(ours)
+
+
+def name(file: str, function: str) -> str:
+    """How a function is called here."""
+    return f"{file.removeprefix(str(TREE) + '/')}::{function}"
 
 
 class Chooser:
@@ -103,37 +111,55 @@ class Chooser:
 
 
 def serve(address: str, path: str) -> None:
-    """Run all tests once; then fork for every connection, and answer with the exit code of the tests that the mutant concerns."""
-    forget(path)
+    """Fork for every connection, and answer with the exit code of the tests that the mutant concerns."""
     source = (TREE / path).read_text()
-    recorder = Recorder(path)
-    files = [f"tests/unit/{name}.py" for name in TESTS[path].split()]
-    code = int(pytest.main([*ARGUMENTS, "-k", SLOW, *files], plugins=[recorder]))
+    numba.config.DISABLE_JIT = is_plain = "kernels" in path
     forget(path)
-    took = sum(recorder.took.values())
-    print(f"{path}: {len(recorder.took)} tests, {took:.1f} s of a processor, exit code {code}", flush=True)
-    cheapest = sorted(recorder.took, key=recorder.took.__getitem__)
-    tried = [
-        one
-        for one, sum_ in zip(cheapest, accumulate(map(recorder.took.__getitem__, cheapest)), strict=True)
-        if sum_ < TRIED
-    ]
-    if code == 0 and not (again := run_tests(tried or cheapest[:1], LEAST + MANY * took)).startswith("0 "):
-        print(f"{path}: in a fork {again}", flush=True)
-        code = 1
+    told: dict[str, tuple[float, list[str]]] = {}
+    for test in TESTS[path].split():
+        told |= looked_at(f"tests/unit/{test}.py", is_plain)
+    took = {test: seconds for test, (seconds, _) in told.items()}
+    entered = {test: set(functions) for test, (_, functions) in told.items()}
+    limit = LEAST + MANY * sum(took.values())
+    tried = run_tests(within(sorted(took, key=took.__getitem__), took, TRIED), limit)
+    print(
+        f"{path}: {len(took)} tests, {sum(took.values()):.1f} s of a processor; without a mutant: {tried}", flush=True
+    )
     with socket.socket(socket.AF_UNIX) as server:
-        Path(address).unlink(missing_ok=True)
         server.bind(address)
         server.listen()
         while True:
             connection, _ = server.accept()
-            if code == 0:
-                wanted = concerned(source, (TREE / path).read_text(), recorder)
-                answer = run_tests(wanted, LEAST + MANY * took)
-            else:
-                answer = f"{code} its tests fail"
+            answer = tried
+            if tried.startswith("0 ") and (after := (TREE / path).read_text()) != source:
+                changed = name(path, function_of(source, after))
+                chosen = [test for test in took if changed in entered[test]] or list(took)
+                answer = run_tests(within(sorted(chosen, key=took.__getitem__), took, MOST), limit)
             connection.sendall(answer.encode())
             connection.close()
+
+
+def looked_at(file: str, is_plain: bool) -> dict[str, tuple[float, list[str]]]:
+    """Of each test in a file: what it takes, and the functions that it enters; kept for as long as the file stays as it is."""
+    digest = sha256((TREE / file).read_bytes()).hexdigest()[:12]
+    kept = OUT / f"{Path(file).stem}-{digest}{'-plain' if is_plain else ''}.json"
+    if not kept.exists():
+        child = os.fork()
+        if child == 0:
+            recorder = Recorder()
+            code = pytest.main([*ARGUMENTS, "-k", SLOW, file], plugins=[recorder])
+            kept.write_text(json.dumps(recorder.told if code == 0 else {}))
+            os._exit(0)
+        os.waitpid(child, 0)
+    return json.loads(kept.read_text())
+
+
+def within(tests: list[str], took: dict[str, float], seconds: float) -> list[str]:
+    """The first of these tests, which take so long together; one at least."""
+    sums = accumulate(took[test] for test in tests)
+    return [
+        test for number, (test, so_far) in enumerate(zip(tests, sums, strict=True)) if so_far <= seconds or not number
+    ]
 
 
 def forget(path: str) -> None:
@@ -168,18 +194,24 @@ def imported(name: str, file: str, ours: Iterable[str]) -> set[str]:
     return {one for one in ours if one in found}
 
 
-def concerned(before: str, after: str, recorder: Recorder) -> list[str]:
-    """The tests that enter the function that was changed, the fastest first; all of them if there is none."""
+def function_of(before: str, after: str) -> str:
+    """The qualified name of the function in whose body they differ; empty if it is in none."""
     pairs = zip(before.splitlines(), after.splitlines(), strict=False)
     row = next((row for row, (old, new) in enumerate(pairs, 1) if old != new), 0)
-    first = 0
-    for node in ast.walk(ast.parse(before)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            start = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            if node.body[0].lineno <= row <= (node.end_lineno or 0):
-                first = max(first, start)
-    chosen = [name for name, entered in recorder.entered.items() if first in entered] or list(recorder.entered)
-    return sorted(chosen, key=recorder.took.__getitem__)
+    return inner(ast.parse(before), row, "")
+
+
+def inner(node: ast.AST, row: int, found: str, prefix: str = "") -> str:
+    """The innermost function around a row, below a node."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            if child.body[0].lineno <= row <= (child.end_lineno or 0):
+                return inner(child, row, prefix + child.name, f"{prefix}{child.name}.<locals>.")
+        elif isinstance(child, ast.ClassDef):
+            found = inner(child, row, found, f"{prefix}{child.name}.")
+        else:
+            found = inner(child, row, found, prefix)
+    return found
 
 
 def run_tests(wanted: list[str], limit: float) -> str:
@@ -229,7 +261,6 @@ def main() -> None:
         path, address = line.split()
         child = os.fork()
         if child == 0:
-            numba.config.DISABLE_JIT = "kernels" in path
             serve(address, path)
     end(child)
 

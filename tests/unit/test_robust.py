@@ -12,6 +12,7 @@ from lowcomm_protocol.outer import mean_contribution
 from lowcomm_protocol.robust import (
     ALONE,
     CLIP,
+    ENOUGH,
     GROWTH,
     LONGER,
     MEANS,
@@ -19,6 +20,7 @@ from lowcomm_protocol.robust import (
     RECENT,
     REMEMBERED,
     Bound,
+    Directions,
     UsualNorm,
     believed_steps,
     growth,
@@ -245,3 +247,110 @@ def test_whatever_is_known_no_norm_that_is_none_is_plausible(own, usual, grows, 
         with pytest.raises(ImplausibleError) as refused:
             Bound(own, usual, grows, claims).check(norm, "brings progress")
         assert refused.value.deed is Deed.HEAVY
+
+
+@pytest.mark.parametrize(
+    ("norm", "deed", "apart_deed"),
+    [
+        (6.0, "", ""),
+        (6.1, None, None),
+        (12.0, None, None),
+        (12.1, Deed.STUMBLE, Deed.STUMBLE),
+        (36.0, Deed.STUMBLE, Deed.STUMBLE),
+        (36.1, Deed.HEAVY, Deed.STUMBLE),
+        (math.inf, Deed.HEAVY, Deed.HEAVY),
+        (math.nan, Deed.HEAVY, Deed.HEAVY),
+    ],
+)
+def test_what_a_norm_beyond_the_bound_costs(norm: float, deed: Deed | str | None, apart_deed: Deed | str | None):
+    for apart, costs in ((False, deed), (True, apart_deed)):
+        bound = Bound(own=1.0, usual=0.0, growth=2.0, claimed=4.0, far=3.0, apart=apart)
+        try:
+            bound.check(norm, "brings progress")
+        except ImplausibleError as error:
+            assert error.deed == costs and "where 6 is plausible" in str(error)
+        else:
+            assert costs == ""
+
+
+def test_what_is_usual_explains_as_much_as_our_own_progress():
+    bound = Bound(own=1.0, usual=5.0, growth=2.0, claimed=1.0)
+    assert (bound.grown, bound.most, bound.explained) == (2.0, 5 * PLAUSIBLE, 5 * PLAUSIBLE)
+    assert Bound(own=3.0, usual=0.0, growth=2.0, claimed=1.0).explained == 6 * PLAUSIBLE, "claims make it no smaller"
+
+
+def turned(cosine: float) -> torch.Tensor:
+    """What has this cosine with OURS."""
+    return torch.tensor([cosine, (1.0 - cosine * cosine) ** 0.5]) * 7.0
+
+
+OURS = torch.tensor([3.0, 0.0])
+
+
+def refused_at(directions: Directions, peer: str, cosine: float, tries: int = 30) -> int | None:
+    """At which contribution with this cosine a peer is refused, if at all."""
+    for number in range(1, tries + 1):
+        try:
+            directions.check(peer, OURS, turned(cosine))
+        except ImplausibleError as error:
+            assert error.deed is None, "it is held against nobody"
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("cosine", "at"), [(1.0, None), (0.0, None), (-0.05, None), (-0.07, ENOUGH), (-0.24, ENOUGH), (-0.26, 1), (-1.0, 1)]
+)
+def test_who_points_against_us_is_refused_at_once_and_who_does_so_a_little_once_it_is_clear(
+    cosine: float, at: int | None
+):
+    assert refused_at(Directions(), "b", cosine) == at
+
+
+def test_only_the_last_contributions_tell_where_a_peer_points_and_each_peer_for_itself():
+    directions = Directions()
+    for _ in range(10 * RECENT):
+        directions.check("b", OURS, turned(0.02))
+    assert refused_at(directions, "b", -0.2) == 6, "the sixth of the last 16"
+    assert refused_at(directions, "c", -0.2) == ENOUGH
+    directions.check("d", OURS, turned(-0.2))
+    for number in range(REMEMBERED - 1):
+        directions.check(f"other{number}", OURS, turned(0.5))
+    assert refused_at(directions, "d", -0.2) == ENOUGH - 1, "it is still remembered"
+    for number in range(REMEMBERED):
+        directions.check(f"other{number}", OURS, turned(0.5))
+    assert refused_at(directions, "d", -0.2) == ENOUGH
+
+
+@pytest.mark.parametrize("theirs", [torch.zeros(2), torch.full((2,), -1e30), torch.full((2,), math.inf)])
+def test_what_has_no_direction_points_nowhere(theirs: torch.Tensor):
+    directions = Directions()
+    for _ in range(2 * ENOUGH):
+        directions.check("b", OURS, theirs)
+
+
+def test_a_partner_is_lone_until_another_peer_has_brought_anything():
+    usual = UsualNorm()
+    assert usual.is_lone("b")
+    usual.saw("b", 1.0)
+    assert usual.is_lone("b") and not usual.is_lone("c")
+    usual.saw("c", math.nan)
+    assert usual.is_lone("b"), "a norm that is none is nothing"
+    usual.saw("c", 1.0)
+    assert not usual.is_lone("b")
+
+
+def test_clipping_weighs_and_scales_only_what_is_longer():
+    rows = [torch.tensor(row) for row in ([3.0, 4.0], [6.0, 8.0], [30.0, 40.0])]
+    most = CLIP * 10.0
+    wanted = (1.0 * rows[0] + 2.0 * rows[1] + 1.0 * rows[2] * (most / 50.0)) / 4.0
+    assert torch.allclose(robust_mean("clip", rows, [1.0, 2.0, 1.0]), wanted)
+
+
+def test_the_middle_of_an_even_number_is_the_mean_of_two_and_trimming_takes_one_from_each_end():
+    rows = [torch.tensor([value]) for value in (1.0, 3.0, 4.0, 100.0)]
+    assert robust_mean("median", rows, [1.0] * 4).tolist() == [3.5]
+    assert robust_mean("trimmed", rows, [1.0] * 4).tolist() == [3.5]
+    six = [torch.tensor([value]) for value in (-9.0, 1.0, 2.0, 6.0, 7.0, 100.0)]
+    assert robust_mean("median", six, [1.0] * 6).tolist() == [4.0]
+    assert robust_mean("trimmed", six, [1.0] * 6).tolist() == [4.0]
