@@ -4,9 +4,9 @@
     python benchmarks/mutants.py --sample 0 outer     all of the modules whose path contains "outer"
     python benchmarks/mutants.py --again              run those again that survived: after a new test
 
-It works on a copy of the checkout under out/mutants, keeps every result there, and goes on where it was ended. Annotations are
-not mutated: they would count as killed. A process that has imported torch and numba forks for each mutant, which saves seconds.
-Kernels are tested without compiling (NUMBA_DISABLE_JIT). Results: benchmarks/results/mutants.json.
+It works on a copy of the checkout under out/mutants, keeps every result there, and goes on where it was ended. Not counted are
+mutants of annotations and those that compare by identity instead of equality, which change nothing here. mutant_server.py runs
+the tests; kernels are tested without compiling. Results: benchmarks/results/mutants.json.
 """
 
 import argparse
