@@ -227,17 +227,17 @@ class Puppet(Peer):
         )  # fmt: skip
         return replace(offer, **changes)
 
-    async def call(self, node: Node) -> CallerStream:
-        """Call a node; nothing is said yet."""
+    async def call(self, node: Node, port: int = 0) -> CallerStream:
+        """Call a node, where ``port`` leads to it if given; nothing is said yet."""
         info = node.roster.hear(node.told(), time()) or record(
-            node.identity, node.port, node.certificate.digest, run_id=self.spec.run_id
+            node.identity, port or node.port, node.certificate.digest, run_id=self.spec.run_id
         )
         stub = await self.channels.stub(info)
         return CallerStream(stub.Swap(metadata=self.channels.metadata(node.peer_id), timeout=NEVER))
 
-    async def hello(self, node: Node, **changes: Any) -> tuple[CallerStream, pb.Frame]:
+    async def hello(self, node: Node, port: int = 0, **changes: Any) -> tuple[CallerStream, pb.Frame]:
         """Call a node with an offer; its answer."""
-        stream = await self.call(node)
+        stream = await self.call(node, port)
         await stream.send(pb.Frame(hello=offers.to_message(self.offer(**changes))))
         return stream, await hear(stream)
 

@@ -8,6 +8,7 @@ from time import monotonic, time
 import pytest
 from exchanging import INTERVAL, MIN_STEPS, NUMEL, Node, eventually, say, swarm
 from scripted import SIZE, ScriptedTrainer
+from wire import cabled
 
 from lowcomm_node.errors import TrainerLost
 from lowcomm_node.exchange import offers
@@ -171,6 +172,24 @@ async def test_who_is_full_refuses_and_does_not_begin(short: str):
         assert (await first.ended(2))["fragment"] == 0
         one.slots = 2
         third.trainer.arena.take(2)  # of its larger arena, so that all are alike in the end
+
+
+async def test_peers_of_one_address_do_not_take_all_exchanges():
+    async with swarm(1, fragments=4, slots=8) as one:
+        (node,) = one.nodes
+        near = [await one.puppet() for _ in range(3)]
+        far = await one.puppet()
+        called = [await puppet.hello(node, fragment=number) for number, puppet in enumerate(near)]
+        answers = [answer.WhichOneof("kind") for _, answer in called]
+        assert answers == ["accept", "accept", "refuse"], "half of the four"
+        assert called[2][1].refuse.reason == Refusal.FULL.value
+        async with cabled(node.port, "127.9.0.1") as cable:
+            called.append(await far.hello(node, cable.port, fragment=2))
+            assert called[3][1].WhichOneof("kind") == "accept"
+            assert node.free == 2, "the slots of one exchange are left for one of our own"
+            for stream, _ in called:
+                stream.cancel()
+            await eventually(lambda: not node.exchanger.running, "all have ended")
 
 
 async def test_slots_are_kept_until_the_last_word_has_gone():

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -14,6 +14,7 @@ from lowcomm_node.discovery.punching import (
     FIRST_PAUSE,
     IDENTIFY,
     MAX_ADDRESSES,
+    MAX_AT_ONCE,
     MAX_HEARD,
     PROTOCOL,
     TAKE_EVERY,
@@ -211,11 +212,14 @@ async def idle() -> AsyncIterator[Callable[[Puncher, int, int], list[socket.sock
     opened: list[socket.socket] = []
     asked: list[Puncher] = []
 
-    def open_streams(one: Puncher, strangers: int, of_each: int = 1) -> list[socket.socket]:
+    def open_streams(
+        one: Puncher, strangers: int, of_each: int = 1, addresses: Sequence[str] = (RELAYED,)
+    ) -> list[socket.socket]:
         for number in range(strangers * of_each):
             near, far = pair()
             opened.append(far)
-            one.take(Daemon(), OpenStream(peer_id_of(bytes([10 + number // of_each]) * 32), RELAYED, near))
+            stranger = peer_id_of(bytes([10 + number // of_each]) * 32)
+            one.take(Daemon(), OpenStream(stranger, addresses[number % len(addresses)], near))
         asked.append(one)
         return opened
 
@@ -233,16 +237,57 @@ def is_closed(far: socket.socket) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("strangers", "of_each", "taken"), [(100, 1, MAX_HEARD), (1, 50, 1)])
-async def test_streams_on_which_nothing_is_asked_are_few(idle, strangers: int, of_each: int, taken: int) -> None:
-    ends = idle(puncher(), strangers, of_each)
+RELAYS = [RELAYED.replace("44.1.1.1", f"44.1.{number}.1").replace(RELAY, peer_id_of(bytes([number]) * 32))
+          for number in range(4, 14)]  # fmt: skip
+OF_ONE_RELAY = 22
+"""Two thirds of all."""
+
+
+@pytest.mark.parametrize(
+    ("strangers", "of_each", "addresses", "taken"),
+    [
+        (100, 1, [RELAYED], OF_ONE_RELAY),
+        (100, 1, [AT_BOB], MAX_HEARD // 2),
+        (100, 1, RELAYS, MAX_HEARD),
+        (1, 50, [RELAYED], 1),
+    ],
+)
+async def test_streams_on_which_nothing_is_asked_are_few(
+    idle, strangers: int, of_each: int, addresses: list[str], taken: int
+) -> None:
+    ends = idle(puncher(), strangers, of_each, addresses)
     assert len([far for far in ends if not is_closed(far)]) == taken
 
 
-async def test_strangers_that_ask_nothing_keep_nobody_out(idle) -> None:
+@pytest.mark.parametrize("addresses", [[AT_BOB], RELAYS[:1]])
+async def test_strangers_that_ask_nothing_keep_nobody_out(idle, addresses: list[str]) -> None:
     daemon, one = Daemon(), puncher()
-    idle(one, MAX_HEARD - 1)
+    idle(one, 2 * MAX_HEARD, 1, addresses)
     assert await taking(daemon, one) == message(AT_ADA)
+
+
+async def test_peers_behind_one_relay_do_not_take_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, now, fars = puncher(), 1000.0, list[socket.socket]()
+    monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
+    loop = asyncio.get_running_loop()
+
+    async def ask(number: int, address: str) -> bytes:
+        nonlocal now
+        near, far = pair()
+        fars.append(far)
+        one.take(Daemon(), OpenStream(peer_id_of(bytes([100 + number]) * 32), address, near))
+        await loop.sock_sendall(far, message(AT_BOB))
+        now += TAKE_EVERY
+        async with asyncio.timeout(20):
+            return await loop.sock_recv(far, 1000)
+
+    refused = bytes([255])
+    answers = [await ask(number, RELAYS[0]) for number in range(MAX_AT_ONCE)]
+    assert answers == [message(AT_ADA)] * (MAX_AT_ONCE - 1) + [refused]
+    assert await ask(50, RELAYS[1]) == message(AT_ADA)
+    await one.close()
+    for far in fars:
+        far.close()
 
 
 async def test_who_sends_on_after_the_answer_is_not_dialed() -> None:

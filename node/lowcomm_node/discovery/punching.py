@@ -23,11 +23,12 @@ from time import monotonic
 
 from lowcomm_node.discovery.control import Control, read_exactly, read_message
 from lowcomm_node.discovery.interface import OpenStream
-from lowcomm_node.discovery.multiaddress import CIRCUIT, EntryPoint, decode, is_dialable, reach
+from lowcomm_node.discovery.multiaddress import CIRCUIT, EntryPoint, decode, is_dialable, place_in, reach
 from lowcomm_node.discovery.relay import fields
 from lowcomm_node.discovery.targets import Targets
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.logs import log
+from lowcomm_node.probing.ration import OF_FEW, Shares
 
 PROTOCOL = "/lowcomm/punch/1"
 IDENTIFY = "/ipfs/id/1.0.0"
@@ -49,7 +50,7 @@ MAX_DOUBLINGS = 10
 MAX_AT_ONCE = 4
 """Attempts of others that we take part in at once."""
 MAX_HEARD = 32
-"""Streams at once on which others may ask us to take part, one of each peer; no more are taken."""
+"""Streams at once on which others may ask us to take part, one of each peer; an address or relay has a share of them."""
 TAKE_EVERY = 1.0
 """Seconds between two of them: nobody shall make us dial strangers all day."""
 MAX_PEERS = 1024
@@ -93,7 +94,9 @@ class Puncher:
         """Peers that we are asking."""
         self._heard: set[str] = set()
         """Peers that have not told yet what they want."""
-        self._taking_part = 0
+        self._shares = Shares()
+        """Of ``_heard``, by address or relay."""
+        self._taking_part, self._shares_taken = 0, Shares(OF_FEW)
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_taken = float("-inf")
         self.targets = Targets(dials=ATTEMPTS * MAX_ADDRESSES)
@@ -159,10 +162,12 @@ class Puncher:
 
     def take(self, control: Control, stream: OpenStream) -> None:
         """Take part, or not, in an attempt of another peer."""
-        if stream.peer_id in self._heard or len(self._heard) >= MAX_HEARD:
+        free, place = MAX_HEARD - len(self._heard), place_in(stream.address)
+        if stream.peer_id in self._heard or free <= 0 or not self._shares.has_room(place, free):
             stream.socket.close()
             return
         self._heard.add(stream.peer_id)
+        self._shares.take(place)
         task = asyncio.create_task(self._take(control, stream))
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._done(task, stream))
@@ -187,10 +192,13 @@ class Puncher:
                 async with asyncio.timeout(DEADLINE):
                     await _send(stream.socket, None)
                 return
+            place = place_in(stream.address)
             self._taking_part += 1
+            self._shares_taken.take(place)
             try:
                 await self._take_part(control, stream, theirs)
             finally:
+                self._shares_taken.give_back(place)
                 self._taking_part -= 1
 
     async def _hear(self, stream: OpenStream) -> list[str] | None:
@@ -199,6 +207,7 @@ class Puncher:
                 return await _receive(stream.socket)
         finally:
             self._heard.discard(stream.peer_id)
+            self._shares.give_back(place_in(stream.address))
 
     async def _take_part(self, control: Control, stream: OpenStream, theirs: Sequence[str]) -> None:
         peer = stream.peer_id
@@ -217,7 +226,9 @@ class Puncher:
         """Whether to take part; of two that ask each other, the one of the smaller peer id goes on."""
         now = monotonic()
         crosses = stream.peer_id in self._punching and self._peer_id < stream.peer_id
-        is_flood = now < self._last_taken + TAKE_EVERY or self._taking_part >= MAX_AT_ONCE
+        free = MAX_AT_ONCE - self._taking_part
+        has_room = free > 0 and self._shares_taken.has_room(place_in(stream.address), free)
+        is_flood = now < self._last_taken + TAKE_EVERY or not has_room
         if crosses or is_flood or not stream.address.endswith(CIRCUIT):
             return False
         self._last_taken = now

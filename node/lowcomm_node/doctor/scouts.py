@@ -106,8 +106,10 @@ async def _sight(asker: Asker) -> Sight:
 
 async def scout_packets(helpers: Sequence[Helper], subject: Subject) -> tuple[Packets, ...]:
     """Whether large packets get through over TCP, to each helper that it can be told of. Never raises."""
-    # What is lost in one direction holds up all that follows over the same connection: each direction has one of its own.
-    outs, ins = await asyncio.gather(*(_large_pings(helpers, subject.loopback, out) for out in (True, False)))
+    # What one direction loses holds up all that follows over the same connection.
+    # So each direction has a connection of its own.
+    sent = (_large_pings(helpers, subject.loopback, out) for out in (True, False))
+    outs, ins = await asyncio.gather(*sent)
     return tuple(
         Packets(helper.entry, out, into)
         for helper, out, into in zip(helpers, outs, ins, strict=True)

@@ -2,14 +2,14 @@
 
 A peer counts while we keep a connection to call it, and while a call of its is served. ``Describe`` does not count: it is
 answered at once, and is how peers say hello and goodbye. When there is no room, connections that carry no call make some. Peers
-that only call us share their places by address (``crowd.Shares``), so that free identities do not take all of them.
+that only call us share their places by address (``ration.Shares``), so that free identities do not take all of them.
 """
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from lowcomm_node.exchange.crowd import Shares
+from lowcomm_node.probing.ration import Shares
 
 DEFAULT_PEERS = 64
 

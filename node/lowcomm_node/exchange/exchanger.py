@@ -27,6 +27,7 @@ from lowcomm_node.exchange.round import ABANDON_DEADLINE, HELLO_DEADLINE, Round,
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
 from lowcomm_node.exchange.throttle import Bandwidth
 from lowcomm_node.logs import log
+from lowcomm_node.probing.ration import OF_FEW, Shares
 from lowcomm_node.trainer.arena import Arena
 from lowcomm_node.trainer.interface import Merged, Ready, slots_each
 from lowcomm_node.trainer.process import Trainer
@@ -169,9 +170,10 @@ class Exchanger:
         """A peer has not answered an offer; after some in a row it is left out for a while."""
         self.roster.liveness.missed(peer, time())
 
-    def _new_round(self, offer: Offer, peers: list[str], called: bool) -> Round:
+    def _new_round(self, offer: Offer, peers: list[str], called: bool, place: str = "") -> Round:
         kind = GroupRound if self.spec.sync.group > 2 else PairRound
         round_ = kind(self, offer, peers, self.arena.take(self._slots_each), called)
+        round_.place = place
         self.running[offer.fragment] = round_
         round_.set_timers(self.deadline_for(offer.seconds))
         return round_
@@ -282,14 +284,14 @@ class Exchanger:
             self.hold(peer, Deed.HEAVY, str(error))
             raise
         self.met(peer)
-        refusal = self._consider(peer, theirs)
+        refusal = self._consider(peer, theirs, stream.place)
         if refusal is not None:
             self.history.we_refused(peer, refusal)
             await answer_in_time(stream, offers.refuse(refusal))
             return
-        await self._round_for(peer, theirs).answer(peer, theirs, stream)
+        await self._round_for(peer, theirs, stream.place).answer(peer, theirs, stream)
 
-    def _consider(self, peer: str, theirs: Offer) -> Refusal | None:
+    def _consider(self, peer: str, theirs: Offer, place: str) -> Refusal | None:
         if self._ready is None:
             return Refusal.NOT_TRAINING
         round_ = self.running.get(theirs.fragment)
@@ -301,7 +303,7 @@ class Exchanger:
         ready = Readiness(
             training=self.open and self.spec.sync.group > 1,
             busy=round_ is not None and not round_.exchange.has_room_for(peer),
-            has_room=round_ is not None or self._has_room,
+            has_room=round_ is not None or self._has_room_for(place),
             # Whoever waits for this very peer takes part, however few steps ago it merged.
             min_steps=0 if round_ is not None else self.schedule.least_steps(fragment, self.spec.sync.min_steps),
             step_is_supported=self.supports(peer, theirs.swarm_step),
@@ -314,7 +316,7 @@ class Exchanger:
             return Refusal.NOT_ALLOWED
         return refusal
 
-    def _round_for(self, peer: str, theirs: Offer) -> Round:
+    def _round_for(self, peer: str, theirs: Offer, place: str) -> Round:
         round_ = self.running.get(theirs.fragment)
         if round_ is not None:
             call = round_.calls.pop(peer, None)
@@ -323,7 +325,7 @@ class Exchanger:
             return round_
         offer = self._offer(theirs.fragment, theirs.round)
         pairs = self.spec.sync.group == 2
-        round_ = self._new_round(offer, [] if pairs else self._candidates(offer), called=True)
+        round_ = self._new_round(offer, [] if pairs else self._candidates(offer), called=True, place=place)
         round_.exchange.expect(peer)
         if not pairs:
             round_.start()
@@ -439,6 +441,18 @@ class Exchanger:
         return slots_each(self.spec.sync.group)
 
     @property
+    def _free(self) -> int:
+        """How many exchanges may be begun beside those that run."""
+        return max(1, self.ready.slots // self._slots_each) - len(self.running)
+
+    @property
     def _has_room(self) -> bool:
-        at_once = max(1, self.ready.slots // self._slots_each)
-        return len(self.running) < at_once and self.arena.free >= self._slots_each
+        return self._free > 0 and self.arena.free >= self._slots_each
+
+    def _has_room_for(self, place: str) -> bool:
+        """Whether a call from an address may begin an exchange: no address takes all of them."""
+        shares = Shares(OF_FEW)
+        for round_ in self.running.values():
+            if round_.called:
+                shares.take(round_.place)
+        return self._has_room and shares.has_room(place, self._free)

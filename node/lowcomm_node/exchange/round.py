@@ -53,6 +53,8 @@ class Round(ABC):
         self.slots = slots
         self.called = called
         """Whether a peer's call began it, not our own schedule."""
+        self.place = ""
+        """Where that call came from."""
         self.began = monotonic()
         self.deadline = 0.0
         """Seconds from then on."""

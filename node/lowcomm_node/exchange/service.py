@@ -146,7 +146,7 @@ class ExchangeService:
         """One exchange of one fragment with the caller."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
-            stream = CalleeStream(context, self._traffic.of(peer))
+            stream = CalleeStream(context, self._traffic.of(peer), place=self._address(context))
             await self._guard(call, peer, lambda: self._handlers.swap(peer, stream))
 
     async def Fetch(self, request_iterator: Any, context: Any) -> None:  # noqa: N802

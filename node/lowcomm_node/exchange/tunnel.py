@@ -29,7 +29,7 @@ from lowcomm_node.discovery.control import read_exactly
 from lowcomm_node.discovery.interface import OpenStream, Streams
 from lowcomm_node.discovery.multiaddress import place_in
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange.crowd import Arrivals, Shares, gives_way
+from lowcomm_node.exchange.crowd import Arrivals, gives_way
 from lowcomm_node.exchange.pipe import Pipe
 from lowcomm_node.exchange.tunnel_frames import (
     ANSWER,
@@ -44,6 +44,7 @@ from lowcomm_node.exchange.tunnel_frames import (
 from lowcomm_node.exchange.tunnel_session import Session, Slabs
 from lowcomm_node.exchange.way import KEEP, Forgotten, Way, log_defect
 from lowcomm_node.logs import log
+from lowcomm_node.probing.ration import Shares
 from lowcomm_protocol.errors import LowcommError
 
 MAX_TUNNELS = 64

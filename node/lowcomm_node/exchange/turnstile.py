@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from lowcomm_node.exchange.crowd import Shares
-from lowcomm_node.probing.ration import Allowed, Ration, network_of, prefixes_of
+from lowcomm_node.probing.ration import Allowed, Ration, Shares, network_of, prefixes_of
 
 MAX_CALLS_PER_PEER = 8
 """At once: exchanges of as many fragments as may be under way, a fetch, an introduction, a ping."""

@@ -1,11 +1,17 @@
 """How much strangers may have. No clock of its own: time is an argument (seconds of a clock that never goes back)."""
 
 import ipaddress
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
 
 MAX_CALLERS = 4096
+AT_LEAST = (8, 16)
+"""Places that an address, and its /24 or /48, may have in any case, as long as there is room."""
+PER_FREE = (1, 2)
+"""Beyond these: as many as are free, and twice as many."""
+OF_FEW = (1, 2)
+"""The same as AT_LEAST where there are few places in all."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,36 @@ class _Level:
 
     def take(self, count: int) -> None:
         self._taken += count
+
+
+class Shares:
+    """Places by address. An address takes no more than half of all, its network two thirds, so others always find some.
+
+    It may hold as many as are free (dynamic thresholds, Choudhury and Hahne 1998): alone it gets half, one of two a third.
+    So many peers behind one address (carrier-grade NAT) have room while there is room, and no address has all of it.
+    """
+
+    def __init__(self, at_least: tuple[int, int] = AT_LEAST) -> None:
+        """``at_least``: places that an address, and its network, may have while there is room."""
+        self._at_least = at_least
+        self._held: Counter[str] = Counter()
+
+    def has_room(self, place: str, free: int) -> bool:
+        """Whether one more may come from an address, where so many places are free."""
+        # The widest first: a relay, behind which no address is seen, has as many peers as a network.
+        bounds = zip(reversed(prefixes_of(place)), reversed(self._at_least), reversed(PER_FREE), strict=False)
+        return all(self._held[prefix] < max(least, share * free) for prefix, least, share in bounds)
+
+    def take(self, place: str) -> None:
+        """One more from an address."""
+        self._held.update(prefixes_of(place))
+
+    def give_back(self, place: str) -> None:
+        """The counterpart of ``take``."""
+        for prefix in prefixes_of(place):
+            self._held[prefix] -= 1
+            if not self._held[prefix]:
+                del self._held[prefix]
 
 
 def network_of(host: str) -> str:
