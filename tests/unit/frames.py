@@ -1,13 +1,14 @@
 """Hostile HTTP/2 by hand: floods of frames that no library sends, over TLS, to a real server."""
 
 import asyncio
+import base64
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from wire import SERVER_NAME
 
-HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 1, 3, 4, 6, 8, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 ACK, END_STREAM, END_HEADERS = 1, 1, 4
 TICK = 0.02
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -26,6 +27,28 @@ def block(path: bytes) -> bytes:
     """The header block of a call (RFC 7541): static names, literal values that are not indexed."""
     fields = b"\x83\x87\x04" + _text(path) + b"\x01" + _text(b"lowcomm")
     return fields + b"\x0f\x10" + _text(b"application/grpc") + b"\x00" + _text(b"te") + _text(b"trailers")
+
+
+def _string(text: bytes) -> bytes:
+    """A string of any length (RFC 7541, section 5.2)."""
+    left = len(text) - 127
+    if left < 0:
+        return _text(text)
+    length = [127]
+    while left >= 128:
+        length.append(128 + left % 128)
+        left //= 128
+    return bytes([*length, left]) + text
+
+
+def call(stream: int, path: bytes, metadata: Iterable[tuple[str, bytes]], message: bytes = b"") -> bytes:
+    """A whole call with one message, by a caller that shows who it is."""
+    fields = block(path)
+    for name, value in metadata:
+        told = base64.b64encode(value) if name.endswith("-bin") else value
+        fields += b"\x00" + _string(name.encode()) + _string(told)
+    data = b"\0" + len(message).to_bytes(4, "big") + message
+    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, END_STREAM, stream, data)
 
 
 def begin(stream: int, path: bytes = b"/lowcomm.v1.Exchange/Describe", flags: int = END_HEADERS) -> bytes:

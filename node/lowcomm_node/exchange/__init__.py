@@ -16,6 +16,7 @@ tunnel_frames.py   what the ends of a tunnel tell each other    crowd.py        
 throttle.py     how much of the link the owner allows           traffic.py      bytes and rates of each peer
 connections.py  our TCP connections                             congestion.py   ... those that lose go on with BBR
 donor.py        state for joiners: the donor's side             fetch.py        ... the joiner's, from several at once
+overhead.py     what comes over them beside messages            strangers.py    ... and those that nobody vouched for
 turns.py        whom a donor serves, and who waits              gathering.py    ... which pieces are here, and go together
 security.py     certificate, call credentials                  nonces.py       ... each is good once
 pinging.py      latency and rate of each route, both sides

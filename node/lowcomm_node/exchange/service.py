@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -22,12 +23,13 @@ from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
 from lowcomm_node.exchange.call import Call
 from lowcomm_node.exchange.company import Company
 from lowcomm_node.exchange.connections import INTERNET, Endings, Place, place_of
+from lowcomm_node.exchange.overhead import Explaining
 from lowcomm_node.exchange.pinging import Echo
 from lowcomm_node.exchange.security import Certificate, Gatekeeper
 from lowcomm_node.exchange.strangers import Strangers
 from lowcomm_node.exchange.stream import CalleeStream
 from lowcomm_node.exchange.throttle import FREE_FLOW
-from lowcomm_node.exchange.traffic import Traffic
+from lowcomm_node.exchange.traffic import Meter, Traffic
 from lowcomm_node.exchange.tunnel import Tunnels
 from lowcomm_node.exchange.turnstile import MAX_CALLS, Turnstile
 from lowcomm_node.exchange.way import KEEP
@@ -146,14 +148,14 @@ class ExchangeService:
         """One exchange of one fragment with the caller."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
-            stream = CalleeStream(context, self._traffic.of(peer), place=self._address(context))
+            stream = self._stream(context, self._traffic.of(peer))
             await self._guard(call, peer, lambda: self._handlers.swap(peer, stream))
 
     async def Fetch(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """Pieces of a snapshot of ours, for a joiner."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
-            stream = CalleeStream(context, self._traffic.of(peer), call.taking, self._address(context))
+            stream = self._stream(context, self._traffic.of(peer), call.taking)
             await self._guard(call, peer, lambda: self._handlers.fetch(peer, stream))
 
     async def Describe(self, request_iterator: Any, context: Any) -> pb.Introduction:  # noqa: N802
@@ -172,9 +174,16 @@ class ExchangeService:
         """How long and how fast is the line?"""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
-            await self._guard(
-                call, peer, lambda: self._echo.answer(peer, CalleeStream(context, place=self._address(context)))
-            )
+            stream = self._stream(context, Meter())
+            await self._guard(call, peer, lambda: self._echo.answer(peer, stream))
+
+    def _stream(
+        self, context: Any, meter: Meter, taking: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> CalleeStream:
+        """Our end of a call; its messages are counted, and explain what comes over its connection."""
+        connection = self._connection(context)
+        counts = Explaining(meter, self.strangers.overhead, connection) if connection is not None else meter
+        return CalleeStream(context, counts, taking, self._address(context))
 
     async def _authenticate(self, call: Call) -> str:
         place, connection = self._place(call.context), self._connection(call.context)

@@ -1,7 +1,8 @@
 """Connections on which nobody has shown who it is: gRPC takes as many as come, so those that are too many are ended here.
 
     peers' connections    a call with a good credential has come over them; so many of one address, and of all together;
-                          beyond that those that have called least recently are ended
+                          beyond that those that have called least recently are ended, and those that carry too much
+                          beside messages (overhead.py)
     strangers'            so many of one address, and of all together; beyond that the oldest are ended.
                           Each has so many seconds to make a call with a good credential, and so many bytes
     a flooding address    no new ones for a minute, and all of its strangers' are ended
@@ -21,6 +22,7 @@ from time import monotonic
 
 from lowcomm_node.exchange.blocklist import BLOCKED, Blocklist
 from lowcomm_node.exchange.connections import Place, connections, plain
+from lowcomm_node.exchange.overhead import OF_CALL, Overhead
 from lowcomm_node.exchange.turnstile import UNBOUND
 from lowcomm_node.logs import log
 from lowcomm_node.probing.ration import Allowed, Ration, network_of
@@ -63,6 +65,8 @@ class Strangers:
         """``blocked``: seconds for which an address that floods us can't connect; ``unproven``: for a first good call."""
         self._unproven, self._proven_of_one = unproven, proven_of_one
         self._refusals = refusals or Refusals()
+        self.overhead = Overhead()
+        """What comes over connections of peers beside messages."""
         self._most_of_one, self._most = most_of_one, most
         self._blocklist, self._ration = Blocklist(blocked), Ration(ended)
         self._known: OrderedDict[Place, None] = OrderedDict()
@@ -81,6 +85,7 @@ class Strangers:
         self._known[place] = None
         self._known.move_to_end(place)
         self._vouched.add(place)
+        self.overhead.explain(place, OF_CALL)
         if len(self._known) > MAX_KNOWN:
             self._vouched.discard(self._known.popitem(last=False)[0])
 
@@ -153,6 +158,10 @@ class Strangers:
             for place in self.noisy(lambda place: _received(there[place])):
                 if place not in self._ending:
                     self._end(place, there[place], now, NOISY)
+            peers = {place: _received(there[place]) for place in self._vouched - self._ending}
+            for place in self.overhead.excess(peers, now):
+                log.info("strangers.noisy_peer", host=place[0], reason="its frames belong to no message")
+                self._end(place, there[place], now, NOISY)
             self._blocklist.enforce((one for one in ours if _listens(one)), now)
 
     def _end(self, place: Place, connection: socket.socket, now: float, weight: int = 1) -> None:

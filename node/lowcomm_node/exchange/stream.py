@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.exchange.overhead import Counts
 from lowcomm_node.exchange.traffic import Meter
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -111,7 +112,7 @@ class CalleeStream:
     def __init__(
         self,
         context: Any,
-        meter: Meter | None = None,
+        meter: Counts | None = None,
         taking: Callable[[], AbstractContextManager[None]] = nullcontext,
         place: str = "",
     ) -> None:
