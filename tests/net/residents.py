@@ -59,11 +59,13 @@ class Resident(Node):
 class Swarm:
     """A bootstrap server with a run, and nodes that enter there."""
 
-    def __init__(self, folder: Path, spec: str = TINY, method: str = "lowcomm") -> None:
+    def __init__(self, folder: Path, spec: str = TINY, method: str = "lowcomm", start_peers: int = 2) -> None:
         self.folder, self.address = folder, ""
         self._run = folder / "run.toml"
         self._run.parent.mkdir(parents=True, exist_ok=True)
-        self._run.write_text(spec.format(method=method, steps=1_000_000, start_peers=2, evaluate_every=1_000_000))
+        self._run.write_text(
+            spec.format(method=method, steps=1_000_000, start_peers=start_peers, evaluate_every=1_000_000)
+        )
 
     def serve(self, host: Host, *arguments: str, version: int = 4, deadline: float = START) -> None:
         """Start the bootstrap server, and publish the run; nodes enter at its address of this version of IP."""

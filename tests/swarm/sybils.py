@@ -25,8 +25,13 @@ def silent_door(host: str = "127.0.0.1") -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-async def store_sybils(peer: Peer, run_id: str, addresses: Sequence[str], life: float = 300.0) -> int:
-    """Publish one training peer for each address (``host:port``), of an identity of its own; how many were taken."""
+async def store_sybils(
+    peer: Peer, run_id: str, addresses: Sequence[str], life: float = 300.0, entry_points: bool = False
+) -> int:
+    """Publish one training peer for each address (``host:port``), of an identity of its own; how many were taken.
+
+    ``entry_points``: whether they say to be there as peers of the DHT, too.
+    """
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def store(number: int, address: str) -> bool:
@@ -34,9 +39,16 @@ async def store_sybils(peer: Peer, run_id: str, addresses: Sequence[str], life: 
         info = PeerInfo(
             peer_id=identity.peer_id, run_id=run_id, phase=Phase.TRAINING, issued=now, expires=now + life,
             addresses=(address,), certificate=bytes(32), swarm_step=0,
+            entry_points=(multiaddress(address, identity.peer_id),) if entry_points else (),
         )  # fmt: skip
         async with slots:
             return await peer.publish(peers_key(run_id), identity.peer_id, write_record(info, identity), life)
 
     taken = await asyncio.gather(*(store(number, address) for number, address in enumerate(addresses)))
     return sum(taken)
+
+
+def multiaddress(address: str, peer_id: str) -> str:
+    """Of a peer of the DHT at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    return f"/ip4/{host}/tcp/{port}/p2p/{peer_id}"
