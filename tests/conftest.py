@@ -32,9 +32,10 @@ def pytest_configure() -> None:
 
 def _turn(file: str) -> int:
     path = Path(file)
-    if path.parent.name in ("swarm", "benchmarks"):
+    folder = path.parts[1] if len(path.parts) > 2 else ""  # tests/FOLDER/...
+    if folder in ("swarm", "benchmarks"):
         return len(FOLDERS) + 1 if path.name in LATER else 0
-    folder = "long" if path.name in LONG else path.parent.name
+    folder = "long" if path.name in LONG else folder
     return 1 + FOLDERS.index(folder) if folder in FOLDERS else 1
 
 
