@@ -23,6 +23,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.pieces import LEAST_VALUES, MOST_VALUES, PIECES, apart, empty_fragment, plan_pieces, read_piece
 from lowcomm_protocol.run import RunSpec
+from lowcomm_protocol.schedule import FragmentProgress
 from lowcomm_protocol.snapshot import StateForm, Version, name_of, read_manifest
 from waiting import until_async
 
@@ -130,6 +131,21 @@ def test_a_joiner_of_a_donor_that_has_not_taken_a_step_warms_up(dataset):
     transfer.adopt(joiner, taken.manifest([]), taken.piece)
     assert joiner.optimizer.moments() == {}
     joiner.inner_step()
+
+
+@pytest.mark.parametrize(("own", "step"), [(2, 3), (5, 5)])
+def test_who_copies_a_state_has_all_that_it_trained_merged_and_its_exchanges_are_void(dataset, own: int, step: int):
+    donor, joiner = trained("lowcomm", dataset), trained("lowcomm", dataset, "joiner", steps=own)
+    donor.schedule.merged(0, donor.clock.step, donor.steps, donor.tokens)
+    joiner.capture(1)
+    taken = transfer.Snapshot(donor)
+    assert (taken.swarm_step, [donor.schedule[p].version for p in range(2)]) == (3, [2, 1])
+    transfer.adopt(joiner, taken.manifest([]), taken.piece)
+    assert joiner.captures == {} and joiner.clock.step == step, "its clock never goes back"
+    for p, version in enumerate((2, 1)):
+        synced = joiner.schedule.round_of(p, step)
+        assert joiner.schedule[p] == FragmentProgress(version, own, own * joiner.spec.tokens_per_step, synced)
+    assert [one.learned for one in joiner.usual] == [0.5, 1.5]
 
 
 @pytest.mark.parametrize("kind", ["lowcomm", "muon"])
