@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -40,6 +41,8 @@ SAME = ("_Eq_Is", "_Is_Eq", "_NotEq_IsNot", "_IsNot_NotEq")
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.toml"
 SEEN = "create table if not exists seen (job_id text primary key)"
 """Those that survived when they were run first."""
+NO_PYTHON = re.compile(r"[1-9]\d* \d+ tests")
+"""What mutant_server.py says where it ended without a test that failed: the module can't be imported, so it is no mutant."""
 COUNTS = ("mutants", "run", "killed", "equivalent", "killed_at_first", "hung")
 SERVER = Path(__file__).with_name("mutant_server.py")
 SEED = 17
@@ -234,6 +237,7 @@ def result(path: str) -> dict[str, Any]:
             "select r.test_outcome, r.diff, r.output, r.job_id in (select job_id from seen) from work_results r "
             "where r.worker_outcome != 'SKIPPED'"
         ).fetchall()
+    ran = [one for one in ran if not NO_PYTHON.match(one[2] or "")]
     alive = sorted(changed(diff) for outcome, diff, *_ in ran if outcome == "SURVIVED")
     equivalent = [one for one in alive if one[1] in known]
     return {

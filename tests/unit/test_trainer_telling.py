@@ -14,6 +14,7 @@ from lowcomm_node.trainer.evaluation import evaluate
 from lowcomm_node.trainer.interface import slots_each
 from lowcomm_node.trainer.loop import describe, slot_bytes
 from lowcomm_node.trainer.optimizer import learning_rate
+from lowcomm_node.trainer.saving import HANGS, PATIENCE
 from lowcomm_protocol.codecs import BLOCK, coder
 from lowcomm_protocol.errors import CodecError, ImplausibleError
 from lowcomm_protocol.run import MAX_GROUP
@@ -209,3 +210,25 @@ def test_weights_that_are_nothing_but_numbers_are_needed_for_text(folder: Path) 
         one.replica.weights["norm.weight"][0] = math.inf
         told = one.ask("generate", prompt="A", tokens=1, temperature=1.0, seed=0)
         assert told["exit_code"] == NotFinite.exit_code and "checkpoint" in told["error"]
+
+
+def test_waiting_for_a_disk_is_told_once_and_so_is_that_it_has_lasted_too_long(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reason in (HANGS, "zzz: no space is left", "a disk is gone"):
+        with driven(folder, "held", more=settings(), checkpoint_every=2) as (one,):
+            clock = Clock(0.0)
+            monkeypatch.setattr(loop_module, "monotonic", clock)
+            saving = one.loop._saving
+            saving.began(0)
+            one.replica.steps = 2
+            one.ask("train", on=True)
+            assert not one.loop._can_step() and not one.loop._can_step()
+            assert len(one.events("held")) == 1 and one.events("not-saved") == []
+            if reason == HANGS:
+                clock.now += PATIENCE
+            else:
+                saving.failed(reason, clock.now)
+            assert one.loop._can_step() and one.loop._can_step()
+            told = [event["reason"] for event in one.events("not-saved")]
+            assert told == ([HANGS] if reason == HANGS else []), "why a save failed is told by who writes"
