@@ -113,7 +113,11 @@ class Chooser:
 def serve(address: str, path: str) -> None:
     """Fork for every connection, and answer with the exit code of the tests that the mutant concerns."""
     source = (TREE / path).read_text()
-    numba.config.DISABLE_JIT = is_plain = "kernels" in path
+    numba.config.DISABLE_JIT = is_plain = path.endswith("outer_kernels.py")
+    if path.endswith("/kernels.py"):
+        numba.config.CACHE_DIR = str(
+            OUT / "numba-mutants"
+        )  # what mutants compile to must not replace what is loaded elsewhere
     forget(path)
     told: dict[str, tuple[float, list[str]]] = {}
     for test in TESTS[path].split():

@@ -6,7 +6,7 @@
 
 It works on a copy of the checkout under out/mutants, keeps every result there, and goes on where it was ended. Not counted are
 mutants of annotations and those that compare by identity instead of equality, which change nothing here. mutant_server.py runs
-the tests; kernels are tested without compiling. Results: benchmarks/results/mutants.json.
+the tests. Results: benchmarks/results/mutants.json.
 """
 
 import argparse
@@ -91,7 +91,7 @@ TESTS = {
     PROTOCOL + "roster.py": "test_roster",
     PROTOCOL + "run.py": "test_run test_run_size test_document",
     PROTOCOL + "swap.py": "test_swap",
-    PROTOCOL + "tally.py": "test_group test_exchange",
+    PROTOCOL + "tally.py": "test_tally test_group",
     PROTOCOL + "work.py": "test_work",
     PROTOCOL + "codecs/__init__.py": "test_codecs",
     PROTOCOL + "codecs/bf16.py": "test_codecs",
