@@ -3,12 +3,13 @@
 import asyncio
 
 import pytest
-from exchanging import INTERVAL, Node, announced, chunks, hear, hear_content, hear_end, say, swarm
+from exchanging import INTERVAL, Node, announced, chunks, eventually, hear, hear_content, hear_end, say, swarm
 from scripted import SIZE, contribution
 from wire import soon
 
 from lowcomm_node.exchange import frames
 from lowcomm_node.exchange.history import Outcome
+from lowcomm_protocol import exchange as ex
 
 
 def merged_all(nodes: list[Node], number: int = 1) -> None:
@@ -97,3 +98,27 @@ async def test_a_puppet_that_does_all_right_is_merged_with(calls: bool):
         if not calls:
             stream.cancel()
         await closing
+
+
+async def test_what_waits_for_a_capture_that_comes_after_the_end_is_not_decoded_any_more():
+    async with swarm(1) as one:
+        (node,) = one.nodes
+        puppet = await one.puppet()
+        capture, drop = node.trainer.holds["capture"], node.trainer.holds["drop"]
+        capture.clear()
+        drop.clear()
+        stream = await puppet.agree(node, calls=False)
+        await say(stream, announced(puppet.content), *chunks(puppet.content))
+        (round_,) = node.exchanger.running.values()
+        await eventually(lambda: round_.bytes_received == SIZE, "all has come")
+        round_.handle(ex.GaveUp(reason="its deadline has passed"))
+        capture.set()
+        await eventually(lambda: "drop" in node.trainer.asked, "it is being dropped")
+        await eventually(round_._captured.is_set, "the capture was answered")
+        drop.set()
+        assert (await node.ended())["outcome"] == "failed"
+        await hear_end(stream)
+        stream.cancel()
+        await node.at_rest()
+        assert "receive" not in node.trainer.asked
+        assert len(node.exchanger.trust) == 0, "nothing is held against the partner"

@@ -101,6 +101,23 @@ def test_what_is_dropped_late_is_the_exchange_that_was_meant(folder: Path) -> No
         assert 0 in one.replica.captures
 
 
+@pytest.mark.parametrize("codec", ["fp32", "mod3"])
+@pytest.mark.parametrize("what", ["receive", "resend", "patch"])
+def test_what_comes_once_an_exchange_is_dropped_is_nobody_s_fault(folder: Path, what: str, codec: str) -> None:
+    with driven(folder, "a", "b", more=PAIRS.replace("fp32", codec)) as (one, other):
+        for here in (one, other):
+            here.steps(2)
+        begin(one, other)
+        held = threading.Event()
+        one.loop._coder.submit(held.wait)
+        one.send("drop", fragment=0)
+        number = one.send(what, fragment=0, peer="b", slot=1, size=4, blocks="")
+        held.set()
+        one.settle()
+        answer = one.answer(number)
+        assert "void" in answer["error"] and not answer["unusable"]
+
+
 # What nobody foresaw
 
 

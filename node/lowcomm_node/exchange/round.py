@@ -419,7 +419,7 @@ class Round(ABC):
     async def _until(self, event: asyncio.Event) -> None:
         """Wait for the members, or for our capture. Raises LinkLost if the exchange is over before."""
         await event.wait()
-        if self.done.is_set():
+        if self.exchange.over:  # not only once it is done: what is captured may be dropped already
             raise LinkLost("the exchange is over")
 
     def _tokens(self, peers: Sequence[str]) -> dict[str, int]:

@@ -33,6 +33,7 @@ from lowcomm_node.limits import check_memory, limit_vram
 from lowcomm_node.sampling import TOP_K, generate
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import Arena
+from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.evaluation import evaluate
 from lowcomm_node.trainer.interface import Ready, TrainerSettings, said, slots_each
 from lowcomm_node.trainer.optimizer import learning_rate
@@ -146,6 +147,21 @@ class TrainerLoop:
                 self._pipe.send({"re": number, **answer})
 
         self._coder.submit(job)
+
+    def _on_capture(
+        self, number: int, fragment: int, capture: Capture, work: Callable[[], dict[str, Any] | None]
+    ) -> None:
+        """The same, where it is void once the exchange of this capture is: that is nothing to blame a peer for."""
+
+        def unless_void() -> dict[str, Any] | None:
+            self._check_captured(fragment, capture)
+            return work()
+
+        self._beside(number, unless_void)
+
+    def _check_captured(self, fragment: int, capture: Capture) -> None:
+        if self.replica.captures.get(fragment) is not capture:  # it was dropped, or a state was copied meanwhile
+            raise TrainerError(f"Fragment {fragment} is not captured any more: the exchange is void.")
 
     # steps
 
@@ -330,27 +346,30 @@ class TrainerLoop:
         self._beside(number, work)
 
     def _do_receive(self, number: int, request: dict[str, Any]) -> None:
-        capture, data = self.replica.pair(int(request["fragment"])), self._data(request)
+        fragment = int(request["fragment"])
+        capture, data = self.replica.pair(fragment), self._data(request)
 
         def work() -> dict[str, Any]:
             again = capture.receive(str(request["peer"]), data)
             size = capture.coder.resent_size(again) if again else 0
             return {"again": b64encode(again).decode(), "size": size}
 
-        self._beside(number, work)
+        self._on_capture(number, fragment, capture, work)
 
     def _do_resend(self, number: int, request: dict[str, Any]) -> None:
-        capture, slot = self.replica.pair(int(request["fragment"])), int(request["slot"])
+        fragment, slot = int(request["fragment"]), int(request["slot"])
+        capture = self.replica.pair(fragment)
 
         def work() -> dict[str, Any]:
             out = self._arena.view(slot, self._arena.slot_bytes)
             return self._coded(slot, 0, capture.resend(b64decode(request["blocks"]), out))
 
-        self._beside(number, work)
+        self._on_capture(number, fragment, capture, work)
 
     def _do_patch(self, number: int, request: dict[str, Any]) -> None:
-        capture, data = self.replica.pair(int(request["fragment"])), self._data(request)
-        self._beside(number, lambda: capture.patch(str(request["peer"]), data) or {})
+        fragment = int(request["fragment"])
+        capture, data = self.replica.pair(fragment), self._data(request)
+        self._on_capture(number, fragment, capture, lambda: capture.patch(str(request["peer"]), data) or {})
 
     # requests: exchange in a group, where every member averages one shard
 
@@ -368,23 +387,25 @@ class TrainerLoop:
         self._beside(number, work)
 
     def _do_receive_share(self, number: int, request: dict[str, Any]) -> None:
-        capture, data = self.replica.group(int(request["fragment"])), self._data(request)
-        self._beside(number, lambda: capture.receive(str(request["peer"]), data) or {})
+        fragment = int(request["fragment"])
+        capture, data = self.replica.group(fragment), self._data(request)
+        self._on_capture(number, fragment, capture, lambda: capture.receive(str(request["peer"]), data) or {})
 
     def _do_reduce(self, number: int, request: dict[str, Any]) -> None:
-        capture = self.replica.group(int(request["fragment"]))
-        slot, offset = int(request["slot"]), int(request["offset"])
+        fragment, slot, offset = int(request["fragment"]), int(request["slot"]), int(request["offset"])
+        capture = self.replica.group(fragment)
 
         def work() -> dict[str, Any]:
             out = self._arena.view(slot, self._arena.slot_bytes)[offset:]
             coded = self._coded(slot, offset, capture.reduce(request["tokens"], out))
             return coded | {"left_out": {peer: describe(error) for peer, error in capture.left_out.items()}}
 
-        self._beside(number, work)
+        self._on_capture(number, fragment, capture, work)
 
     def _do_receive_mean(self, number: int, request: dict[str, Any]) -> None:
-        capture, data = self.replica.group(int(request["fragment"])), self._data(request)
-        self._beside(number, lambda: capture.receive_mean(str(request["owner"]), data) or {})
+        fragment = int(request["fragment"])
+        capture, data = self.replica.group(fragment), self._data(request)
+        self._on_capture(number, fragment, capture, lambda: capture.receive_mean(str(request["owner"]), data) or {})
 
     # requests: merge
 
@@ -403,8 +424,7 @@ class TrainerLoop:
 
         def at_boundary() -> None:
             try:
-                if replica.captures.get(fragment) is not capture:  # a state was copied meanwhile, or it was dropped
-                    raise TrainerError(f"Fragment {fragment} is not captured any more: the exchange is void.")
+                self._check_captured(fragment, capture)
                 replica.merge(fragment, int(request["swarm_step"]))
             except TrainerError as error:
                 self._pipe.send({"re": number, **describe(error)})
