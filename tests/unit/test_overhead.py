@@ -95,7 +95,7 @@ async def test_a_peer_that_floods_with_frames_loses_its_connection_and_no_other_
 ):
     monkeypatch.setattr(strangers_module, "EVERY", 0.1)
     async with listening() as callee, calling() as channels, connected(callee.port) as flooding:
-        callee.service.strangers.overhead = Overhead(burst=MIB // 8)
+        callee.service.strangers.overhead = Overhead(burst=MIB // 8, rate=16 * 1024)
         await authenticated(callee, flooding)
         stub = await channels.stub(callee.info())
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)

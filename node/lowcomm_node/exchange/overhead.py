@@ -22,8 +22,8 @@ SHARE = 1 / 8
 """Of the bytes of messages in both directions: the same for each frame of a large one, WINDOW_UPDATE for what we send."""
 BURST = 64 * 1024**2
 """Bytes of one address: what 32 calls hold in windows of 2 MiB is unread yet, or was never read as they broke off."""
-RATE = 128 * 1024
-"""Bytes a second of one address: 10,000 frames of WINDOW_UPDATE; gRPC sends a few for each MiB."""
+RATE = 512 * 1024
+"""Bytes a second of one address: a content that breaks off every 4 s, or 40,000 frames of WINDOW_UPDATE (a twentieth of a core)."""
 
 
 class Counts(Protocol):
