@@ -89,6 +89,29 @@ def test_orthogonalized_matrices_have_singular_values_near_one(shape):
     assert float(aligned.min()) > 0.95, "the singular vectors stay"
 
 
+def test_weight_decay_takes_its_part_of_a_matrix_besides_the_update():
+    after = []
+    for decay in (0.0, 0.5, 2.0):
+        weight = nn.Parameter(torch.full((4, 4), 3.0))
+        weight.grad = torch.eye(4)
+        BatchedMuon([weight], lr=0.1, weight_decay=decay).step()
+        after.append(weight.detach())
+    assert torch.allclose(after[0] - after[1], torch.full((4, 4), 0.1 * 0.5 * 3.0))
+    assert torch.allclose(after[0] - after[2], torch.full((4, 4), 0.1 * 2.0 * 3.0))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_it_counts_the_steps_of_which_its_moments_are_made(optimizer):
+    assert [trained(optimizer, steps)[1].steps for steps in (0, 1, 4)] == [0, 1, 4]
+    _, donor = trained(optimizer, 4)
+    _, joiner = trained(optimizer, 1)
+    joiner.adopt(*donor.moment_vectors(), 9)
+    assert joiner.steps == 9
+    for name, value in donor.moments().items():
+        expected = torch.tensor(9.0) if name.endswith(".step") else value
+        assert torch.equal(joiner.moments()[name], expected), name
+
+
 def test_one_of_several_matrices_without_a_gradient_is_left_alone():
     weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
     muon = BatchedMuon(weights, lr=0.1)
