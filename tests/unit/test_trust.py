@@ -42,6 +42,12 @@ def test_each_further_lie_lasts_twice_as_long():
     assert [(trust.hold("a", Deed.HEAVY, 0), lasts(trust, "a", 0))[1] for _ in range(4)] == [20, 40, 80, 160]
 
 
+def test_nobody_is_left_out_for_longer_than_1024_intervals():
+    trust = Trust(20)
+    costs = [trust.hold("a", Deed.HEAVY, 0).half_life // 20 for _ in range(15)]
+    assert costs == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] + [1024] * 5
+
+
 def test_a_score_decays_with_its_half_life():
     trust = Trust(20)
     trust.hold("a", Deed.HEAVY, 0)
