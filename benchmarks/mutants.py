@@ -55,7 +55,7 @@ TESTS = {
     TRAINER + "loop.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_amendments test_slots",
     TRAINER + "transfer.py": "test_transfer test_trainer_loop",
     TRAINER + "capture.py": "test_capture test_replica test_trainer_loop test_trainer_group test_resuming",
-    TRAINER + "optimizer.py": "test_optimizer test_resuming",
+    TRAINER + "optimizer.py": "test_optimizer test_resuming test_transfer",
     TRAINER + "muon.py": "test_optimizer",
     PROTOCOL + "trust.py": "test_trust test_standing",
     PROTOCOL + "outer.py": "test_outer test_robust",
@@ -254,10 +254,11 @@ def result(path: str) -> dict[str, Any]:
 
 def changed(diff: str) -> tuple[str, str]:
     """The first line that a mutant changes, before and after."""
-    lines = [line for line in diff.splitlines() if line[:1] in "-+" and line[:3] not in ("---", "+++")]
-    return next(one[1:].strip() for one in lines if one[0] == "-"), next(
-        one[1:].strip() for one in lines if one[0] == "+"
-    )
+    lines = [
+        line for line in diff.splitlines() if line[:1] in "-+" and line[:3] not in ("---", "+++") and line[1:].strip()
+    ]
+    was, now = ([line[1:].strip() for line in lines if line[0] == sign] for sign in "-+")
+    return " ".join(was[:1]), " ".join(now[:1]) or "(nothing)"
 
 
 def estimate(modules: list[dict[str, Any]]) -> dict[str, float]:

@@ -147,6 +147,26 @@ def test_feedback_wraps_every_codec_but_fp32():
         assert (wrapped.min_size, wrapped.max_size, wrapped.numel) == (plain.min_size, plain.max_size, 300)
 
 
+@pytest.mark.parametrize("numel", [BLOCK, 3 * BLOCK + 40])
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_the_steps_of_its_lattice_are_those_of_what_it_wraps_one_a_block(name, numel):
+    blocks = -(-numel // BLOCK)
+    for feedback in (False, True):
+        one, two = (coder(name, numel, feedback) for _ in range(2))
+        steps = []
+        for seed in range(2):
+            a, b = near(numel, seed)
+            held = np.zeros_like(a)
+            coded(two, b)
+            two.decode(memoryview(coded(one, a)), held)
+            one.decode(memoryview(coded(two, b.copy())), np.zeros_like(a))
+            steps.append(two.lattice_steps)
+            one.commit(), two.commit()
+        assert all(one.dtype == np.float32 and one.shape == (blocks,) for one in steps)
+        assert not steps[0].any(), "no lattice, or none yet"
+        assert steps[1].any() == name.startswith("mod")
+
+
 def near(numel: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     base = 0.05 * gaussian(numel, 100 + seed)
     return base + 1e-3 * gaussian(numel, 200 + seed), base + 1e-3 * gaussian(numel, 300 + seed)

@@ -110,6 +110,25 @@ def test_blocks_that_were_coded_differently_are_not_compared():
     assert not known(ones, torch.cat([lattice[: 1 - FEWEST], exact[1 - FEWEST :]]))
 
 
+def test_what_lay_on_a_lattice_then_and_does_not_now_is_not_compared_nor_the_other_way_round():
+    ones, lattice, exact = torch.ones(NUMEL), torch.full((13,), 0.5), torch.zeros(13)
+    for then, now in ((lattice, exact), (exact, lattice)):
+        repeats = Repeats(NUMEL)
+        repeats.applied("b", repeats.sample(ones, then, -ones))
+        assert repeats.repeats("b", repeats.sample(ones, then, ones))
+        assert not repeats.repeats("b", repeats.sample(ones, now, ones))
+
+
+def test_at_least_half_of_what_is_compared_must_have_moved_here():
+    count = 2 * FEWEST + 1
+    numel, exact = count * BLOCK, torch.zeros(count)
+    for moved, known in ((FEWEST, False), (FEWEST + 1, True)):
+        repeats, theirs, ours = Repeats(numel), torch.ones(numel), torch.zeros(numel)
+        repeats.applied("b", repeats.sample(theirs, exact, ours))
+        now = torch.where(torch.arange(numel) < moved * BLOCK, 1.0, ours)
+        assert repeats.repeats("b", repeats.sample(theirs, exact, now)) == known
+
+
 def test_peers_are_told_apart_and_few_are_remembered():
     repeats, exact = Repeats(BLOCK), torch.zeros(1)
     applied, brought = (

@@ -1,12 +1,14 @@
 """What must hold for means among liars."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowcomm_protocol import robust, trust
 from lowcomm_protocol.errors import ImplausibleError, SpecError
 from lowcomm_protocol.outer import mean_contribution
 from lowcomm_protocol.robust import (
@@ -354,3 +356,23 @@ def test_the_middle_of_an_even_number_is_the_mean_of_two_and_trimming_takes_one_
     six = [torch.tensor([value]) for value in (-9.0, 1.0, 2.0, 6.0, 7.0, 100.0)]
     assert robust_mean("median", six, [1.0] * 6).tolist() == [4.0]
     assert robust_mean("trimmed", six, [1.0] * 6).tolist() == [4.0]
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ((robust.CLIP,), "norms above {:g} times the group's lower median"),
+        ((PLAUSIBLE, PLAUSIBLE), "refused above {:g} times our own norm, or {:g} times what is usual"),
+        ((GROWTH,), "to the power {:g}, which holds in warm-up"),
+        ((robust.FAR,), "a stumble (see *Score*) up to {:g} times that; a heavy deed beyond"),
+        ((robust.FAR_APART,), "whose slow weights part while a peer stands still, it is {:g} times"),
+        ((robust.OPPOSED, robust.CONTRARY, RECENT), "below {:g}, or below {:g} on average over the last {:g}"),
+        ((trust.BOUND,), "Below {:g} a peer is neither called nor accepted"),
+        ((trust.LIGHT,), "before an exchange is applied takes {:g}"),
+        ((trust.MEMORY,), "half of them in {:g} intervals"),
+    ],
+)
+def test_the_figures_of_the_documents_are_those_of_the_code(figures: tuple[float, ...], words: str):
+    assert LONGER == 2 and trust.FORGIVEN == 8 and trust.GOOD == 0.25, "twice; eight in a row; a quarter"
+    text = " ".join((Path(__file__).parents[2] / "docs" / "methods.md").read_text().split())
+    assert words.format(*figures) in text
