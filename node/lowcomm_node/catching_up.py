@@ -2,10 +2,12 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from random import Random
+from time import time
 from typing import Any
 
 from lowcomm_node.allotment import Allotment
@@ -24,6 +26,12 @@ from lowcomm_protocol.snapshot import StateForm, tolerated_lag
 
 ROUNDS = 5
 SHOW_EVERY = 0.25
+
+
+def _reached(peers: Sequence[PeerInfo]) -> int:
+    """The swarm step that two of these peers have reached, or the only one there is: so nobody alone makes others copy."""
+    steps = sorted((info.swarm_step for info in peers), reverse=True)
+    return steps[min(1, len(steps) - 1)] if steps else 0
 
 
 def state_form(run: SignedRun, ready: Ready, steps: int) -> StateForm:
@@ -51,20 +59,46 @@ class CatchingUp:
         """Copy the state of peers that are ahead of swarm step ``own`` by more than a merge can heal; what the trainer has then.
 
         ``drifted``: also of peers that are no further. None if there is nobody to copy from, or nobody can hand it over.
+
+        A copy may take long, and the swarm trains on meanwhile. Where a copy is too old for others to believe its swarm step,
+        it is made again, as long as each is less than half as old as the one before.
         """
+        copied: Ready | None = None
+        least = inf
         for _ in range(ROUNDS):
             await self.membership.acquaint()
+            await self.membership.ask()
             if not self._donors(own, drifted):
-                return None
+                return copied
             try:
-                return await self._copy(own, form, drifted)
+                copied = await self._copy(own, form, drifted)
             except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
                 self.warn(f"the state of others could not be copied: {error}")
-        self.warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
-        return None
+                if copied is not None:
+                    return copied
+                continue
+            own, drifted = copied.swarm_step, False
+            await self.membership.ask()
+            behind = _reached(self._believed(own, drifted)) - own
+            if behind <= largest_jump(self.run.spec.sync.interval) or behind > least:
+                return copied
+            least = behind // 2
+            self.warn(f"the state that was copied is {behind} swarm steps old by now: copying it again")
+        if copied is None:
+            self.warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
+        return copied
 
     def _donors(self, own: int, drifted: bool) -> list[PeerInfo]:
-        """Whom to ask: the peers that are where the furthest one is, if that is far ahead or we drift. In any order."""
+        """Whom to ask: the peers that are where the swarm is, if that is far ahead or we drift. In any order."""
+        believed, lag = self._believed(own, drifted), tolerated_lag(self.run.spec.sync)
+        reached = _reached(believed)
+        if not drifted and reached <= own + lag:
+            return []
+        near = [info for info in believed if abs(info.swarm_step - reached) <= lag]
+        return Random().sample(near, len(near))  # so that not all joiners ask the same one
+
+    def _believed(self, own: int, drifted: bool) -> list[PeerInfo]:
+        """The peers whose swarm step is plausible: nobody's that lies, as far as others tell."""
         sync = self.run.spec.sync
         if sync.group == 1:
             return []
@@ -72,26 +106,29 @@ class CatchingUp:
         # To whoever is far away himself, what honest peers bring is implausible: then he may hold it against all of them.
         known = [info for info in there if self.trusts(info.peer_id)] or (there if drifted else [])
         steps = {info.peer_id: info.swarm_step for info in known}
-        # Nobody alone can lead us far ahead of everybody else; but where there is one only, there is no choice.
-        believed = [
+        # Nobody alone can lead us far ahead of everybody else; but where there is one only, there is no choice. What we
+        # count ourselves supports nobody when most others do not believe it.
+        ours = 0 if drifted else own
+        return [
             info
             for info in known
             if len(known) == 1
             or is_supported(
                 info.swarm_step,
-                own,
+                ours,
                 [step for peer, step in steps.items() if peer != info.peer_id],
                 largest_jump(sync.interval),
             )
         ]
-        furthest = max((info.swarm_step for info in believed), default=0)
-        if not drifted and furthest <= own + tolerated_lag(sync):
-            return []
-        near = [info for info in believed if info.swarm_step >= furthest - tolerated_lag(sync)]
-        return Random().sample(near, len(near))  # so that not all joiners ask the same one
 
-    def _plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
-        return swarm_step <= donor.swarm_step + largest_jump(self.run.spec.sync.interval)
+    async def _plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
+        """Whether a snapshot may be of this swarm step; the donor may have trained on since its record."""
+        jump = largest_jump(self.run.spec.sync.interval)
+        if swarm_step <= donor.swarm_step + jump:
+            return True
+        await self.membership.ask()
+        newest = self.membership.roster.get(donor.peer_id, time()) or donor
+        return swarm_step <= newest.swarm_step + jump
 
     async def _copy(self, own: int, form: StateForm, drifted: bool) -> Ready:
         self.allotment.require(form.size, "The state of a peer")
@@ -117,7 +154,10 @@ class CatchingUp:
             gathering.close()
         self.show("checking the state and loading it")
         try:
-            ready = await self.trainer.adopt(str(self.folder))
+            # Who drifted ahead of everybody else goes back with the rest: they would go on disbelieving its swarm step.
+            jump = largest_jump(self.run.spec.sync.interval)
+            back = drifted and gathering.base is not None and gathering.base.swarm_step + jump < own
+            ready = await self.trainer.adopt(str(self.folder), back)
         except TrainerError:  # it is of no use
             shutil.rmtree(self.folder, ignore_errors=True)
             raise

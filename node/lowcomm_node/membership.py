@@ -301,6 +301,10 @@ class Membership:
             known = [peer for peer in known if peer in self._likely]
         return any(liveness.is_untried(peer, now) for peer in known) or (bool(self._greetings) and bool(known))
 
+    async def ask(self) -> None:
+        """Hear from the peers that are alive where they are now: a record may be some seconds old."""
+        await self._greet_all()
+
     async def _probe(self) -> None:
         """Call some of the peers of which there was no sign of life of late."""
         self._likely = await self._discovery.connected_peers()

@@ -195,6 +195,8 @@ def _why_alone(node: "Daemon") -> str | None:
         return f"training alone: {why or f'no other peer is alive{silent}'}"
     if (hindrance := node.exchanger.hindrance) is not None:
         return f"training on without exchanges of our own: {hindrance}"
+    if (resting := node.exchanger.resting) is not None:
+        return f"training on; {resting}"
     if (trouble := node.exchanger.own_line.trouble) is not None:
         return f"training on; {trouble}"
     reason = node.exchanger.history.last_reason

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -86,9 +87,15 @@ class Snapshots:
         make: Callable[[], Awaitable[tuple[str, int]]],
         swarm_step: Callable[[], int],
         stale: int,
+        useless: float = inf,
     ) -> None:
-        """``make`` writes one into ``folder``: its name and swarm step. It is old after ``stale`` swarm steps."""
-        self.folder, self._make, self._swarm_step, self._stale = folder, make, swarm_step, stale
+        """``make`` writes one into ``folder``: its name and swarm step. It is old after ``stale`` swarm steps.
+
+        One from more than ``useless`` swarm steps away, as after a merge with a peer far ahead, helps nobody: it is not kept
+        for the sake of `SHORTEST_LIFE`.
+        """
+        self.folder, self._make, self._swarm_step = folder, make, swarm_step
+        self._stale, self._useless = stale, useless
         self._held: list[Snapshot] = []
         self._making = asyncio.Lock()
         self._failed = float("-inf")
@@ -134,8 +141,9 @@ class Snapshots:
             return made
 
     def _is_old(self, one: Snapshot) -> bool:
-        life = max(SHORTEST_LIFE, COST_SHARE * one.took)
-        return monotonic() - one.made > life and self._swarm_step() - one.swarm_step > self._stale
+        away, cost = abs(self._swarm_step() - one.swarm_step), COST_SHARE * one.took
+        life = cost if away > self._useless else max(SHORTEST_LIFE, cost)
+        return away > self._stale and monotonic() - one.made > life
 
     def _has_room(self) -> bool:
         """Make room for one more, if there is one that is not being copied."""

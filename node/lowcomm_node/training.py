@@ -33,6 +33,7 @@ from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.words import tokenizing_in_words
 from lowcomm_protocol.amendments import Course
+from lowcomm_protocol.clock import largest_jump
 from lowcomm_protocol.records import Phase
 from lowcomm_protocol.run import SignedRun
 from lowcomm_protocol.snapshot import tolerated_lag
@@ -257,11 +258,14 @@ class Training:
             warn=self._bulletin.warn,
             tell=self._bulletin.tell,
         )
+        began = monotonic()
         copied = await catching_up.run_from(
             self._exchanger.swarm_step, state_form(self._run, self.ready, self.course.longest), drifted
         )
         if copied is not None:
             self._take_over(copied)
+            if drifted:
+                self._exchanger.rest.copied(monotonic() - began, monotonic())
         elif drifted:
             self._exchanger.endure_drift()
 
@@ -404,6 +408,7 @@ class Training:
             lambda: self._supervisor.trainer.snapshot(str(folder)),
             lambda: self._bulletin.position()[0],
             stale=tolerated_lag(self._run.spec.sync) // 2,
+            useless=largest_jump(self._run.spec.sync.interval),
         )
         form = state_form(self._run, ready, self.course.longest)
         donor = Donor(form, self._snapshots, self._bandwidth.up, lambda peer: not self._barred(peer, time()))

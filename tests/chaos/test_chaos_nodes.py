@@ -7,7 +7,7 @@ import pytest
 from broken import FaultyNode, faulty_node
 from faults import Boundary, Fault, Kind, Plan
 from invariants import Events, violations
-from kit import Node, Swarm
+from kit import START, Node, Swarm
 from soak import INTERVAL
 
 from waiting import until
@@ -73,6 +73,8 @@ TO_ITS_SNAPSHOTS = Plan(
         Fault(Boundary.FETCH, Kind.KILL, "chunk", 20),
     )
 )
+PATIENT = 2 * START
+"""Seconds to start, and to wait for a donor that falls silent in between."""
 FAR = 100
 """Swarm steps after which nobody can join without a copy of the others' state."""
 
@@ -114,15 +116,13 @@ def test_what_goes_wrong_on_the_way_of_one_node_costs_single_exchanges(swarm: Sw
 @pytest.mark.parametrize("faults", [2, pytest.param(len(TO_ITS_SNAPSHOTS.faults), marks=pytest.mark.soak)])
 def test_what_goes_wrong_at_a_donor_keeps_nobody_from_joining(swarm: Swarm, faults: int) -> None:
     swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
-    # One after the other: else it may be the first donor that copies from the second, and the faults are spent on it.
-    starts = (lambda: swarm.node("a")), (lambda: faulty_node(swarm, "c", Plan(TO_ITS_SNAPSHOTS.faults[:faults])))
-    donors = []
-    for start in starts:
-        donors.append(start())
-        donors[-1].until(lambda s: s["phase"] == "training" and s["trainer"]["swarm_step"] >= FAR, "far ahead")
+    # Both at once: whichever begins later copies from the other, and may be the first to meet the faults.
+    donors = swarm.node("a"), faulty_node(swarm, "c", Plan(TO_ITS_SNAPSHOTS.faults[:faults]))
+    for donor in donors:
+        donor.until(lambda s: s["phase"] == "training" and s["trainer"]["swarm_step"] >= FAR, "far ahead", PATIENT)
     for number in range(3 * faults):  # each takes some chunks from either donor
         joiner = swarm.node(f"joiner{number}")
-        joiner.until_completed(1)
+        joiner.until_completed(1, PATIENT)
         # Where a fault made a copy take long, the swarm went on meanwhile: only that is a reason to copy again.
         copies = [event["swarm_step"] for event in joiner.events("state.adopted")]
         assert copies[0] >= FAR
@@ -132,6 +132,8 @@ def test_what_goes_wrong_at_a_donor_keeps_nobody_from_joining(swarm: Swarm, faul
         assert joiner.end() == 0
     assert not donors[1].left()
     assert joiner.until(bool, "answering")["trainer"]["swarm_step"] > copies[-1]
+    for donor in donors:  # neither has been left behind
+        donor.until_completed(1, PATIENT)
 
 
 @pytest.mark.soak  # minutes; a trainer that is killed while it merges is in the test above

@@ -27,6 +27,12 @@ def test_who_claims_what_nobody_comes_near_to_is_no_donor():
     assert donors(10**15, 5000, 4990) == [5000, 4990]
 
 
+def test_one_that_is_a_little_ahead_of_all_others_does_not_get_every_late_peer():
+    assert donors(5190, 5000, 4990) == [5000, 4990]
+    assert donors(5000, 4990, 4990 + 200, drifted=True) == [5000, 4990]
+    assert donors(OWN + 200, OWN + 10, OWN) == [], "nobody alone makes others copy"
+
+
 def test_one_alone_is_believed_for_every_late_peer_of_a_pair_is_in_that_place():
     assert donors(5000) == [5000]
 

@@ -11,6 +11,7 @@ from scripted import SIZE, ScriptedTrainer
 from wire import cabled
 
 from lowcomm_node.errors import TrainerLost
+from lowcomm_node.exchange import exchanger as exchanger_module
 from lowcomm_node.exchange import offers
 from lowcomm_node.exchange.exchanger import ENDURED, SLACK
 from lowcomm_node.exchange.history import WE_REFUSED
@@ -110,9 +111,11 @@ async def test_an_answer_with_a_step_that_nobody_else_supports_is_not_taken():
         caller.knows(callee, swarm_step=11 * INTERVAL + 1, issued=time() + 1)
         caller.step(INTERVAL)
         assert "which nobody else supports" in (await caller.ended())["reason"]
-        await callee.ended(2)
+        told = await callee.ended(2)
+        assert f"gave up: nobody else supports swarm step {11 * INTERVAL + 1}" in told["reason"]
         assert caller.exchanger.history.of(callee.peer_id).failed == 1
         assert [node.trainer.merges for node in one.nodes] == [[], []]
+        assert not callee.exchanger.own_line._stalled, "its line is not to blame"
 
 
 async def test_a_stranger_is_refused():
@@ -429,6 +432,39 @@ async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
         exchanger.take_over(exchanger.ready, node.trainer)
         exchanger.steps = 2 * INTERVAL
         assert not exchanger.has_drifted, "it has copied the state of a peer"
+
+
+async def test_whose_swarm_step_most_peers_do_not_believe_has_drifted():
+    async with swarm(3) as one:
+        node, *others = one.nodes
+        exchanger = node.exchanger
+        exchanger.steps = 2 * INTERVAL
+        exchanger.history.they_refused(others[0].peer_id, Refusal.IMPLAUSIBLE_STEP)
+        assert not exchanger.has_drifted, "one alone may be wrong, or lie"
+        exchanger.history.they_refused(others[1].peer_id, Refusal.IMPLAUSIBLE_STEP)
+        assert exchanger.has_drifted
+
+
+async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies_again(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(exchanger_module, "monotonic", lambda: now)
+    async with swarm(3) as one:
+        node, *others = one.nodes
+        exchanger = node.exchanger
+        node.knows(*others, swarm_step=11 * INTERVAL)
+        assert exchanger.has_drifted
+        assert exchanger.resting is None
+        exchanger.rest.copied(took=0.1, now=now)
+        assert not exchanger.has_drifted
+        assert "whose state was copied of late: it is copied again in 10 s" in (exchanger.resting or "")
+        node.step(INTERVAL)
+        assert (await node.ended())["outcome"] == "applied", "exchanges go on"
+        exchanger.swarm_step = 0
+        now = 10.0
+        assert exchanger.has_drifted and exchanger.resting is None
+        exchanger.rest.copied(took=0.1, now=now)
+        node.knows(*others, swarm_step=INTERVAL, issued=time() + 1)
+        assert exchanger.resting is None, "nothing is wrong any more"
 
 
 async def test_who_has_no_trainer_yet_refuses_everybody():

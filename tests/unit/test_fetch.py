@@ -22,6 +22,7 @@ from lowcomm_node.exchange.gathering import Gathering
 from lowcomm_node.exchange.throttle import Throttle
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.records import PeerInfo
 from lowcomm_protocol.snapshot import name_of, read_manifest
 from waiting import until_async
 
@@ -357,6 +358,10 @@ ANSWERS = {
 }
 
 
+async def below_9000(donor: PeerInfo, step: int) -> bool:
+    return step < 9_000
+
+
 @pytest.mark.parametrize("name", [*OPENINGS, *ANSWERS])
 async def test_a_donor_that_does_what_no_donor_does_is_left_out_and_another_one_gives_all(tmp_path, name):
     async with misbehaving() as rogue, giving(tmp_path, 12) as good, calling() as channels:
@@ -370,7 +375,7 @@ async def test_a_donor_that_does_what_no_donor_does_is_left_out_and_another_one_
             channels,
             tmp_path / "home" / "incoming",
             lambda: [rogue.info(), good.info()],
-            plausible=lambda donor, step: step < 9_000,
+            plausible=below_9000,
         )
         fetching = asyncio.create_task(joiner.fetch())
         await reached(lambda: joiner.warnings, "it is left out")

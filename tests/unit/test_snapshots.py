@@ -66,6 +66,16 @@ async def test_a_costly_one_is_not_made_again_at_once(maker: Maker, monkeypatch)
             assert snapshot.swarm_step == 0
 
 
+@pytest.mark.parametrize(("step", "after"), [(STALE + 200, "a merge with a peer far ahead"), (-200, "going back")])
+async def test_one_that_nobody_could_train_on_from_is_not_handed_out_again(maker: Maker, monkeypatch, step, after):
+    monkeypatch.setattr(module, "SHORTEST_LIFE", 1000.0)
+    maker.snapshots = Snapshots(maker.folder, maker.make, lambda: maker.step, STALE, useless=100)
+    for now in (0, STALE + 90, step):
+        maker.step = now
+        async with maker.snapshots.use() as snapshot:
+            assert snapshot.swarm_step == (step if now == step else 0), after
+
+
 async def test_there_are_never_more_than_two_and_none_is_taken_from_under_a_joiner(maker: Maker):
     async with maker.snapshots.use() as first:
         for step in (100, 200, 300):

@@ -124,6 +124,17 @@ def test_a_joiner_goes_on_exactly_where_its_donor_was(tmp_path: Path, dataset, k
         assert expected.inner_step() == joiner.inner_step()
 
 
+@pytest.mark.parametrize(("own", "back", "then"), [(7, False, 7), (7, True, 3), (2, True, 3), (2, False, 3)])
+def test_only_who_goes_back_takes_a_swarm_step_below_its_own(dataset, own, back, then):
+    donor, joiner = trained("lowcomm", dataset, steps=3), trained("lowcomm", dataset, "joiner", steps=0)
+    joiner.clock.step = own
+    taken = transfer.Snapshot(donor)
+    transfer.adopt(joiner, taken.manifest([]), taken.piece, back)
+    assert joiner.clock.step == then
+    synced = [joiner.schedule[p].synced for p in range(len(joiner.phi))]
+    assert synced == [joiner.schedule.round_of(p, then) for p in range(len(joiner.phi))]
+
+
 def test_a_joiner_of_a_donor_that_has_not_taken_a_step_warms_up(dataset):
     donor, joiner = trained("lowcomm", dataset, steps=0), trained("lowcomm", dataset, "joiner", steps=0)
     taken = transfer.Snapshot(donor)

@@ -23,6 +23,7 @@ from lowcomm_node.exchange.history import History, Outcome
 from lowcomm_node.exchange.needs import STEPS, Needs
 from lowcomm_node.exchange.own_line import OwnLine
 from lowcomm_node.exchange.pair_round import PairRound
+from lowcomm_node.exchange.rest import Rest
 from lowcomm_node.exchange.round import ABANDON_DEADLINE, HELLO_DEADLINE, Round, answer_in_time
 from lowcomm_node.exchange.stream import CalleeStream, CallerStream
 from lowcomm_node.exchange.throttle import Bandwidth
@@ -93,6 +94,8 @@ class Exchanger:
         """Of the exchange that was not begun of late, as it would take too long."""
         self._endured_until = 0
         """Own steps until which a drift is none of our business."""
+        self.rest = Rest()
+        """After a copy that was to bring us back."""
         self.drifted = asyncio.Event()
         """Set when an exchange is due, or has ended, while ``has_drifted``."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -229,12 +232,26 @@ class Exchanger:
 
     @property
     def has_drifted(self) -> bool:
-        """Whether we are too far from most peers for exchanges to bring us back: nothing but a copy of their state does.
+        """Whether to copy the state of others: exchanges can't bring us back to most of them, and no copy was made a moment ago."""
+        return self.steps >= self._endured_until and not self.rest.left(monotonic()) and self._is_far
+
+    @property
+    def resting(self) -> str | None:
+        """Why we train on though we are far from most peers; None if we are not, or are about to copy their state."""
+        seconds = self.rest.left(monotonic())
+        if not seconds or not self._is_far:
+            return None
+        return f"still far from most peers, whose state was copied of late: it is copied again in {ceil(seconds)} s at the earliest"
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether we are too far from most peers for exchanges to bring us back.
 
         Either they leave us out, and have for a while: what we bring is implausible, and the more so the longer we train
-        alone. Or they are far ahead, as they confirm each other, for this machine slept: what they bring is implausible to us.
+        alone, or they do not believe our swarm step. Or they are far ahead, as they confirm each other, for this machine
+        slept: what they bring is implausible to us.
         """
-        if self.steps < self._endured_until:
+        if self._ready is None:
             return False
         training = self.roster.in_phase(Phase.TRAINING, time())
         far = self.swarm_step + largest_jump(self.spec.sync.interval)

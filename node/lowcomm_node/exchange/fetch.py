@@ -7,7 +7,7 @@ the donor has its snapshot still. Whoever is slow, silent or lies is left, and i
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import monotonic
@@ -163,7 +163,7 @@ class DonorLine:
         if name_of(bytes(data)) != name:
             raise ProtocolViolation("a manifest that does not match its digest")
         manifest = read_manifest(bytes(data), form)
-        if not self._fetcher.plausible(self.donor, manifest.swarm_step):
+        if not await self._fetcher.plausible(self.donor, manifest.swarm_step):
             raise ProtocolViolation(f"a snapshot of swarm step {manifest.swarm_step}, which nobody else is near")
         return name, manifest
 
@@ -266,12 +266,16 @@ class Fetcher:
         channels: Channels,
         gathering: Gathering,
         donors: Callable[[], Sequence[PeerInfo]],
-        plausible: Callable[[PeerInfo, int], bool] = lambda donor, swarm_step: True,
+        plausible: Callable[[PeerInfo, int], Awaitable[bool]] | None = None,
         down: Throttle | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``donors`` tells whom to ask, the best first, and may tell others each time."""
-        self.channels, self.gathering, self.plausible = channels, gathering, plausible
+        """``donors`` tells whom to ask, the best first, and may tell others each time.
+
+        ``plausible``: whether a donor's snapshot may be of this swarm step.
+        """
+        self.channels, self.gathering = channels, gathering
+        self.plausible = plausible or _anything
         self.down = down or Throttle()
         self.bytes_received = 0
         self._donors, self._warn = donors, warn
@@ -433,6 +437,10 @@ class Fetcher:
     def _hope(self) -> bool:
         """Whether anybody may be asked again."""
         return any(self._later.get(donor.peer_id, 0.0) < float("inf") for donor in self._donors())
+
+
+async def _anything(donor: PeerInfo, swarm_step: int) -> bool:
+    return True
 
 
 def _ordinal(number: int) -> str:

@@ -30,6 +30,7 @@ WE_REFUSED: dict[Refusal, str] = {
     Refusal.NOT_TRUSTED: "it is left out for a while",
 }
 """Why we refused an offer, for our owner; ``REFUSAL_TEXT`` says the same of a peer that refused ours."""
+_LEFT_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
 MAX_ROUNDS = 200
 MAX_PEERS = 1024
 
@@ -70,7 +71,7 @@ class History:
     last_reason: str = ""
     """Why the last exchange was not applied; empty after one that was."""
     left_out_by: set[str] = field(default_factory=set)
-    """Peers that have left us out since the last exchange that was applied."""
+    """Peers that have left us out, or did not believe our swarm step, since the last exchange that was applied."""
     work: Recent = field(default_factory=Recent)
     """Seconds that our trainer took for an exchange, waiting for a step included."""
     rates: Recent = field(default_factory=Recent)
@@ -138,7 +139,7 @@ class History:
         history = self.of(peer)
         history.refused += 1
         history.last_reason = REFUSAL_TEXT[refusal]
-        if refusal is Refusal.NOT_TRUSTED and len(self.left_out_by) < MAX_PEERS:
+        if refusal in _LEFT_OUT and len(self.left_out_by) < MAX_PEERS:
             self.left_out_by.add(peer)
 
     def we_refused(self, peer: str, refusal: Refusal) -> None:

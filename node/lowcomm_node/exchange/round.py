@@ -357,6 +357,7 @@ class Round(ABC):
             raise ProtocolViolation("accepted something else than we offered")
         if not self.node.supports(peer, theirs.swarm_step):
             # Of two that were parted nobody can say who is right: it is not held against the other.
+            await _decline(stream, f"nobody else supports swarm step {theirs.swarm_step}")
             raise LinkLost(f"claims swarm step {theirs.swarm_step}, which nobody else supports")
         self._be_patient(theirs)
         link = self.links[peer] = self._link(peer, stream)
@@ -465,6 +466,14 @@ class Round(ABC):
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+
+async def _decline(stream: CallerStream, reason: str) -> None:
+    """Tell a peer that has accepted why nothing comes of it: to one that hears nothing its own line looks broken."""
+    with suppress(LowcommError, TimeoutError):
+        async with asyncio.timeout(ABANDON_DEADLINE):
+            await stream.send(pb.Frame(abandon=pb.Abandon(reason=reason)))
+            await stream.close()
 
 
 async def answer_in_time(stream: CalleeStream | Link, frame: pb.Frame) -> None:

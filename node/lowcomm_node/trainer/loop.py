@@ -526,7 +526,7 @@ class TrainerLoop:
 
     def _do_adopt(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
         self._coder.submit(lambda: None).result()  # until nothing works on a capture any more
-        transfer.adopt_folder(self.replica, Path(request["folder"]))
+        transfer.adopt_folder(self.replica, Path(request["folder"]), bool(request.get("back")))
         return self._ready(None, [])
 
 

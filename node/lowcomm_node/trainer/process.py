@@ -184,9 +184,9 @@ class Trainer(ABC):
         answer = await self._ask("snapshot", folder=folder)
         return answer["name"], answer["swarm_step"]
 
-    async def adopt(self, folder: str) -> Ready:
-        """Take over the state that was downloaded into a folder."""
-        return Ready.from_dict(await self._ask("adopt", folder=folder))
+    async def adopt(self, folder: str, back: bool = False) -> Ready:
+        """Take over the state that was downloaded into a folder; ``back``: its swarm step too where ours is ahead of it."""
+        return Ready.from_dict(await self._ask("adopt", folder=folder, back=back))
 
     async def stop(self) -> None:
         """End it. What was being written is finished first; past the deadline it is killed."""

@@ -85,11 +85,12 @@ class Snapshot:
         return write_snapshot(folder, self.form.size, self.pieces(), lambda d: self.manifest(d).to_bytes(self.form))
 
 
-def adopt(replica: Replica, manifest: Manifest, read: Read) -> None:
+def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) -> None:
     """Begin where others are: their weights, slow weights, momenta and swarm step; our own steps and data go on.
 
-    ``read`` gives each piece. Raises ProtocolViolation, and changes nothing, for values that no training reaches. Exchanges
-    under way are void: no other thread may work on a capture meanwhile.
+    ``read`` gives each piece; ``back``: their swarm step holds also where ours is ahead of it. Raises ProtocolViolation,
+    and changes nothing, for values that no training reaches. Exchanges under way are void: no other thread may work on a
+    capture meanwhile.
     """
     form = form_of(replica)
     values = [empty_fragment(runs, form.ranges) for runs in form.fragments]
@@ -101,6 +102,8 @@ def adopt(replica: Replica, manifest: Manifest, read: Read) -> None:
     for fragment in tuple(replica.captures):
         replica.drop(fragment)
     replica.usual = [UsualNorm(one) for one in manifest.usual]
+    if back:
+        replica.clock.step = 0
     replica.clock.observe(manifest.swarm_step)
     synced = replica.schedule
     progress = [
@@ -115,12 +118,12 @@ def adopt(replica: Replica, manifest: Manifest, read: Read) -> None:
     replica.schedule = SyncSchedule(replica.spec.sync.interval, progress)
 
 
-def adopt_folder(replica: Replica, folder: Path) -> None:
+def adopt_folder(replica: Replica, folder: Path, back: bool = False) -> None:
     """``adopt`` what was downloaded into a folder: ``manifest``, and ``state`` with all pieces in their order."""
     form = form_of(replica)
     manifest = read_manifest((folder / "manifest").read_bytes(), form)
     with (folder / "state").open("rb") as file:  # all pieces in their order: one after the other
-        adopt(replica, manifest, lambda piece: file.read(piece.size))
+        adopt(replica, manifest, lambda piece: file.read(piece.size), back)
 
 
 def _load(replica: Replica, values: list[Values], moments: int) -> None:

@@ -1,0 +1,197 @@
+"""What must hold for a copied state: a peer that trains on from it is where the others are, as far as they can be believed."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from donating import INTERVAL, SMALL, STEP, Giver, giving, sync_of
+from wire import calling, soon
+
+from lowcomm_node import snapshots as snapshots_module
+from lowcomm_node.allotment import Allotment
+from lowcomm_node.catching_up import ROUNDS, CatchingUp
+from lowcomm_node.exchange import fetch as fetch_module
+from lowcomm_node.exchange.throttle import Throttle
+from lowcomm_protocol.clock import largest_jump
+from lowcomm_protocol.records import PeerInfo
+from lowcomm_protocol.snapshot import read_manifest
+
+JUMP = largest_jump(INTERVAL)
+
+
+class Late:
+    """A late peer: real donors, lines and files; its membership and its trainer are the test's."""
+
+    def __init__(self, folder: Path, channels: Any, givers: list[Giver]) -> None:
+        self.folder, self.givers = folder, givers
+        self.claims: list[PeerInfo] = []
+        """Records of peers that hand over nothing."""
+        self.adopted: list[int] = []
+        self.went_back: list[bool] = []
+        self.warnings: list[str] = []
+        self.asked = 0
+        self.known = self.after_copy = lambda: None
+        self.roster: Any = SimpleNamespace(get=lambda peer, now: self.info_of(peer))
+        self._infos: list[PeerInfo] = []
+        run: Any = SimpleNamespace(spec=SimpleNamespace(sync=sync_of()))
+        self.catching_up = CatchingUp(
+            run=run, trainer=self, channels=channels, membership=self, trusts=lambda peer: True, down=Throttle(),  # type: ignore[arg-type]
+            allotment=Allotment(folder.parent), folder=folder, show=lambda text: None, warn=self.warnings.append,
+            tell=lambda event: None,
+        )  # fmt: skip
+
+    # as the membership
+
+    async def acquaint(self) -> None:
+        """Hear of peers."""
+
+    async def ask(self) -> None:
+        """Hear where they are."""
+        self.asked += 1
+        self._infos = [giver.info() for giver in self.givers] + self.claims
+
+    def donors(self) -> list[PeerInfo]:
+        """Who trains."""
+        return self._infos
+
+    def info_of(self, peer: str) -> PeerInfo | None:
+        """Its record."""
+        return next((info for info in self._infos if info.peer_id == peer), None)
+
+    # as the trainer
+
+    async def adopt(self, folder: str, back: bool) -> Any:
+        """Take over a state."""
+        step = read_manifest((Path(folder) / "manifest").read_bytes(), SMALL).swarm_step
+        self.adopted.append(step)
+        self.went_back.append(back)
+        self.after_copy()
+        return SimpleNamespace(swarm_step=step)
+
+    async def catch_up(self, own: int = 0, drifted: bool = False) -> Any:
+        """Copy what must be copied."""
+        return await soon(self.catching_up.run_from(own, SMALL, drifted))
+
+
+@pytest.fixture
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Late peers of so many donors."""
+    monkeypatch.setattr(snapshots_module, "SHORTEST_LIFE", 0.0)
+    monkeypatch.setattr(snapshots_module, "COST_SHARE", 0.0)
+    monkeypatch.setattr(fetch_module, "RETRY_PAUSE", 0.05)
+
+    @asynccontextmanager
+    async def beside(*steps: int) -> AsyncIterator[Late]:
+        async with AsyncExitStack() as stack:
+            givers = [
+                await stack.enter_async_context(giving(tmp_path, 11 + number, step=step))
+                for number, step in enumerate(steps)
+            ]
+            yield Late(tmp_path / "incoming", await stack.enter_async_context(calling()), givers)
+
+    return beside
+
+
+def moves(one: Late, *steps: int) -> Callable[[], None]:
+    """After each copy all donors are at another step."""
+    left = list(steps)
+
+    def move() -> None:
+        if left:
+            step = left.pop(0)
+            for giver in one.givers:
+                giver.step = step
+
+    return move
+
+
+@pytest.mark.parametrize("donors", [1, 2])
+async def test_a_state_that_grew_old_while_it_was_copied_is_copied_again_before_training(late, donors):
+    async with late(*[STEP] * donors) as one:
+        one.after_copy = moves(one, 9_000)
+        ready = await one.catch_up()
+        assert one.adopted == [STEP, 9_000]
+        assert ready.swarm_step == 9_000
+        assert one.warnings == [f"the state that was copied is {9_000 - STEP} swarm steps old by now: copying it again"]
+
+
+async def test_a_state_that_others_believe_still_is_not_copied_again(late):
+    async with late(STEP) as one:
+        one.after_copy = moves(one, STEP + JUMP)
+        assert (await one.catch_up()).swarm_step == STEP
+        assert one.adopted == [STEP]
+
+
+async def test_a_swarm_that_trains_faster_than_it_can_be_copied_is_not_copied_again_and_again(late):
+    async with late(STEP) as one:
+        one.after_copy = moves(one, STEP + 2_000, STEP + 4_000, STEP + 6_000, STEP + 8_000)
+        assert (await one.catch_up()).swarm_step == STEP + 2_000
+        assert len(one.adopted) == 2, "the second was as old as the first when it was whole: so would be the third"
+
+
+async def test_a_lone_donor_that_always_claims_to_be_ahead_is_not_copied_for_ever(late):
+    async with late(STEP) as one:
+        one.after_copy = moves(one, 4_000, 5_700, 6_500, 6_850, 7_060, 7_400)
+        await one.catch_up()
+        assert len(one.adopted) <= ROUNDS
+
+
+async def test_one_peer_that_claims_a_far_step_does_not_make_others_copy_again(late):
+    async with late(STEP, STEP) as one:
+
+        def claim() -> None:
+            for giver in one.givers:
+                giver.step = STEP + 1
+            liar = one.givers[0].info()
+            one.claims = [PeerInfo(**{**vars(liar), "peer_id": "liar", "swarm_step": STEP + 1 + JUMP})]
+
+        one.after_copy = claim
+        assert (await one.catch_up()).swarm_step == STEP
+        assert one.adopted == [STEP]
+        assert one.warnings == [], "nobody is asked for another"
+
+
+async def test_where_the_second_copy_fails_the_first_one_is_kept(late, monkeypatch):
+    monkeypatch.setattr(fetch_module, "STALL_DEADLINE", 0.2)
+    async with late(STEP) as one:
+
+        def vanish() -> None:
+            one.givers[0].step = 9_000
+            one.givers[0].port = 1
+
+        one.after_copy = vanish
+        assert (await one.catch_up()).swarm_step == STEP
+        assert one.adopted == [STEP]
+        assert len(one.warnings) == 2, "it is old, and could not be copied again"
+
+
+@pytest.mark.parametrize(("own", "back"), [(STEP + JUMP, False), (STEP + JUMP + 1, True), (9_000, True)])
+async def test_who_drifted_ahead_of_all_others_goes_back_to_their_step(late, own, back):
+    async with late(STEP, STEP) as one:
+        await one.catch_up(own, drifted=True)
+        assert one.adopted == [STEP]
+        assert one.went_back == [back]
+
+
+async def test_who_goes_back_does_not_follow_one_peer_that_only_its_own_step_supports(late):
+    async with late(STEP, 9_000) as one:
+        await one.catch_up(9_000, drifted=True)
+        assert one.adopted == [STEP]
+
+
+async def test_a_donor_that_trained_on_since_its_record_is_asked_again_and_not_accused(late):
+    async with late(STEP) as one:
+        ask, moved = one.ask, False
+
+        async def ask_once_before() -> None:
+            nonlocal moved
+            await ask()
+            if not moved:
+                one.givers[0].step, moved = STEP + 2 * JUMP, True
+
+        one.ask = ask_once_before
+        assert (await one.catch_up()).swarm_step == STEP + 2 * JUMP
+        assert one.warnings == []
