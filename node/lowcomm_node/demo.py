@@ -95,7 +95,7 @@ class Demo:
                     self._start_node(home, index, address)
                 statuses = self._watch()
                 took = time.monotonic() - self._began
-                self._tell("all nodes have finished: they save, say goodbye and end")
+                self._tell("all nodes have finished: they say goodbye and leave")
                 self._finish()
             finally:
                 self._end_all()
@@ -158,6 +158,7 @@ class Demo:
         for child in self._children[1:]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.1, deadline - time.monotonic()))
+                self._tell(f"{child.name} has left")
 
     def _end_all(self) -> None:
         for child in reversed(self._children):

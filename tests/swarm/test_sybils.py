@@ -10,6 +10,7 @@ from kit import Node, Swarm
 from sybils import silent_door, store_sybils
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
 STEPS = 400
 """Swarm steps in which exchanges are counted."""
 
@@ -35,7 +36,7 @@ def exchanges(nodes: Sequence[Node], steps: int = STEPS) -> float:
 
 @pytest.mark.parametrize(
     ("method", "count", "peers"),
-    [("noloco", 330, 3), *(pytest.param(one, 330, 4, marks=pytest.mark.soak) for one in ("noloco", "diloco"))],
+    [("noloco", 330, 3), *(pytest.param(one, 330, 4, marks=SOAK) for one in ("noloco", "diloco"))],
 )
 async def test_records_of_peers_that_are_dead_or_silent_stop_no_exchange(
     swarm: Swarm, dht: Dht, method: str, count: int, peers: int
@@ -58,3 +59,41 @@ async def test_records_of_peers_that_are_dead_or_silent_stop_no_exchange(
         assert after >= 0.9 * before
         late = swarm.node("late")
         await asyncio.to_thread(late.until_completed, 3)
+
+
+def first_exchange(newcomer: Node) -> tuple[float, int]:
+    """Seconds and swarm steps that a newcomer trains until its first exchange is applied."""
+
+    def at(status: dict[str, Any]) -> tuple[float, int]:
+        return status["uptime"], status["trainer"]["swarm_step"]
+
+    began = at(newcomer.until(lambda s: s["phase"] == "training", "training", 300))
+    done = at(newcomer.until(lambda s: s["exchanges"]["completed"], "an exchange", 300))
+    return round(done[0] - began[0], 1), done[1] - began[1]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_among_records_of_nobody_a_newcomer_exchanges_as_often_as_the_others(swarm: Swarm, dht: Dht) -> None:
+    def begin() -> tuple[list[Node], tuple[float, int]]:
+        swarm.bootstrap("--run", str(swarm.spec("noloco", start_peers=3)))
+        nodes = [swarm.node(name) for name in "abc"]
+        for node in nodes:
+            node.until_completed(2, 300)
+        early = swarm.node("early")
+        took = first_exchange(early)
+        early.end()
+        return nodes, took
+
+    nodes, without = await asyncio.to_thread(begin)
+    run_id = (await asyncio.to_thread(nodes[0].until, bool, "an answer"))["run"]["run_id"]
+    client = await dht.peer([swarm.address])
+    with silent_door() as silent:
+        doors = [f"127.0.0.1:{silent if number % 2 else free_port()}" for number in range(330)]
+        assert await store_sybils(client, run_id, doors) >= 0.9 * 330
+        late = swarm.node("late")
+        took = await asyncio.to_thread(first_exchange, late)
+        print(f"first exchange of a newcomer after {without} (seconds, swarm steps); with 330 records after {took}")
+        rates = await asyncio.gather(*(asyncio.to_thread(exchanges, [one]) for one in (*nodes, late)))
+        print(f"exchanges in {STEPS} steps: {rates}")
+        assert rates[-1] >= 0.7 * sum(rates[:-1]) / len(nodes)

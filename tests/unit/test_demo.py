@@ -105,10 +105,10 @@ def test_what_is_done_once_training_is_over_is_told_too(
         for show in (True, False)
     )
     for one in (quiet, loud):
-        one._tell("letting the averaged model write")
-    assert [line.split(" s ")[1] for line in capsys.readouterr().err.splitlines()] == [
-        "letting the averaged model write"
-    ]
+        sleeps = subprocess.Popen(["sleep", "60"])
+        one._children = [demo.Child(name, sleeps, tmp_path, tmp_path) for name in ("bootstrap", "node 1")]
+        one._finish()
+    assert [line.split(" s ")[1] for line in capsys.readouterr().err.splitlines()] == ["node 1 has left"]
 
     told: list[str] = []
     threads = torch.get_num_threads()
