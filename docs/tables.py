@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from lowcomm_node import snapshots
+from lowcomm_node.discovery import punching
 from lowcomm_node.exchange import (
     blocklist,
     call,
@@ -26,6 +27,7 @@ from lowcomm_node.exchange import (
     exchanger,
     link,
     nonces,
+    overhead,
     pinging,
     service,
     strangers,
@@ -34,6 +36,7 @@ from lowcomm_node.exchange import (
     way,
 )
 from lowcomm_node.exchange.round import HELLO_DEADLINE
+from lowcomm_node.probing import ration
 from lowcomm_node.settings import NodeSettings
 from lowcomm_protocol import clock, probes, records, snapshot
 from lowcomm_protocol.document import ADDED
@@ -86,7 +89,8 @@ def limits() -> Iterator[str]:
 
 
 def _limits() -> Iterator[tuple[str, str]]:
-    one, wide = crowd.AT_LEAST
+    one, wide = ration.AT_LEAST
+    few, few_wide = ration.OF_FEW
     skip = clock.largest_jump(1)
     yield "message", _bytes(service.MAX_MESSAGE)
     yield (
@@ -130,6 +134,10 @@ def _limits() -> Iterator[tuple[str, str]]:
         "connections of peers from one address; of all",
         f"{strangers.PROVEN_OF_ONE}; {strangers.PROVEN:,}; then those that have called least recently are ended",
     )
+    yield (
+        "bytes of one address over connections of peers that belong to no message (frames such as `WINDOW_UPDATE`)",
+        f"{_bytes(overhead.RATE)} a second, {_bytes(overhead.BURST)} at once; then its noisiest connection is ended",
+    )
     yield "calls at once over one connection", f"{service.MAX_STREAMS}"
     yield "metadata of a call", _bytes(service.MAX_METADATA)
     yield "compressed messages", "none: the call ends"
@@ -166,6 +174,14 @@ def _limits() -> Iterator[tuple[str, str]]:
         "an exchange",
         f"a deadline that each end sets itself: {exchanger.FIRST_DEADLINE:.0f} s at first and `seconds` of the offers, "
         f"{NodeSettings.model_fields['exchange_deadline'].default:.0f} s at most; `--exchange-deadline`",
+    )
+    yield (
+        "exchanges at once that peers of one address have begun by a call; of a /24 or /48",
+        f"as many as are free, {few} at least; twice as many, {few_wide} at least; others are refused as `full`",
+    )
+    yield (
+        "requests of `/lowcomm/punch/1` that are heard at once; of one address; of one relay",
+        f"{punching.MAX_HEARD}; as many as are free, {one} at least; twice as many, {wide} at least",
     )
     yield (
         "peers that a node exchanges with, serves, or keeps a connection to",
