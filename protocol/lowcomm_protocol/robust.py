@@ -4,7 +4,7 @@ All vectors are progress as the receiver sees it (contribution minus ``consensus
 
     mean      weighted; every contribution counts as it is
     clip      norms above `CLIP` times the group's lower median are scaled down to it, and what points against all
-              others together is left out; then weighted
+              others together is left out, the worst first; then weighted
     median    of each coordinate; weights don't count
     trimmed   of each coordinate the largest and the smallest are left out; weights don't count
 
@@ -159,7 +159,8 @@ class Directions:
     def check(self, peer: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
         """Raises ImplausibleError where a contribution points against ours, or the peer's last ones do.
 
-        It is held against nobody: of two that differ, nobody can say which is wrong.
+        It is held against nobody, however often it happens: of two that differ, nobody can say which is wrong, and the
+        progress of a peer of a tenth of our speed points back from where we have gone.
         """
         lengths = float(((ours @ ours) * (theirs @ theirs)).sqrt())
         cosine = float(ours @ theirs) / lengths if 0.0 < lengths < math.inf else 0.0
@@ -234,16 +235,29 @@ def _clipped(contributions: Sequence[torch.Tensor], weights: Sequence[float]) ->
     bound = CLIP * _lower_median(norms)
     clipped = [one * (bound / norm) if norm > bound else one for one, norm in zip(contributions, norms, strict=True)]
     # All directions count alike here: of three, one liar of 1.5 times the norm would outweigh what the others share.
-    directions = torch.stack([one / max(norm, TINY) for one, norm in zip(contributions, norms, strict=True)])
-    total = directions.sum(dim=0)
-    kept = [place for place, one in enumerate(directions) if not _points_against(one, total - one)]
-    if 2 * len(kept) <= len(clipped):
-        kept = list(range(len(clipped)))  # no majority points anywhere: noise, not an attack
+    kept = _of_one_mind([one / max(norm, TINY) for one, norm in zip(contributions, norms, strict=True)])
     return mean_contribution([clipped[place] for place in kept], [weights[place] for place in kept])
 
 
-def _points_against(one: torch.Tensor, others: torch.Tensor) -> bool:
+def _of_one_mind(directions: Sequence[torch.Tensor]) -> list[int]:
+    """Who does not point against the rest together; all, where that is no majority: noise, not an attack.
+
+    One is left out after the other, the worst first. Of three, a flipped one cancels the second for the third, so that
+    what little the honest ones differ by would speak against one of them, too.
+    """
+    kept = list(range(len(directions)))
+    while 2 * len(kept) > len(directions):
+        total = torch.stack([directions[place] for place in kept]).sum(dim=0)
+        cosines = [_cosine(directions[place], total - directions[place]) for place in kept]
+        worst = min(cosines)
+        if worst >= -AGAINST / directions[0].numel() ** 0.5:
+            return kept
+        del kept[cosines.index(worst)]
+    return list(range(len(directions)))
+
+
+def _cosine(one: torch.Tensor, others: torch.Tensor) -> float:
     # Not against the mean or median of all, which contain it: where noise is larger than what the peers have in
     # common, a vector points along its own share of them, flipped or not.
     lengths = float(((one @ one) * (others @ others)).sqrt())
-    return float(one @ others) < -AGAINST * lengths / one.numel() ** 0.5
+    return float(one @ others) / lengths if lengths > 0.0 else 0.0

@@ -14,7 +14,9 @@ laptop that sleeps, a busy machine and a bad line do that, so `FORGIVEN` of them
 an exchange is applied is a light deed.
 
 An exchange that is applied makes up for a quarter of a heavy deed, and so does time, slowly: an honest peer that was unlucky
-comes back soon, and a liar that behaves well in between is left out longer each time. Time is our own inner steps.
+comes back soon, and a liar that behaves well in between is left out longer each time. A realignment makes up for nothing:
+whoever was left out causes one in each fragment when it returns, and it costs the others full precision and their momentum.
+Time is our own inner steps.
 """
 
 from collections import OrderedDict
@@ -101,10 +103,10 @@ class Trust:
             self._standings.popitem(last=False)
         return new
 
-    def thank(self, peer: str, steps: int) -> None:
-        """An exchange with this peer was applied."""
+    def thank(self, peer: str, steps: int, realigned: bool = False) -> None:
+        """An exchange with this peer was applied; ``realigned``: a realignment, which makes up for stumbles alone."""
         self._stumbles.pop(peer, None)
-        if peer in self._standings:
+        if not realigned and peer in self._standings:
             now = self._now(peer, steps)
             self._standings[peer] = replace(now, missing=(1.0 - GOOD) * now.missing, heavy=max(0.0, now.heavy - GOOD))
 

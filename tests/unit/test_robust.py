@@ -70,6 +70,19 @@ def test_who_points_against_all_others_is_left_out_however_noisy_they_are(lie, c
         assert torch.equal(got, mean_contribution(peers[1:], [1.0] * (count - 1)))
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_of_three_a_flipped_one_is_left_out_though_it_cancels_the_second_for_the_third(place):
+    """Its noise is the least: what it flips is nearer to each of the others than they are to each other."""
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        common = torch.randn(20_000, generator=generator)
+        noise = [0.1 if index == place else 0.3 for index in range(3)]
+        peers = [common + one * torch.randn(20_000, generator=generator) for one in noise]
+        rows = [-one if index == place else one for index, one in enumerate(peers)]
+        kept = [one for index, one in enumerate(rows) if index != place]
+        assert torch.equal(robust_mean("clip", rows, [1.0] * 3), mean_contribution(kept, [1.0] * 2))
+
+
 @pytest.mark.parametrize("numel", [1, 4, 64, 20_000])
 def test_honest_peers_without_anything_in_common_are_hardly_ever_left_out(numel):
     generator, left_out = torch.Generator().manual_seed(0), 0

@@ -84,6 +84,21 @@ def test_an_honest_peer_that_was_unlucky_has_its_name_back_after_some_exchanges(
     assert len(trust) == 1, "who has done nothing wrong costs no memory"
 
 
+def test_a_realignment_makes_up_for_no_lie():
+    """A liar that behaves only in the realignments that its returns cause is left out ever longer."""
+    trust = Trust(20)
+    trust.hold("a", Deed.HEAVY, 0)
+    before = trust.score("a", 20)
+    for _ in range(4):
+        trust.thank("a", 20, realigned=True)
+    assert trust.score("a", 20) == before
+    trust.hold("a", Deed.HEAVY, 20)
+    assert lasts(trust, "a", 20) == 40
+    assert not any(trust.stumbled("b") for _ in range(FORGIVEN))
+    trust.thank("b", 20, realigned=True)
+    assert not any(trust.stumbled("b") for _ in range(FORGIVEN)), "it has come through"
+
+
 def test_time_alone_makes_up_for_lies_too():
     trust = Trust(20)
     for _ in range(3):

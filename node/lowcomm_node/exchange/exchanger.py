@@ -401,7 +401,7 @@ class Exchanger:
     def take_in(self, round_: Round, merged: Merged) -> None:
         """Count an outer step that was taken."""
         for peer in round_.exchange.partners:
-            self.trust.thank(peer, self.steps)
+            self.trust.thank(peer, self.steps, round_.realign)
         self.swarm_step = max(self.swarm_step, merged.swarm_step)
         self.schedule.merged(round_.fragment, merged.swarm_step, merged.merged_steps, merged.merged_tokens)
         self._slow_digests[round_.fragment] = bytes.fromhex(merged.slow_digest)

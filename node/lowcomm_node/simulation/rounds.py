@@ -203,7 +203,7 @@ class Round(ABC):
 
     def _apply(self, effect: ex.Apply) -> None:
         for other in self.exchange.partners:
-            self.peer.trust.thank(other, self.replica.steps)
+            self.peer.trust.thank(other, self.replica.steps, self.replica.captures[self.fragment].realign)
         self._pool(effect)
         self.replica.outer(self.fragment)
         ripe = self.replica.captures[self.fragment].steps + self.peer.sync.overlap
