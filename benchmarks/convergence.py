@@ -1,13 +1,13 @@
 """Convergence of every method, in simulation: the protocol's own objects, equal tokens a replica, held-out text, 3 seeds.
 
-    python benchmarks/convergence.py               everything: 360 runs, some 3.5 hours of two idle cores; resumes
+    python benchmarks/convergence.py               everything: 489 runs, over 4 hours of two idle cores; resumes
     python benchmarks/convergence.py --quick       a slice of each part, under 3 minutes
     python benchmarks/convergence.py --part wire   one part: methods, wire, attacks, churn or pairing
     python benchmarks/convergence.py --report      what has been measured so far
 
 ``methods``  all methods with the same interval, AdamW and Muon
 ``wire``     how much of all-reduce's gain over one replica is left at a given share of its bytes
-``attacks``  one peer in four lies
+``attacks``  one peer in four lies; or one of two, or one of three of whom another is late
 ``churn``    peers come late, leave, or are slow
 ``pairing``  pairs across a hypercube, and drawn anew each time
 

@@ -125,20 +125,26 @@ def attacks(quick: bool) -> Iterator[Job]:
             ):
                 yield Job("attacks", row, "adamw", 4, QUICK_STEPS if quick else 400, seed, scene)
             yield from outvoted(row, quick, seed)
+    for seed in () if quick else SEEDS:
+        yield from outvoted(DILOCO, quick, seed)
 
 
+HONEST = "honest"
 LIES = ("nan", "huge", "flipped", "flipped-huge", "stale", "clock", "shapes", "endless")
 OF_TWO, ONE_LATE = " of two", " of three, one late"
+DILOCO = Row("diloco", "diloco", WHOLE_20)
+"""Shift keeps nothing of the own weights: what a liar does to the slow ones is felt most."""
 
 
 def outvoted(row: Row, quick: bool, seed: int) -> Iterator[Job]:
-    """Where nobody can outvote a liar."""
+    """Where nobody can outvote a liar, and the same with an honest peer in its place."""
     steps = QUICK_STEPS if quick else 400
     if row is BY_SCENE[1]:
         yield from (Job("attacks", Row(SINGLE), "adamw", peers, steps, seed) for peers in (2, 3))
-    for lie in ("flipped",) if quick else LIES:
+    lies = ("huge", "flipped", "stale") if row is DILOCO else LIES
+    for lie in ("flipped",) if quick else (HONEST, *lies):
         yield Job("attacks", row, "adamw", 2, steps, seed, lie + OF_TWO)
-        if row.method == "streaming-diloco":
+        if row.method != "lowcomm":
             yield Job("attacks", row, "adamw", 3, steps, seed, lie + ONE_LATE)
 
 
@@ -193,13 +199,17 @@ def members(job: Job) -> list[Any]:
         case "two of half speed":
             return [Member(), Member(), Member(speed=0.5), Member(speed=0.5)]
         case attack if attack.endswith(OF_TWO):
-            return [Member(), Member(attack=attack.removesuffix(OF_TWO))]
+            return [Member(), Member(attack=_lie(attack.removesuffix(OF_TWO)))]
         case attack if attack.endswith(ONE_LATE):
             # Contributions count for 40 s, of which a step takes 25: what is late costs few steps.
-            lie = attack.removesuffix(ONE_LATE)
+            lie = _lie(attack.removesuffix(ONE_LATE))
             return [Member(speed=0.04), Member(speed=0.04, attack=lie), Member(speed=0.04, delay=20.0)]
         case attack:
             return [*honest, Member(attack=attack)]
+
+
+def _lie(name: str) -> str | None:
+    return None if name == HONEST else name
 
 
 def length(job: Job) -> int:
