@@ -1,7 +1,8 @@
 """What must hold for simulated swarms: the protocol's own objects in virtual time, the same story for the same seed."""
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -30,6 +31,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import Snapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.matching import Offer, must_realign
 from lowcomm_protocol.robust import PLAUSIBLE
 from lowcomm_protocol.run import RunSpec
 
@@ -329,13 +331,36 @@ def test_nothing_is_held_against_honest_peers_that_are_slow_late_or_interrupted(
 
 @pytest.mark.parametrize("attack", ["nan", "huge", "flipped-huge"])
 @pytest.mark.parametrize("method", also("noloco", "diloco"))
-def test_honest_peers_end_where_they_would_without_the_liar(dataset, calm, method, attack):
-    without, alone = calm(method, 3, 80), calm(method, 3, 80, group=1)
-    result = simulate(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)])
+def test_honest_peers_end_where_they_would_without_the_liar(dataset, calm, monkeypatch, method, attack):
+    digests = at_realignments(monkeypatch)
+    without = calm(method, 3, 80)
+    assert not digests
+    swarm = swarm_of(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)])
+    result = swarm.result()
     assert len(result.losses) == 3
-    # In a run of ten intervals it is a good part of it that each return of a liar begins with realignments.
-    assert result.loss < max(1.1 * without.loss, alone.loss)
-    assert result.spread < 0.5 * alone.spread
+    assert result.spread < 1.5 * without.spread
+    # Each return of the liar begins with a realignment of each of four fragments. Measured: eight at most, 1.15 times the
+    # loss without it; where there are none, 1.03 times.
+    assert result.loss < (1.2 if digests else 1.05) * without.loss
+    assert max(peer.realigned for peer in swarm.peers[:3]) <= 8
+    assert all(sorted(Counter(one).values()) == [1, len(one) - 1] for one in digests), "only the liar's differ"
+
+
+def at_realignments(monkeypatch) -> list[list[bytes]]:
+    """The slow digests in the offers of each group that realigns, as each of its members sees them."""
+    digests: list[list[bytes]] = []
+
+    def looked_at(ours: Offer, others: Iterable[Offer]) -> bool:
+        offers = [ours, *others]
+        if must := must_realign(ours, offers[1:]):
+            digests.append([offer.slow_digest for offer in offers])
+        return must
+
+    monkeypatch.setattr(rounds, "must_realign", looked_at)
+    return digests
+
+
+STEPS_OF_LIES = 80
 
 
 def of_two(attack: Attack) -> list[Member]:
@@ -373,6 +398,38 @@ def test_where_nobody_can_outvote_a_liar_an_honest_peer_ends_no_worse_than_alone
             assert not [deed for deed in peer.deeds if deed[0] != "peer-1"], "an honest peer is blamed"
     costs = attack in ("nan", "huge", "shapes", "endless")
     assert not costs or scene is of_three_one_late or swarm.peers[0].deeds, "it costs the liar nothing"
+
+
+def in_ci_only(attack: Attack) -> list:
+    return [pytest.param(one, marks=[] if one == attack else pytest.mark.soak) for one in ATTACKS]
+
+
+FIRST_LIE, FIRST_REPEAT = STEPS_OF_LIES / 4 + 0.3, STEPS_OF_LIES / 4 + 8.3
+"""When a partner leaves that does what a liar does until it is first refused: what is stale is new the first time."""
+
+
+@pytest.mark.parametrize("attack", in_ci_only("stale"))
+def test_a_liar_of_two_costs_what_a_partner_does_that_leaves(dataset, attack):
+    """To the bit. DiLoCo's first outer steps cost more than they bring in so short a run, whoever takes part: an honest
+    swarm of two ends at up to 1.08 of the loss alone, and who is left by its partner at up to 1.13 (six seeds)."""
+    leaves = FIRST_REPEAT if attack == "stale" else FIRST_LIE
+    left, lied = (
+        swarm_of(spec("diloco", steps=STEPS_OF_LIES), dataset, [Member(), other]).peers[0]
+        for other in (Member(leaves=leaves), Member(attack=attack))
+    )
+    assert lied.replica.slow_digest(0) == left.replica.slow_digest(0)
+    assert torch.equal(lied.replica.fast(0), left.replica.fast(0))
+
+
+@pytest.mark.parametrize("attack", in_ci_only("flipped"))
+def test_a_liar_of_three_costs_little_more_than_one_that_leaves_where_another_is_late(dataset, monkeypatch, attack):
+    """Each time that it is refused, its shard is lost for all. Measured over three seeds: at most 1.07, and 1.13 times."""
+    monkeypatch.setattr(rounds, "REDUCE_DEADLINE", 7.0)
+    settings, (mine, liar, late) = spec("diloco", seed=2, steps=STEPS_OF_LIES), of_three_one_late(attack)
+    gone = replace(liar, attack=None, leaves=FIRST_LIE / liar.speed)
+    left, lied = (simulate(settings, dataset, [mine, other, late]).losses for other in (gone, liar))
+    most = 1.2 if attack == "flipped-huge" else 1.08
+    assert all(one < most * other for one, other in zip(lied, left, strict=True))
 
 
 @pytest.mark.parametrize(("attack", "reason"), [("huge", "is plausible"), ("stale", "what it has brought before")])
