@@ -326,6 +326,14 @@ def test_nothing_is_held_against_honest_peers_that_are_slow_late_or_interrupted(
     assert all(peer.applied > 0 for peer in swarm.peers)
 
 
+def test_of_two_the_slower_one_is_refused_where_it_points_against_us_and_nothing_is_held_against_it(dataset):
+    members = [Member(), Member(speed=0.1)]
+    swarm = swarm_of(spec("streaming-diloco", steps=160), dataset, members)
+    assert sum(peer.implausible for peer in swarm.peers) > 0
+    assert [(peer.name, *deed) for peer in swarm.peers for deed in peer.deeds] == []
+    assert all(peer.applied > 0 for peer in swarm.peers)
+
+
 # Attacks
 
 
