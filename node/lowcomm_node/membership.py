@@ -44,8 +44,6 @@ MAX_MET = 64
 """Peers that are told directly when we come, change phase or go; the DHT tells the others."""
 PROBE_DEADLINE = 12.0
 """Seconds for a peer of which nothing is known yet: a tunnel to it may have to be opened first."""
-MAX_PROBING = 16
-"""Probes under way at once."""
 ACQUAINT_DEADLINE = 20.0
 """Seconds that a newcomer waits at most for peers that the DHT names to prove that they are there."""
 RUN_LIFE = 1800.0
@@ -311,7 +309,7 @@ class Membership:
         now = time()
         known = {info.peer_id: info for info in self.roster.known(now)}
         places = ((peer, places_of(info.addresses, info.entry_points)) for peer, info in known.items())
-        room = max(0, MAX_PROBING - len(self._greetings))
+        room = max(0, self.roster.liveness.at_once(now) - len(self._greetings))
         for peer in self.roster.liveness.due(places, now, self._likely, room):
             task = asyncio.create_task(self._greet(known[peer], PROBE_DEADLINE))
             self._greetings.add(task)

@@ -22,7 +22,10 @@ REFRESH = 100.0
 PROBE_EVERY = 1.0
 """Seconds between two probes of unknown peers, in the long run."""
 BURST = 16
-"""Probes that may be saved up: a newcomer has to find its first partners."""
+"""Probes that may be saved up."""
+FIRST_BURST = 48
+"""The same while nobody is known to be there: a newcomer has to find its first partners among records of nobody. It leaves room
+for others among the 64 peers at once of a node."""
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
 """Seconds until a silent peer is probed again, the first time and at most; they double."""
 FREE_MISSES = 3
@@ -58,7 +61,7 @@ class Liveness:
         self._silent: OrderedDict[str, _Silence] = OrderedDict()
         self._places: OrderedDict[str, _Silence] = OrderedDict()
         self._missed: OrderedDict[str, _Silence] = OrderedDict()
-        self._tokens, self._counted = float(BURST), float("-inf")
+        self._tokens, self._counted = float(FIRST_BURST), float("-inf")
 
     # signs of life
 
@@ -97,18 +100,28 @@ class Liveness:
 
     # probes
 
+    def at_once(self, now: float) -> int:
+        """How many probes may be under way at once: more while nobody has proved lately to be there."""
+        newest = next(reversed(self._heard.values()), float("-inf"))
+        return BURST if now - newest < ALIVE else FIRST_BURST
+
     def is_untried(self, peer: str, now: float) -> bool:
         """Whether nothing is known of a peer but its record."""
         return not self.is_proved(peer, now) and peer not in self._silent
 
     def due(
-        self, known: Iterable[tuple[str, Sequence[str]]], now: float, likely: Collection[str] = (), most: int = BURST
+        self,
+        known: Iterable[tuple[str, Sequence[str]]],
+        now: float,
+        likely: Collection[str] = (),
+        most: int = FIRST_BURST,
     ) -> list[str]:
         """Whom to probe now, at most so many; counts them as probed.
 
         ``known``: peers with a record, and the places of each. ``likely``: those that are connected to us in some other way.
         """
-        self._tokens = min(float(BURST), self._tokens + max(0.0, now - self._counted) / PROBE_EVERY)
+        saved = float(self.at_once(now))
+        self._tokens = min(saved, self._tokens + max(0.0, now - self._counted) / PROBE_EVERY)
         self._counted, self._turn = now, self._turn + 1
         old, unknown = list[str](), list[tuple[bool, bytes, str, Sequence[str]]]()
         for peer, places in known:

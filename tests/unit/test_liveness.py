@@ -5,6 +5,7 @@ from itertools import pairwise
 from lowcomm_protocol.liveness import (
     ALIVE,
     BURST,
+    FIRST_BURST,
     FIRST_PAUSE,
     FREE_MISSES,
     LONGEST_PAUSE,
@@ -39,7 +40,18 @@ def test_unknown_peers_are_probed_at_a_rate_and_each_of_them_ever_more_rarely():
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and max(pauses) == LONGEST_PAUSE
     crowd = Liveness()
     counts = [len(crowd.due(strangers(1000), NOW + second * PROBE_EVERY)) for second in range(10)]
-    assert counts == [BURST, *[1] * 9]
+    assert counts == [FIRST_BURST, *[1] * 9], "while nobody is known to be there"
+    crowd.heard("ada", NOW + 10)
+    assert len(crowd.due(strangers(2000), NOW + 100)) == BURST == crowd.at_once(NOW + 100)
+    assert len(crowd.due(strangers(2000), NOW + 10 + ALIVE)) == FIRST_BURST == crowd.at_once(NOW + 10 + ALIVE)
+
+
+def test_among_330_records_of_nobody_in_eleven_places_a_newcomer_tries_every_honest_peer_at_once():
+    """Whole swarms begin at one moment: what each of them loses here, all lose."""
+    sybils = [(f"sybil-{number}", (f"sybils-{number % 11}",)) for number in range(330)]
+    honest = [(f"honest-{number}", (f"net-{number}",)) for number in range(4)]
+    for seed in range(20):
+        assert {peer for peer, _ in honest} <= set(Liveness(str(seed)).due([*sybils, *honest], NOW))
 
 
 def test_a_place_where_nobody_answers_is_probed_ever_more_rarely_until_somebody_does():
