@@ -107,6 +107,16 @@ def test_the_first_exchange_is_bf16_and_the_next_has_few_bits(name):
         assert sent.bytes <= numel * bits / 8 + 4 * 100 + 8 + sent.wrapped * (2 * BLOCK + 30)
 
 
+@pytest.mark.parametrize("numel", [BLOCK - 8, 100 * BLOCK, 100 * BLOCK + 80])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_coded_takes_from_the_fewest_to_the_most_bytes_that_are_told(name, numel):
+    coders, blocks = pair(name, numel), -(-numel // BLOCK)
+    first, _ = meet(*near(numel, 1e-3), *coders)
+    second, _ = meet(*near(numel, 1e-3, 1), *coders)
+    assert first.bytes == coders[0].max_size == 4 * blocks + 2 * numel + 8
+    assert second.bytes == coders[0].min_size == 4 * blocks + numel * MODULO_BITS[name] // 8 + 8
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_error_is_half_a_step_at_most(name):
     numel = 20 * BLOCK
