@@ -152,10 +152,11 @@ def looked_at(file: str, is_plain: bool) -> dict[str, tuple[float, list[str]]]:
         if child == 0:
             recorder = Recorder()
             code = pytest.main([*ARGUMENTS, "-k", SLOW, file], plugins=[recorder])
-            kept.write_text(json.dumps(recorder.told if code == 0 else {}))
+            if code == 0:
+                kept.write_text(json.dumps(recorder.told))
             os._exit(0)
         os.waitpid(child, 0)
-    return json.loads(kept.read_text())
+    return json.loads(kept.read_text()) if kept.exists() else {}
 
 
 def within(tests: list[str], took: dict[str, float], seconds: float) -> list[str]:

@@ -142,7 +142,7 @@ def main() -> None:
 def copy_tree() -> None:
     """What is mutated: never the checkout itself."""
     shutil.rmtree(TREE, ignore_errors=True)
-    for folder in ("protocol", "node", "bootstrap", "tests"):
+    for folder in ("protocol", "node", "bootstrap", "tests", "docs"):
         shutil.copytree(ROOT / folder, TREE / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", TREE)
 
