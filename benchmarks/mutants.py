@@ -177,11 +177,12 @@ def choose(session: Path, path: str, sample: int, again: bool) -> int:
     with sqlite3.connect(session) as db:
         db.execute(SEEN)
         db.execute("insert or ignore into seen select job_id from work_results where test_outcome = 'SURVIVED'")
+        survivors = {row[0] for row in db.execute("select job_id from work_results where test_outcome = 'SURVIVED'")}
         if again:
             db.execute("delete from work_results where test_outcome = 'SURVIVED'")
         db.execute("delete from work_results where worker_outcome = 'SKIPPED'")
         ordered = population(db, path)
-        wanted = set(ordered[:sample] if sample else ordered)
+        wanted = set(ordered[:sample] if sample else ordered) | survivors
         done = {row[0] for row in db.execute("select job_id from work_results")}
         for (job,) in db.execute("select job_id from mutation_specs").fetchall():
             if job not in wanted and job not in done:

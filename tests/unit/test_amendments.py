@@ -12,6 +12,7 @@ from lowcomm_protocol.amendments import (
     AMENDABLE,
     MAX_AMENDMENTS,
     MAX_CHAIN_BYTES,
+    MAX_STEP,
     Chain,
     Course,
     newest,
@@ -118,6 +119,7 @@ def test_the_settings_of_a_step_do_not_depend_on_when_a_chain_was_heard(changes,
         (5, {"run.members": [STRANGER.peer_id]}, "members are given, but admission"),
         (5, {"run.admission": "list"}, "needs members"),
         (-1, {"run.steps": 500}, "Swarm step -1 is not one"),
+        (MAX_STEP + 1, {"run.description": "late"}, r"Swarm step 100000001 is not one: expected 0 to 100000000\."),
         (5, {"run.description": "\x1b[2J"}, "printable"),
     ],
 )
@@ -125,6 +127,11 @@ def test_a_mistake_is_named_with_its_remedy(at, change, told):
     with pytest.raises(SpecError, match=told) as caught:
         write_amendment(CREATOR, RUN, Chain(), at, change)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("at", [0, MAX_STEP])
+def test_an_amendment_may_hold_from_the_first_step_to_the_last(at: int):
+    assert write_amendment(CREATOR, RUN, Chain(), at, {"run.description": "other"}).links[0].at == at
 
 
 def test_amendments_come_in_their_order_and_in_bounds():

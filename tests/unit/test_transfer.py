@@ -213,6 +213,23 @@ def test_pieces_cover_every_value_once_and_are_neither_many_nor_large(values):
     assert sum(piece.size for piece in pieces) == 4 * sum(sum(piece.counts) for piece in pieces)
 
 
+@pytest.mark.parametrize(
+    ("numel", "each"),
+    [
+        (1000, 1000),
+        (4000, 3072),
+        (256 * 3072 + 1, 3328),
+        (256 * 4096, 4096),
+        (256 * 4096 + 1, 4352),
+        (256 * 196_608, 196_608),
+        (256 * 200_000, 196_608),
+    ],
+)
+def test_values_of_a_piece_are_those_of_the_documents(numel: int, each: int):
+    first = plan_pieces([((numel, True),)], ranges=False)[0]
+    assert (first.start, first.stop) == (0, each), "N / 256 in whole blocks, from 3072 to 196,608: docs/protocol.md"
+
+
 def test_a_piece_of_another_size_is_none():
     (piece,) = plan_pieces([((100, True),)], ranges=False)
     values = empty_fragment(((100, True),), ranges=False)
