@@ -134,6 +134,19 @@ def test_an_amendment_may_hold_from_the_first_step_to_the_last(at: int):
     assert write_amendment(CREATOR, RUN, Chain(), at, {"run.description": "other"}).links[0].at == at
 
 
+def test_a_chain_of_more_amendments_than_there_may_be_is_refused_and_one_of_the_most_is_read():
+    most = amended(*((1, {"run.steps": 500 + number}) for number in range(MAX_AMENDMENTS)))
+    assert read_chain(most.data, CREATOR.peer_id) == most
+    told = json.loads(most.data)
+    content = json.loads(told[-1]["document"])
+    more = content | {"number": MAX_AMENDMENTS + 1, "previous": sha256(told[-1]["document"].encode()).hexdigest()}
+    document = encode(more)
+    told.append({"document": document.decode(), "signature": CREATOR.sign("amendment", document).hex()})
+    for count in (0, MAX_AMENDMENTS + 1):
+        with pytest.raises(RecordError, match=f"expected 1 to {MAX_AMENDMENTS}, each signed"):
+            read_chain(json.dumps(told[:count]).encode(), CREATOR.peer_id)
+
+
 def test_amendments_come_in_their_order_and_in_bounds():
     with pytest.raises(SpecError, match=r"Swarm step 199 is before that of amendment 2: .* from swarm step 200"):
         write_amendment(CREATOR, RUN, LONGER, 199, {"run.steps": 900})

@@ -101,6 +101,14 @@ def test_an_unknown_setting_that_the_creator_marked_optional_is_ignored_and_trav
     assert parse_canonical(run.document.decode()) == run.spec
 
 
+def test_so_many_settings_may_be_optional_and_no_more():
+    names = [f"a{number:02}" for number in range(MAX_OPTIONAL + 1)]
+    values = dict.fromkeys(names[:-1], 1)
+    assert read_signed_run(signed(content_with(optional=names[:-1], **values))).spec.optional == tuple(names[:-1])
+    with pytest.raises(SpecError, match=f"a list of at most {MAX_OPTIONAL} names"):
+        read_signed_run(signed(content_with(optional=names, **values, **{names[-1]: 1})))
+
+
 @pytest.mark.parametrize(
     "hostile",
     [
