@@ -155,7 +155,7 @@ class Daemon:
         self._finish.set()
 
     def request_stop(self, now: bool = True) -> None:
-        """Give up the running exchanges, save, say goodbye, leave; ``now``: without saving."""
+        """Save, end the running exchanges soon, say goodbye, leave; ``now``: without saving."""
         self._begin_to_leave()
         if not now:
             self._hurry = True

@@ -153,7 +153,7 @@ class Demo:
 
     def _finish(self) -> None:
         for child in self._children[1:]:
-            child.process.send_signal(signal.SIGTERM)
+            child.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + LEAVE_DEADLINE
         for child in self._children[1:]:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -23,6 +23,7 @@ from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLos
 from lowcomm_node.exchange.channels import Channels
 from lowcomm_node.exchange.donor import Donor
 from lowcomm_node.exchange.exchanger import Exchanger
+from lowcomm_node.exchange.history import Outcome
 from lowcomm_node.exchange.throttle import Bandwidth
 from lowcomm_node.logs import log
 from lowcomm_node.membership import Membership
@@ -54,6 +55,8 @@ LEAVE_DEADLINE = 45.0
 LONGEST_LEAVE = 300.0
 LEAVE_PATIENCE = 15.0
 """Seconds for exchanges that are under way to end when the node leaves."""
+HURRY_PATIENCE = 2.0
+"""The same where whoever ends the node will not wait: Docker kills it after 10 s."""
 SAVED_BYTES, DISK_RATE = 20, 50e6
 """Bytes of a checkpoint for each parameter, and bytes a second: what a save is thought to take until one was measured."""
 
@@ -105,11 +108,8 @@ class Training:
                 await self._recover(error)
 
     async def conclude(self, patience: float | None = None) -> None:
-        """Exchanges end, within so many seconds; then a checkpoint, and a last evaluation."""
-        self._bulletin.enter("finishing", "ending the exchanges that are under way")
-        await self._exchanger.close("the node leaves", patience)
-        self._bulletin.show("saving")
-        await self._save()  # first: whoever runs out of time meanwhile has lost nothing
+        """Save, let the exchanges under way end within so many seconds, and evaluate a last time."""
+        await self._save_while_exchanges_end(patience)
         with suppress(TrainerError):
             await self._supervisor.trainer.evaluate()
 
@@ -123,10 +123,16 @@ class Training:
         return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.step_seconds + saving))
 
     async def hurry_out(self) -> None:
-        """Save, and let no exchange hold us up."""
-        self._bulletin.enter("finishing", "saving")
-        await self._exchanger.close("the node leaves", 0.0)
-        await self._save()
+        """Save, and let no exchange hold us up for long."""
+        await self._save_while_exchanges_end(HURRY_PATIENCE)
+
+    async def _save_while_exchanges_end(self, patience: float | None) -> None:
+        """Save at once, so that a node that is killed now has lost nothing; again, if an exchange is applied after that."""
+        self._bulletin.enter("finishing", "saving, and ending the exchanges that are under way")
+        applied = self._exchanger.history.outcomes[Outcome.APPLIED]
+        await asyncio.gather(self._save(), self._exchanger.close("the node leaves", patience))
+        if self._exchanger.history.outcomes[Outcome.APPLIED] > applied:
+            await self._save()
 
     def close(self) -> None:
         """Hand over nothing more; to be called when no joiner is served any more."""

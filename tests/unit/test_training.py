@@ -1,6 +1,7 @@
 """What must hold when a node stops training: it tells of where it stands as it has saved it."""
 
 import asyncio
+from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from lowcomm_node.bulletin import Bulletin
+from lowcomm_node.exchange.history import Outcome
 from lowcomm_node.trainer.saving import HANGS
 from lowcomm_node.training import EVALUATING, HELD, LEAVE_DEADLINE, LONGEST_LEAVE, NOT_SAVED, Training
 from lowcomm_protocol.amendments import Chain, Course, write_amendment
@@ -106,21 +108,33 @@ def test_a_node_gets_as_long_to_leave_as_a_step_and_a_checkpoint_take(
     assert training.leave_seconds == LEAVE_DEADLINE
 
 
-async def test_a_node_that_leaves_has_saved_before_it_evaluates() -> None:
+@pytest.mark.parametrize("applied", [0, 1])
+async def test_a_node_that_leaves_saves_at_once_and_again_after_a_merge_before_it_evaluates(applied: int) -> None:
     did: list[str] = []
+    history = SimpleNamespace(outcomes=Counter())
+    saved = asyncio.Event()
 
     async def act(name: str, answer: Any, *given: Any) -> Any:
         did.append(name)
+        if name == "save":
+            saved.set()
         return answer
+
+    async def close(reason: str, patience: float) -> None:
+        await asyncio.wait_for(saved.wait(), 20)
+        history.outcomes[Outcome.APPLIED] += applied
 
     trainer = SimpleNamespace(
         save=partial(act, "save", SAVED | {"path": "/700"}), evaluate=partial(act, "evaluate", 1.5)
     )
     training = hearing()
     training._supervisor = SimpleNamespace(train=partial(act, "hold", None), trainer=trainer)
-    training._exchanger = SimpleNamespace(close=partial(act, "close", None))
+    training._exchanger = SimpleNamespace(close=close, history=history)
     await training.conclude(1.0)
-    assert did == ["close", "hold", "save", "evaluate"]
+    assert did == ["hold", "save"] * (1 + applied) + ["evaluate"]
+    did.clear()
+    await training.hurry_out()
+    assert did == ["hold", "save"] * (1 + applied)
 
 
 def hearing() -> Training:

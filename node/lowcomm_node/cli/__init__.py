@@ -1,5 +1,6 @@
 """The command line ``lowcomm-node``: one file a group of commands."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -49,4 +50,6 @@ def version(
 
 def main() -> None:
     """Entry point: an error on purpose becomes one line and its exit code."""
-    sys.exit(common.run(app))
+    code = common.run(app)
+    sys.stderr.flush()
+    os._exit(code)  # all is closed by now, and to unload torch and gRPC takes seconds, which Docker may not wait

@@ -151,17 +151,19 @@ async def _join(
 
 
 def _finish_on_signal(daemon: "Daemon", manager: ServiceManager) -> None:
-    """First SIGINT or SIGTERM: finish; the second: stop now."""
+    """First SIGINT: finish; first SIGTERM, whose sender may kill us in 10 s: save and leave; the second: stop now."""
     loop = asyncio.get_running_loop()
     told: list[int] = []
 
     def on_signal(number: int) -> None:
         told.append(number)
         manager.stopping()
-        if len(told) == 1:
-            daemon.request_finish()
-        else:
+        if len(told) > 1:
             daemon.request_stop()
+        elif number == signal.SIGTERM:
+            daemon.request_stop(now=False)
+        else:
+            daemon.request_finish()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)

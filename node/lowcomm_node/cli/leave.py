@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def finish(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
-    """Let the running exchanges end, save, evaluate, say goodbye, leave."""
+    """Save, let the running exchanges end, evaluate, say goodbye, leave."""
     _end(home, lambda client: client.finish(), json_, "finished, saved, said goodbye")
 
 
@@ -36,7 +36,7 @@ def stop(
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Give up the running exchanges, save, say goodbye, leave; --now does not save."""
+    """Save, give the running exchanges 2 s, say goodbye, leave; --now does not save."""
     _end(home, lambda client: client.stop(now), json_, "stopped without saving" if now else "saved and stopped")
 
 

@@ -414,7 +414,10 @@ def main() -> int:
     # The daemon decides when to stop; a Ctrl-C at the terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+    code = serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is written: to unload torch takes ten seconds on a busy machine, and the daemon waits for it
 
 
 def die_first() -> None:
