@@ -1,15 +1,13 @@
 """``amend``: change a run of ours while it trains."""
 
-import asyncio
 import json
-import time
 from typing import Annotated, Any
 
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
-from lowcomm_node.cli.members import PUBLISH_DEADLINE, Run, with_entry_points
-from lowcomm_node.errors import ConfigError, NoPeers
+from lowcomm_node.cli.members import Run, publish, with_entry_points
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.logs import configure_logs
 
 
@@ -92,34 +90,18 @@ def parse_change(text: str) -> tuple[str, Any]:
 
 
 async def _publish(settings, identity, run, at: int | None, changes: dict[str, Any]):  # noqa: ANN202
-    """Write the next amendment, keep it in the home, publish it under a passing identity: our node may run under ours."""
+    """Publish the next amendment."""
     from lowcomm_node.amending import AMENDMENTS_LIFE
     from lowcomm_node.discovery.keys import amendments_key
-    from lowcomm_node.files import ephemeral_identity, read_small, write_atomic
-    from lowcomm_node.finding import open_discovery
+    from lowcomm_node.files import read_small
     from lowcomm_protocol.amendments import MAX_CHAIN_BYTES, newest, write_amendment
 
-    key, path = amendments_key(run.run_id, identity.peer_id), settings.paths.amendments(run.fingerprint)
-    settings = settings.model_copy(update={"dht_port": 0})
-    with ephemeral_identity() as (passing, key_file):
-        discovery = open_discovery(settings, passing, key_file=key_file)
-        try:
-            await discovery.start()
-            told = (await discovery.lookup(key)).get(identity.peer_id, b"")
-            chain = newest(run.spec, run.run_id, [read_small(path, MAX_CHAIN_BYTES), told]).chain
-            last = chain.links[-1].at if chain.links else 0
-            chain = write_amendment(identity, run, chain, last if at is None else at, changes)
-            write_atomic(path, chain.data)
-            deadline = time.monotonic() + PUBLISH_DEADLINE
-            while time.monotonic() < deadline:
-                await discovery.publish(key, identity.peer_id, chain.data, AMENDMENTS_LIFE)
-                # A store that says yes may not have arrived: read it back.
-                if (await discovery.lookup(key)).get(identity.peer_id) == chain.data:
-                    return chain
-                await asyncio.sleep(1.0)
-        finally:
-            await discovery.close()
-    raise NoPeers(
-        f"The amendment could not be published within {PUBLISH_DEADLINE:.0f} s. It is kept in {path}, and the node of this "
-        "home will publish it when it runs; or publish it with the same command again."
-    )
+    path = settings.paths.amendments(run.fingerprint)
+
+    def write(told: bytes):  # noqa: ANN202
+        chain = newest(run.spec, run.run_id, [read_small(path, MAX_CHAIN_BYTES), told]).chain
+        last = chain.links[-1].at if chain.links else 0
+        return write_amendment(identity, run, chain, last if at is None else at, changes)
+
+    key = amendments_key(run.run_id, identity.peer_id)
+    return await publish(settings, key, identity.peer_id, path, AMENDMENTS_LIFE, write)

@@ -5,7 +5,9 @@ import re
 import secrets
 import shlex
 import time
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -129,36 +131,49 @@ def parse_duration(text: str) -> int:
 
 
 async def _change(settings, identity, run, names: frozenset[str], undo: bool):  # noqa: ANN202
-    """Write the next list, keep it in the home, publish it under a passing identity: our node may run under ours."""
+    """Publish the next list."""
     from lowcomm_node.admitting import REMOVALS_LIFE, newest_removals
     from lowcomm_node.discovery.keys import removals_key
-    from lowcomm_node.files import ephemeral_identity, write_atomic
-    from lowcomm_node.finding import open_discovery
     from lowcomm_protocol.removals import write_removals
 
-    key, path = removals_key(run.run_id, identity.peer_id), settings.paths.removals(run.fingerprint)
+    path = settings.paths.removals(run.fingerprint)
+
+    def write(told: bytes):  # noqa: ANN202
+        before = newest_removals(run, path, told)
+        ids = before.ids - names if undo else before.ids | names
+        return write_removals(identity, run.run_id, before.version + 1, ids)
+
+    key = removals_key(run.run_id, identity.peer_id)
+    return await publish(settings, key, identity.peer_id, path, REMOVALS_LIFE, write)
+
+
+async def publish(settings, key: str, creator: str, path: Path, life: float, write: Callable[[bytes], Any]) -> Any:
+    """What ``write`` makes of what the DHT tells: keep it in the home, and publish it for so many seconds.
+
+    Under a passing identity: our node may run under ours. Raises NoPeers.
+    """
+    from lowcomm_node.files import ephemeral_identity, write_atomic
+    from lowcomm_node.finding import open_discovery
+
     settings = settings.model_copy(update={"dht_port": 0})
     with ephemeral_identity() as (passing, key_file):
         discovery = open_discovery(settings, passing, key_file=key_file)
         try:
             await discovery.start()
-            told = (await discovery.lookup(key)).get(identity.peer_id, b"")
-            before = newest_removals(run, path, told)
-            ids = before.ids - names if undo else before.ids | names
-            removals = write_removals(identity, run.run_id, before.version + 1, ids)
-            write_atomic(path, removals.data)
+            made = write((await discovery.lookup(key)).get(creator, b""))
+            write_atomic(path, made.data)
             deadline = time.monotonic() + PUBLISH_DEADLINE
             while time.monotonic() < deadline:
-                await discovery.publish(key, identity.peer_id, removals.data, REMOVALS_LIFE)
+                await discovery.publish(key, creator, made.data, life)
                 # A store that says yes may not have arrived: read it back, from others than ourselves.
-                if await discovery.held_by_others(key, identity.peer_id) == removals.data:
-                    return removals
+                if await discovery.held_by_others(key, creator) == made.data:
+                    return made
                 await asyncio.sleep(1.0)
         finally:
             await discovery.close()
     raise NoPeers(
-        f"The list could not be published within {PUBLISH_DEADLINE:.0f} s. It is kept in {path}, and the node of this "
-        "home will publish it when it runs; or try again."
+        f"It could not be published within {PUBLISH_DEADLINE:.0f} s. It is kept in {path}, and the node of this home will "
+        "publish it when it runs; or try again."
     )
 
 
