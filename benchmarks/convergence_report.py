@@ -203,7 +203,10 @@ def _of_scenes(case: Case) -> Iterator[Claim]:
     yield f"{part}, {name}: loss against alone", max(result["losses"]) / alone["loss"] if alone else None, 1.01
     without = case.beside(f"{name}, {calm}")
     yield f"{part}, {name}: loss against {calm}", result["loss"] / without["loss"] if without else None, bound
-    if part == "attacks":
+    if part == "attacks" and case.job.scene.endswith("one late"):
+        # A refused member costs its group the shard that it owns, each time: there its members part.
+        yield f"{part}, {name}, one late: weight spread", result["spread"], 1e-2
+    elif part == "attacks":
         yield f"{part}, {name}: weight spread", result["spread"], 6e-3
 
 
