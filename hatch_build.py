@@ -20,7 +20,7 @@ class CommitHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """See BuildHookInterface."""
         package = Path(self.root) / PACKAGE
-        known = runpy.run_path(str(package / "release.py"))
+        known = runpy.run_path(str(package / "system" / "release.py"))
         commit = known["commit"](package) or os.environ.get("SOURCE_COMMIT", "").strip()
         if version == "editable" or not commit:
             return

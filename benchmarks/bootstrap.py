@@ -45,11 +45,11 @@ sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("swarm", "")]
 from dht import free_port  # noqa: E402
 from kit import Process, environment  # noqa: E402
 
-from lowcomm_node.discovery.guard import place_of  # noqa: E402
-from lowcomm_node.discovery.hivemind_parts import DHTID  # noqa: E402
-from lowcomm_node.discovery.keys import peers_key  # noqa: E402
+from lowcomm_node.dht.guard import place_of  # noqa: E402
+from lowcomm_node.dht.keys import peers_key  # noqa: E402
+from lowcomm_node.libp2p.hivemind_parts import DHTID  # noqa: E402
 from lowcomm_protocol.identity import Identity  # noqa: E402
-from lowcomm_protocol.run import SignedRun, parse_toml, sign_run  # noqa: E402
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run  # noqa: E402
 from waiting import until  # noqa: E402
 
 OUT = ROOT / "benchmarks" / "results" / "bootstrap.json"

@@ -43,7 +43,7 @@ def measure(job: Job) -> dict[str, Any]:
 
     from lowcomm_node.data import open_data
     from lowcomm_node.simulation import allreduce, simulate, single
-    from lowcomm_protocol.run import RunSpec
+    from lowcomm_protocol.spec.run import RunSpec
 
     torch.set_num_threads(1)
     spec = RunSpec.model_validate(

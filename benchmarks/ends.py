@@ -69,8 +69,8 @@ def cpu_of(pids: Sequence[int]) -> float:
 
 def set_up() -> None:
     """As a node sets its process up."""
-    from lowcomm_node.allocator import keep_freed_memory
-    from lowcomm_node.logs import configure_logs
+    from lowcomm_node.system.logs import configure_logs
+    from lowcomm_node.system.malloc import keep_freed_memory
 
     configure_logs(-1)
     keep_freed_memory()
@@ -84,10 +84,10 @@ class End:
     ) -> None:
         """``listen``: where p2pd listens; none: there is no p2pd, and peers are called directly alone."""
         # Not above: an end with plain sockets needs none of this.
-        from lowcomm_node.discovery.hivemind import HivemindDiscovery
-        from lowcomm_node.exchange.security import Gatekeeper, make_certificate
-        from lowcomm_node.exchange.tunnel import Tunnels
-        from lowcomm_node.files import load_or_create_identity
+        from lowcomm_node.dht.hivemind import HivemindDiscovery
+        from lowcomm_node.storage.files import load_or_create_identity
+        from lowcomm_node.transport.tls import Gatekeeper, make_certificate
+        from lowcomm_node.transport.tunnel.tunnels import Tunnels
 
         key = folder / f"{name}.key"
         self.identity = load_or_create_identity(key)
@@ -103,10 +103,10 @@ class End:
 
     async def start(self, flow: Sequence[tuple[str, Any]] | None = None) -> None:
         """Listen; ``flow``: options of gRPC for what comes in."""
-        from lowcomm_node.exchange.channels import Channels
-        from lowcomm_node.exchange.congestion import CongestionWatch
-        from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-        from lowcomm_node.exchange.throttle import FREE_FLOW
+        from lowcomm_node.transport.bandwidth import FREE_FLOW
+        from lowcomm_node.transport.channels import Channels
+        from lowcomm_node.transport.congestion import CongestionWatch
+        from lowcomm_node.transport.server import ExchangeServer, ExchangeService
 
         options = tuple(flow or FREE_FLOW)
         self.channels = Channels(self.gatekeeper, self.tunnels if self._has_p2pd else None, flow=options)
@@ -150,7 +150,7 @@ class End:
 
 def record_of(told: dict[str, Any], addresses: Sequence[str], entry_points: Sequence[str]) -> Any:
     """The record of an end in another process, by what that has told: ``peer``, and ``certificate`` in hexadecimal."""
-    from lowcomm_protocol.records import PeerInfo, Phase
+    from lowcomm_protocol.peers.records import PeerInfo, Phase
 
     return PeerInfo(
         peer_id=told["peer"], run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 3600,

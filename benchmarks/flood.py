@@ -28,7 +28,7 @@ from memory import first_address
 
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError
-from lowcomm_node.specfile import write_template
+from lowcomm_node.swarm.run_template import write_template
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 2**20

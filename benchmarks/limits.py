@@ -30,14 +30,14 @@ from typing import Any
 import uvloop
 from ends import RUN, End
 
-from lowcomm_node.exchange.link import Incoming, Link
-from lowcomm_node.exchange.stream import CalleeStream, CallerStream, Stream
-from lowcomm_node.exchange.throttle import Bandwidth, Throttle, flow_options
-from lowcomm_node.logs import configure_logs
-from lowcomm_node.units import read_rate, write_rate
+from lowcomm_node.sync.link import Incoming, Link
+from lowcomm_node.system.logs import configure_logs
+from lowcomm_node.system.units import read_rate, write_rate
+from lowcomm_node.transport.bandwidth import Bandwidth, Throttle, flow_options
+from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase
+from lowcomm_protocol.peers.records import PeerInfo, Phase
 
 SECONDS, TICK = 10.0, 0.25
 RATES = ("5Mbit", "20Mbit", "100Mbit")

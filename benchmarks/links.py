@@ -259,7 +259,7 @@ async def stream_caller(node: "Node", told: dict[str, Any]) -> None:
 
 async def trade(stream: Any, size: int) -> None:
     """Send and receive so many bytes at once, as exchanges do; done when the other end has got all."""
-    from lowcomm_node.exchange.link import Link
+    from lowcomm_node.sync.link import Link
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
     link = Link("", stream)
@@ -276,7 +276,7 @@ class Node(End):
     """An end at a host of its own."""
 
     def __init__(self, role: str, told: dict[str, Any]) -> None:
-        from lowcomm_node.discovery.p2pd import listeners
+        from lowcomm_node.libp2p.p2pd import listeners
 
         listen = listeners("0.0.0.0", 0)
         super().__init__(role, Path(told["folder"]), listen, "0.0.0.0", initial_peers=told.get("entries", ()))
@@ -306,7 +306,7 @@ async def our_callee(told: dict[str, Any]) -> None:
 
 async def our_caller(told: dict[str, Any]) -> None:
     """A node that calls, by the route that is measured, or by the one that it chooses."""
-    from lowcomm_node.exchange.stream import CallerStream
+    from lowcomm_node.transport.stream import CallerStream
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
     set_up()
@@ -340,7 +340,7 @@ async def our_caller(told: dict[str, Any]) -> None:
 
 def forget_tunnels() -> None:
     """Let nothing but the direct route be tried."""
-    from lowcomm_node.exchange import routes
+    from lowcomm_node.transport import routes
 
     routes.SLOW = float("inf")
 

@@ -21,7 +21,7 @@ import psutil
 
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError
-from lowcomm_node.specfile import write_template
+from lowcomm_node.swarm.run_template import write_template
 
 MIB = 2**20
 START_DEADLINE = 90.0

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from lowcomm_node.specfile import write_template
+from lowcomm_node.swarm.run_template import write_template
 
 METHODS = ("local", "noloco", "diloco", "streaming-diloco", "lowcomm")
 COMMUNICATING = METHODS[1:]

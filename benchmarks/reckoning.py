@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lowcomm_node.supervision.memory import memory_of
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.memory import DAEMON, MIB, count_parameters, reckon
+from lowcomm_node.trainer.memory_watch import memory_of
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
-from lowcomm_node.trainer.reckoning import DAEMON, MIB, count_parameters, reckon
-from lowcomm_protocol.run import RunSpec
+from lowcomm_protocol.spec.run import RunSpec
 
 SHAPES: dict[str, dict[str, dict[str, Any]]] = {
     "demo": {},

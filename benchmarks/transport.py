@@ -184,7 +184,7 @@ async def raw_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
 
 def _tls_server() -> ssl.SSLContext:
     """A context with a certificate as nodes have them."""
-    from lowcomm_node.exchange.security import make_certificate
+    from lowcomm_node.transport.tls import make_certificate
 
     context, certificate = (
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
@@ -230,7 +230,7 @@ async def grpc_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str,
     """The same messages, without TLS and without our service."""
     from grpc import aio
 
-    from lowcomm_node.exchange.stream import CalleeStream
+    from lowcomm_node.transport.stream import CalleeStream
     from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 
     class Plain(ExchangeServicer):
@@ -250,7 +250,7 @@ async def grpc_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     """See grpc_callee."""
     from grpc import aio
 
-    from lowcomm_node.exchange.stream import CallerStream
+    from lowcomm_node.transport.stream import CallerStream
     from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 
     async with aio.insecure_channel(f"127.0.0.1:{told['port']}") as channel:
@@ -287,7 +287,7 @@ async def our_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, 
 @asynccontextmanager
 async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     """A node that calls, by the route that is measured and no other."""
-    from lowcomm_node.exchange.stream import CallerStream
+    from lowcomm_node.transport.stream import CallerStream
 
     node = Node("caller", told, way)
     address = f"127.0.0.1:{told['port'] if way == 'direct-tls' else 1}"
@@ -311,9 +311,9 @@ async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
 @asynccontextmanager
 async def relaying(told: dict[str, Any]) -> AsyncIterator[list[str]]:
     """A relay; where it can be dialed."""
-    from lowcomm_node.discovery.hivemind import HivemindDiscovery
-    from lowcomm_node.discovery.relay import RelayLimits
-    from lowcomm_node.files import load_or_create_identity
+    from lowcomm_node.dht.hivemind import HivemindDiscovery
+    from lowcomm_node.libp2p.relay import RelayLimits
+    from lowcomm_node.storage.files import load_or_create_identity
 
     key = Path(told["folder"]) / "relay.key"
     limits = RelayLimits(bytes=64 * 2**30)
@@ -351,7 +351,7 @@ async def hivemind_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]
     from hivemind.p2p import P2P, PeerID
     from hivemind.proto import runtime_pb2
 
-    from lowcomm_node.discovery.multiaddress import EntryPoint
+    from lowcomm_node.libp2p.multiaddress import EntryPoint
 
     p2p = await P2P.create(startup_timeout=60)
     peer, data = PeerID.from_base58(told["peer"]), os.urandom(CHUNK)

@@ -15,9 +15,9 @@ import time
 from itertools import count
 from pathlib import Path
 
-from lowcomm_protocol.admission import Rules
 from lowcomm_protocol.errors import AdmissionError
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.peers.admission import Rules
 from lowcomm_protocol.work import MAX_BITS, WEEK, Proof, week_of, zero_bits
 
 RUN = "ab" * 32

@@ -16,31 +16,28 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from lowcomm_node import snapshots
-from lowcomm_node.discovery import punching
-from lowcomm_node.exchange import (
-    blocklist,
-    call,
-    company,
-    crowd,
-    donor,
-    exchanger,
-    link,
-    nonces,
-    overhead,
-    pinging,
-    service,
-    strangers,
-    tunnel,
-    turnstile,
-    way,
-)
-from lowcomm_node.exchange.round import HELLO_DEADLINE
-from lowcomm_node.probing import ration
-from lowcomm_node.settings import NodeSettings
-from lowcomm_protocol import clock, probes, records, snapshot
-from lowcomm_protocol.document import ADDED
-from lowcomm_protocol.run import MAX_GROUP, PRESETS, RunSpec
+from lowcomm_node.libp2p import punching
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.state_transfer import donor
+from lowcomm_node.storage import snapshots
+from lowcomm_node.sync import exchanger, link
+from lowcomm_node.sync.driver import HELLO_DEADLINE
+from lowcomm_node.system import quota as ration
+from lowcomm_node.transport import call, nonces
+from lowcomm_node.transport import ping as pinging
+from lowcomm_node.transport import server as service
+from lowcomm_node.transport.guard import blocklist, overhead
+from lowcomm_node.transport.guard import eviction as crowd
+from lowcomm_node.transport.guard import peer_limit as company
+from lowcomm_node.transport.guard import rate_limits as turnstile
+from lowcomm_node.transport.guard import unauthenticated as strangers
+from lowcomm_node.transport.tunnel import dialer as way
+from lowcomm_node.transport.tunnel import tunnels as tunnel
+from lowcomm_protocol.peers import probes, records
+from lowcomm_protocol.plan import clock
+from lowcomm_protocol.spec.document import ADDED
+from lowcomm_protocol.spec.run import MAX_GROUP, PRESETS, RunSpec
+from lowcomm_protocol.state import snapshot
 
 DOCS = Path(__file__).parent
 BLOCK = re.compile(r"(<!-- table: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -7,15 +7,16 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from lowcomm_node.discovery.interface import Streams
-from lowcomm_node.exchange.channels import Channels
-from lowcomm_node.exchange.security import Certificate, Gatekeeper
-from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-from lowcomm_node.exchange.stream import CalleeStream, CallerStream
-from lowcomm_node.exchange.tunnel import Tunnels
+from lowcomm_node.libp2p.interface import Streams
+
+from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.stream import CalleeStream, CallerStream
+from lowcomm_node.transport.tls import Certificate, Gatekeeper
+from lowcomm_node.transport.tunnel.tunnels import Tunnels
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase
+from lowcomm_protocol.peers.records import PeerInfo, Phase
 
 RUN = "ab" * 32
 DEADLINE = 60.0

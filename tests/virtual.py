@@ -13,10 +13,10 @@ from hashlib import sha256
 from typing import ClassVar
 
 from lowcomm_node.simulation.network import Conditions, Network, Stream
-from lowcomm_protocol import exchange as ex
-from lowcomm_protocol import group as gx
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.matching import Offer, Refusal, candidates, wins_crossing
+from lowcomm_protocol.exchange.group import machine as gx
+from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.plan.matching import Offer, Refusal, candidates, wins_crossing
 
 HELLO = 10.0
 """Seconds: for an answer to a call, for gathering, and for confirmations after the deadline."""

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import platformdirs
 import typer
 
-from lowcomm_node.discovery.relay import RelayLimits
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
-from lowcomm_node.logs import configure_logs
-from lowcomm_node.system import check_system, raise_descriptors
-from lowcomm_node.units import read_size, write_size
+from lowcomm_node.libp2p.relay import RelayLimits
+from lowcomm_node.system.logs import configure_logs
+from lowcomm_node.system.support import check_system, raise_descriptors
+from lowcomm_node.system.units import read_size, write_size
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
 app = typer.Typer(
@@ -46,7 +46,7 @@ def version(
 ) -> None:
     """Show the version, or go on to the command."""
     if show:
-        from lowcomm_node.release import describe
+        from lowcomm_node.system.release import describe
         from lowcomm_protocol import PROTOCOL_VERSION
 
         print(f"lowcomm-bootstrap {describe(PROTOCOL_VERSION)}")
@@ -129,7 +129,7 @@ def runs(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: 
 @app.command("id")
 def show_id(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """Show this server's peer id; the identity is made if there is none."""
-    from lowcomm_node.files import load_or_create_identity
+    from lowcomm_node.storage.files import load_or_create_identity
 
     _prepare(quiet, verbose)
     identity = load_or_create_identity(_home(home) / "identity.key")
@@ -187,7 +187,7 @@ def _size(text: str) -> int:
 
 
 def _home(given: Path | None) -> Path:
-    from lowcomm_node.durable import disk_full_error
+    from lowcomm_node.storage.durable import disk_full_error
 
     if given is None and os.environ.get("STATE_DIRECTORY"):
         # systemd joins several state directories by colons; the first is the unit's main one.

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 
 from lowcomm_node.errors import DiskFull, Unhealthy
-from lowcomm_node.files import write_atomic
-from lowcomm_node.formatting import place
-from lowcomm_node.logs import log
+from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.system.formatting import place
+from lowcomm_node.system.logs import log
 
 PATIENCE = 60.0
 """Seconds without a look around, which is due every five, though one may wait for peers that do not answer."""

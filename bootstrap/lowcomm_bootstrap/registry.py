@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 
-from lowcomm_node.discovery.giving_way import Kept, Rank, first_to_go
+from lowcomm_node.dht.eviction import Kept, Rank, first_to_go
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.files import write_atomic
+from lowcomm_node.storage.files import write_atomic
 from lowcomm_protocol.errors import LowcommError, VersionError
-from lowcomm_protocol.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
+from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 MAX_FILE_BYTES = 2 * MAX_SPEC_BYTES
 MAX_BYTES = 2 * 1024**2

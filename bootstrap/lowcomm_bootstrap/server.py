@@ -13,17 +13,17 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_bootstrap.registry import Registry
-from lowcomm_node.discovery.interface import Discovery
-from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
-from lowcomm_node.discovery.lifeline import Lifeline
+from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import NodeError
-from lowcomm_node.logs import log
-from lowcomm_node.probing.ration import prefixes_of
-from lowcomm_node.service import Condition
+from lowcomm_node.swarm.rejoin import Lifeline
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.quota import prefixes_of
+from lowcomm_node.system.systemd import Condition
 from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.probes import Keeping
-from lowcomm_protocol.records import read_record
-from lowcomm_protocol.run import SignedRun, read_signed_run
+from lowcomm_protocol.peers.probes import Keeping
+from lowcomm_protocol.peers.records import read_record
+from lowcomm_protocol.spec.run import SignedRun, read_signed_run
 
 RUN_LIFE = 1800.0
 LOOK_EVERY = 5.0

@@ -13,17 +13,17 @@ from typing import Any
 from lowcomm_bootstrap.health import SignOfLife
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
-from lowcomm_node.discovery.hivemind import HivemindDiscovery
-from lowcomm_node.discovery.lifeline import Lifeline
-from lowcomm_node.discovery.p2pd import listeners
-from lowcomm_node.discovery.relay import RelayLimits
+from lowcomm_node.dht.hivemind import HivemindDiscovery
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.files import HomeLock, load_or_create_identity
+from lowcomm_node.libp2p.p2pd import listeners
+from lowcomm_node.libp2p.relay import RelayLimits
 from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
-from lowcomm_node.service import ServiceManager
+from lowcomm_node.storage.files import HomeLock, load_or_create_identity
+from lowcomm_node.swarm.rejoin import Lifeline
+from lowcomm_node.system.systemd import ServiceManager
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import SignedRun, parse_toml, read_signed_run, sign_run
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, read_signed_run, sign_run
 
 MAX_RUN_FILE = 1024**2
 

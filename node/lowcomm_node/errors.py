@@ -22,8 +22,9 @@ LowcommError                 anything that we raise on purpose; str() names the 
     └── PortInUse       75   another program holds an address that we were told to use
 """
 
+from lowcomm_protocol.deeds import Deed
+
 from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.trust import Deed
 
 
 class NodeError(LowcommError):

@@ -14,8 +14,8 @@
 The node adds its own branches in ``lowcomm_node.errors``.
 """
 
+from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.refusals import Reason
-from lowcomm_protocol.trust import Deed
 
 
 class LowcommError(Exception):

@@ -65,10 +65,10 @@ class Injection:
 
     def wrap_daemon(self) -> None:
         """The daemon's boundaries."""
-        from lowcomm_node.discovery.hivemind import HivemindDiscovery
+        from lowcomm_node.dht.hivemind import HivemindDiscovery
         from lowcomm_node.errors import LinkLost
-        from lowcomm_node.exchange.channels import Channels
-        from lowcomm_node.exchange.stream import CalleeStream, CallerStream
+        from lowcomm_node.transport.channels import Channels
+        from lowcomm_node.transport.stream import CalleeStream, CallerStream
 
         HivemindDiscovery.publish = self._wrap_publish(HivemindDiscovery.publish)
         HivemindDiscovery.lookup = self._wrap_lookup(HivemindDiscovery.lookup)

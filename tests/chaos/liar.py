@@ -47,9 +47,9 @@ def lie_in_trainer(lie: str) -> None:
 
 def lie_in_daemon(lie: str) -> None:
     """Claims and frames that no honest peer sends."""
-    from lowcomm_node.bulletin import Bulletin
-    from lowcomm_node.exchange import offers
-    from lowcomm_node.exchange.stream import CalleeStream, CallerStream
+    from lowcomm_node.status.board import Bulletin
+    from lowcomm_node.sync import offers
+    from lowcomm_node.transport.stream import CalleeStream, CallerStream
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
     if lie == "clock":

@@ -29,7 +29,7 @@ import psutil
 from invariants import Events, violations
 from kit import Node, Swarm
 
-from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.storage.checkpoint import CheckpointStore
 from waiting import until
 
 INTERVAL = 20

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kit import Node, Swarm, alive, descendants
 
-from lowcomm_node.checkpoint import CheckpointStore
+from lowcomm_node.storage.checkpoint import CheckpointStore
 from waiting import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.swarm]

@@ -6,8 +6,8 @@ from operator import itemgetter
 from faults import Boundary, Fault, Injector, Kind, Plan
 
 from lowcomm_node.simulation.network import Stream
-from lowcomm_protocol import exchange as ex
-from lowcomm_protocol import group as gx
+from lowcomm_protocol.exchange.group import machine as gx
+from lowcomm_protocol.exchange.pair import machine as ex
 from virtual import CALM, Peer, Swarm, Weather, check
 
 PAIR_FRAMES = ("hello", "accept", "content", "confirm")

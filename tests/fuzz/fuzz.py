@@ -33,7 +33,7 @@ WORTH = 60.0
 """Seconds from which on what came of a target is written down."""
 MODULES = ("coded", "told", "machines", "stored")
 """Where targets are."""
-UNTOUCHED = ["lowcomm_protocol.codecs.kernels", "lowcomm_protocol.outer_kernels", "lowcomm_protocol.messages"]
+UNTOUCHED = ["lowcomm_protocol.codecs.kernels", "lowcomm_protocol.exchange.outer_kernels", "lowcomm_protocol.messages"]
 """Compiled by numba; made by protoc."""
 
 

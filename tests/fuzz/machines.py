@@ -10,15 +10,15 @@ from google.protobuf.message import DecodeError
 from target import MAX_PIECES, Made, cut, join, target
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import frames, offers
-from lowcomm_node.exchange.link import GroupLink, Incoming, PairLink
+from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
 from lowcomm_node.trainer.interface import Again
-from lowcomm_protocol import exchange as ex
-from lowcomm_protocol import group as gr
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.matching import Offer, Readiness, consider
+from lowcomm_protocol.exchange.group import machine as gr
+from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange.robust import MEANS, UsualNorm, growth, plausible_norm, robust_mean
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.robust import MEANS, UsualNorm, growth, plausible_norm, robust_mean
+from lowcomm_protocol.plan.matching import Offer, Readiness, consider
 
 ME, ADA, BOB = "peer-b", "peer-a", "peer-c"
 SIZE = 5000

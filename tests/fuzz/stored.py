@@ -12,16 +12,16 @@ from machines import drive
 from target import Made, cut, fit, join, target
 
 from lowcomm_node.control import server
-from lowcomm_node.discovery import known
-from lowcomm_node.durable import _seal
 from lowcomm_node.errors import CheckpointError, ConfigError
-from lowcomm_node.manifest import MANIFEST, write_checkpoint
-from lowcomm_node.manifest import read_manifest as read_checkpoint
-from lowcomm_node.settings import NodeSettings, change_settings, load_settings
-from lowcomm_node.units import read_rate, read_size, write_rate, write_size
+from lowcomm_node.owner.settings import NodeSettings, change_settings, load_settings
+from lowcomm_node.storage.durable import _seal
+from lowcomm_node.storage.manifest import MANIFEST, write_checkpoint
+from lowcomm_node.storage.manifest import read_manifest as read_checkpoint
+from lowcomm_node.swarm import remembered_peers as known
+from lowcomm_node.system.units import read_rate, read_size, write_rate, write_size
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.pieces import read_piece
-from lowcomm_protocol.snapshot import Manifest, StateForm, read_manifest
+from lowcomm_protocol.state.pieces import read_piece
+from lowcomm_protocol.state.snapshot import Manifest, StateForm, read_manifest
 
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4), "b.c": torch.ones(2)}
 META = {

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from target import TARGETS
 
 import fuzz
-from lowcomm_node.discovery import guard
+from lowcomm_node.dht import guard
 from lowcomm_node.trainer import state
 
 fuzz.load(instrumented=False)

@@ -9,9 +9,10 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from target import Made, cut, join, target
 
-from lowcomm_node.discovery import guard
-from lowcomm_node.discovery.keys import Provenances, pack, peers_key, removals_key
-from lowcomm_node.discovery.multiaddress import (
+from lowcomm_node.dht import guard
+from lowcomm_node.dht.keys import Provenances, pack, peers_key, removals_key
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.libp2p.multiaddress import (
     decode,
     encode,
     host_of,
@@ -22,10 +23,10 @@ from lowcomm_node.discovery.multiaddress import (
     reach,
     relay_of,
 )
-from lowcomm_node.discovery.varint import read_varint, write_varint
-from lowcomm_node.errors import ConfigError
-from lowcomm_node.exchange.security import CREDENTIAL_KEY, Gatekeeper, pinned
-from lowcomm_node.exchange.tunnel_frames import (
+from lowcomm_node.libp2p.varint import read_varint, write_varint
+from lowcomm_node.probing.measuring import answer_to
+from lowcomm_node.transport.tls import CREDENTIAL_KEY, Gatekeeper, pinned
+from lowcomm_node.transport.tunnel.frames import (
     ANSWER,
     OPENING,
     Signal,
@@ -35,20 +36,19 @@ from lowcomm_node.exchange.tunnel_frames import (
     read_opening,
     word,
 )
-from lowcomm_node.exchange.tunnel_session import Session, Slabs
-from lowcomm_node.probing.measuring import answer_to
-from lowcomm_protocol import probes
-from lowcomm_protocol.admission import Admission, Rules
-from lowcomm_protocol.amendments import Chain, Course, read_chain, write_amendment
-from lowcomm_protocol.document import encode as encode_document
+from lowcomm_node.transport.tunnel.session import Session, Slabs
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.invites import issue_invite, read_claim, read_token
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase, read_credential, read_record, write_credential, write_record
-from lowcomm_protocol.removals import read_removals, write_removals
-from lowcomm_protocol.roster import Roster
-from lowcomm_protocol.run import RunSpec, parse_canonical, parse_toml, read_signed_run, sign_run
+from lowcomm_protocol.peers import probes
+from lowcomm_protocol.peers.admission import Admission, Rules
+from lowcomm_protocol.peers.invites import issue_invite, read_claim, read_token
+from lowcomm_protocol.peers.records import PeerInfo, Phase, read_credential, read_record, write_credential, write_record
+from lowcomm_protocol.peers.removals import read_removals, write_removals
+from lowcomm_protocol.peers.roster import Roster
+from lowcomm_protocol.spec.amendments import Chain, Course, read_chain, write_amendment
+from lowcomm_protocol.spec.document import encode as encode_document
+from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml, read_signed_run, sign_run
 
 CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
 NOW = 1_800_000_000.0
@@ -274,7 +274,7 @@ def multiaddress() -> Made:
 
 @target
 def dht_value() -> Made:
-    from lowcomm_node.discovery.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer
+    from lowcomm_node.libp2p.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer
 
     guard.time = lambda: NOW  # a clock that stands still: what failed once fails again
     invited = sign_run(parse_toml('[run]\nname = "a"\nadmission = "invite"\n'), CREATOR)
@@ -391,7 +391,7 @@ def probe() -> Made:
 def certificate() -> Made:
     import datetime
 
-    from lowcomm_node.exchange.security import make_certificate
+    from lowcomm_node.transport.tls import make_certificate
 
     def run(data: bytes) -> None:
         try:

@@ -9,8 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.run import METHODS, parse_toml, read_signed_run, sign_run
+
+from lowcomm_protocol.identity import Identity
 
 CREATOR, MEMBER = Identity(b"g" * 32), Identity(b"m" * 32)
 OTHER_VALUES = f"""

@@ -14,15 +14,15 @@ from laboratory import Host, Lab
 from nat import Block, Nat
 from residents import PORT, Server
 
-from lowcomm_node.discovery.client import load_hivemind
-from lowcomm_node.discovery.multiaddress import host_of, parse_entry_point
 from lowcomm_node.doctor.between import judge_names, judge_silence
 from lowcomm_node.doctor.findings import State
 from lowcomm_node.doctor.line import look_at_names, look_behind_silence
 from lowcomm_node.doctor.scouts import scout_packets
 from lowcomm_node.doctor.sights import Helper, Packets, Subject
+from lowcomm_node.libp2p.hivemind_client import load_hivemind
+from lowcomm_node.libp2p.multiaddress import host_of, parse_entry_point
 from lowcomm_protocol.identity import peer_id_of
-from lowcomm_protocol.probes import Seen
+from lowcomm_protocol.peers.probes import Seen
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 KINDS = ("direct", "tcp", "quic")

@@ -10,9 +10,9 @@ from laboratory import Host, Lab
 from nat import Block, Nat
 from shaping import Link
 
-from lowcomm_node.discovery.multiaddress import CIRCUIT
-from lowcomm_node.discovery.p2pd import listeners
-from lowcomm_node.discovery.relay import RelayLimits
+from lowcomm_node.libp2p.multiaddress import CIRCUIT
+from lowcomm_node.libp2p.p2pd import listeners
+from lowcomm_node.libp2p.relay import RelayLimits
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(180)]
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_node.discovery import watchdog
-from lowcomm_node.discovery.hivemind import HivemindDiscovery
-from lowcomm_node.discovery.keys import peers_key
-from lowcomm_node.discovery.lifeline import Lifeline
-from lowcomm_node.files import load_or_create_identity
-from lowcomm_protocol.records import PeerInfo, Phase, write_record
+from lowcomm_node.dht.hivemind import HivemindDiscovery
+from lowcomm_node.dht.keys import peers_key
+from lowcomm_node.storage.files import load_or_create_identity
+from lowcomm_node.swarm import watchdog
+from lowcomm_node.swarm.rejoin import Lifeline
+from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 
 AT_ONCE = 4
 """Clients that start together."""
@@ -86,7 +86,7 @@ class Client(HivemindDiscovery):
 
     async def ask_door(self, peer_id: str, seconds: float) -> list[float]:
         """Ask one peer for the run's records, as fast as it answers; seconds that each answer took."""
-        from lowcomm_node.discovery.hivemind_parts import DHTID, PeerID
+        from lowcomm_node.libp2p.hivemind_parts import DHTID, PeerID
 
         key, peer = DHTID.generate(source=peers_key(self.run_id)), PeerID.from_base58(peer_id)
         took, end = list[float](), monotonic() + seconds
@@ -196,8 +196,8 @@ async def _work(folder: Path, count: int, run_id: str, seconds: float, doors: Se
 if __name__ == "__main__":
     import uvloop
 
-    from lowcomm_node.discovery import hivemind
-    from lowcomm_node.logs import configure_logs
+    from lowcomm_node.dht import hivemind
+    from lowcomm_node.system.logs import configure_logs
 
     async def is_fresh(*_: Any) -> None:
         """Whether an identity is in use takes a p2pd more; these are all new."""

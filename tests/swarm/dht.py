@@ -7,11 +7,11 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from lowcomm_node.discovery.hivemind import HivemindDiscovery
-from lowcomm_node.discovery.keys import peers_key
-from lowcomm_node.files import load_or_create_identity
+from lowcomm_node.dht.hivemind import HivemindDiscovery
+from lowcomm_node.dht.keys import peers_key
+from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 
 RUN_ID = "ab" * 32
 KEY = peers_key(RUN_ID)

@@ -1,8 +1,8 @@
 """``python -m stubborn join ...``: a node whose program does not care whether the run takes it. Others must."""
 
-from lowcomm_node.admitting import Standing
 from lowcomm_node.cli import main
-from lowcomm_node.proving import Prover
+from lowcomm_node.swarm.admission import Standing
+from lowcomm_node.swarm.proofs_of_work import Prover
 
 
 async def _without_work(*_: object) -> bytes:

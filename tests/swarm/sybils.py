@@ -8,9 +8,9 @@ from time import time
 
 from dht import Peer
 
-from lowcomm_node.discovery.keys import peers_key
+from lowcomm_node.dht.keys import peers_key
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 
 AT_ONCE = 8
 """Records that are on their way to the DHT together."""

@@ -15,10 +15,10 @@ from kit import Notified, Process, Swarm, descendants, environments, run
 from test_mistakes import assert_one_clear_line
 
 from lowcomm_bootstrap.registry import Registry
-from lowcomm_node.discovery.hivemind import HivemindDiscovery
-from lowcomm_node.discovery.keys import RUNS_KEY, peers_key
+from lowcomm_node.dht.hivemind import HivemindDiscovery
+from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
-from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 from waiting import until, until_async
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
@@ -72,7 +72,7 @@ async def test_runs_of_creators_are_adopted_and_survive_its_death(swarm: Swarm, 
 async def test_it_counts_the_peers_of_its_runs(swarm: Swarm, dht: Dht, tmp_path: Path) -> None:
     from time import time
 
-    from lowcomm_protocol.records import PeerInfo, Phase, write_record
+    from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 
     run_ = make_run("a")
     (tmp_path / "run.json").write_bytes(run_.to_bytes())

@@ -16,10 +16,10 @@ from clients import Client, Crowd
 from dht import Dht, free_port
 from kit import Process, Swarm, alive, descendants
 
-from lowcomm_node.discovery import watchdog
-from lowcomm_node.discovery.keys import RUNS_KEY
+from lowcomm_node.dht.keys import RUNS_KEY
+from lowcomm_node.swarm import watchdog
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import parse_toml, sign_run
+from lowcomm_protocol.spec.run import parse_toml, sign_run
 from waiting import until, until_async
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]

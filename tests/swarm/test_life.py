@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kit import Notified, Swarm, alive, descendants, environments, run
 
-from lowcomm_node.discovery.p2pd import runtime_folder
+from lowcomm_node.libp2p.p2pd import runtime_folder
 from waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

@@ -10,7 +10,7 @@ import pytest
 from kit import Swarm, run
 
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import parse_toml, sign_run
+from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 PEER = Identity(b"x" * 32).peer_id

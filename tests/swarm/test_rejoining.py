@@ -13,7 +13,7 @@ import pytest
 from dht import KEY, Dht, free_port
 from kit import Node, Process, Swarm, environment, run
 
-from lowcomm_node.discovery.keys import RUNS_KEY
+from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_protocol.identity import Identity
 from waiting import until, until_async
 
@@ -222,7 +222,7 @@ def test_hiveminds_own_program_is_a_door_of_the_swarm(swarm: Swarm, hivemind_dht
 
 
 async def test_what_hiveminds_own_program_keeps_is_checked_when_it_is_read(dht: Dht, hivemind_dht: HivemindDht) -> None:
-    from lowcomm_node.discovery.hivemind_parts import DHTID, MSGPackSerializer, PeerID
+    from lowcomm_node.libp2p.hivemind_parts import DHTID, MSGPackSerializer, PeerID
 
     await asyncio.to_thread(until, lambda: hivemind_dht.address, 90, "hivemind-dht is ready")
     address = hivemind_dht.address

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from kit import START, Node, Swarm, alive, run
 
-from lowcomm_node.supervision.failures import MOST
+from lowcomm_node.trainer.failures import MOST
 from waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

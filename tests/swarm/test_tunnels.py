@@ -23,17 +23,18 @@ import pytest
 from dht import Dht, Peer, free_port
 from grpc import aio
 
-from lowcomm_node.discovery import relay
-from lowcomm_node.discovery.control import Control
-from lowcomm_node.discovery.multiaddress import EntryPoint, circuit, parse_entry_point
-from lowcomm_node.discovery.p2pd import P2pDaemon
-from lowcomm_node.discovery.relay import RelayLimits, reserve
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import crowd, tunnel
-from lowcomm_node.exchange.security import make_certificate
-from lowcomm_node.exchange.stream import CalleeStream, CallerStream
-from lowcomm_node.exchange.tunnel import Tunnels, protocol_of
-from lowcomm_node.exchange.tunnel_frames import ANSWER, SESSION, Signal, numbered, opening
+from lowcomm_node.libp2p import relay
+from lowcomm_node.libp2p.control import Control
+from lowcomm_node.libp2p.multiaddress import EntryPoint, circuit, parse_entry_point
+from lowcomm_node.libp2p.p2pd import P2pDaemon
+from lowcomm_node.libp2p.relay import RelayLimits, reserve
+from lowcomm_node.transport.guard import eviction as crowd
+from lowcomm_node.transport.stream import CalleeStream, CallerStream
+from lowcomm_node.transport.tls import make_certificate
+from lowcomm_node.transport.tunnel import tunnels as tunnel
+from lowcomm_node.transport.tunnel.frames import ANSWER, SESSION, Signal, numbered, opening
+from lowcomm_node.transport.tunnel.tunnels import Tunnels, protocol_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from tunnelling import RUN, End, chunk, soon
@@ -457,13 +458,13 @@ async def test_a_call_goes_on_when_p2pd_dies_and_is_started_again(net: Net) -> N
 CALLER = """
 import asyncio, json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-from lowcomm_node.logs import configure_logs
+from lowcomm_node.system.logs import configure_logs
 configure_logs()
 from datetime import UTC, datetime
 from pathlib import Path
 from dht import Peer
 from tunnelling import End, chunk
-from lowcomm_node.exchange.security import make_certificate
+from lowcomm_node.transport.tls import make_certificate
 async def live():
     where = json.loads(sys.argv[3])
     peer = Peer(Path(sys.argv[2]), where)
@@ -568,14 +569,14 @@ def test_nothing_is_left_when_the_process_is_killed(tmp_path: Path) -> None:
 CALLEE = """
 import asyncio, json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-from lowcomm_node.logs import configure_logs
+from lowcomm_node.system.logs import configure_logs
 configure_logs()
 from datetime import UTC, datetime
 from pathlib import Path
 from dht import Peer
 from tunnelling import End
-from lowcomm_node.discovery.p2pd import runtime_folder
-from lowcomm_node.exchange.security import make_certificate
+from lowcomm_node.libp2p.p2pd import runtime_folder
+from lowcomm_node.transport.tls import make_certificate
 async def live():
     peer = Peer(Path(sys.argv[2]))
     await peer.start()

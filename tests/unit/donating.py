@@ -10,17 +10,17 @@ from random import Random
 import numpy as np
 from wire import Callee, listening
 
-from lowcomm_node.exchange.channels import Channels
-from lowcomm_node.exchange.donor import Donor
-from lowcomm_node.exchange.fetch import Fetcher
-from lowcomm_node.exchange.gathering import Gathering
-from lowcomm_node.exchange.throttle import Throttle
-from lowcomm_node.snapshots import Snapshots, write_snapshot
+from lowcomm_node.state_transfer.donor import Donor
+from lowcomm_node.state_transfer.download import Gathering
+from lowcomm_node.state_transfer.fetch import Fetcher
+from lowcomm_node.storage.snapshots import Snapshots, write_snapshot
+from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.channels import Channels
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.pieces import Piece, Values
-from lowcomm_protocol.records import PeerInfo
-from lowcomm_protocol.run import RunSpec, SyncSettings
-from lowcomm_protocol.snapshot import Manifest, StateForm
+from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.spec.run import RunSpec, SyncSettings
+from lowcomm_protocol.state.pieces import Piece, Values
+from lowcomm_protocol.state.snapshot import Manifest, StateForm
 
 STEP = 400
 INTERVAL = 20

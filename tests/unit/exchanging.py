@@ -21,26 +21,26 @@ from structlog.testing import capture_logs
 from wire import DEADLINE, new_certificate, record, soon
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import exchanger as exchanger_module
-from lowcomm_node.exchange import offers
-from lowcomm_node.exchange import round as round_module
-from lowcomm_node.exchange import stream as stream_module
-from lowcomm_node.exchange.channels import Channels
-from lowcomm_node.exchange.exchanger import Exchanger
-from lowcomm_node.exchange.history import History, Outcome
-from lowcomm_node.exchange.link import CHUNK_BYTES
-from lowcomm_node.exchange.security import Gatekeeper
-from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-from lowcomm_node.exchange.stream import CalleeStream, CallerStream, Stream
+from lowcomm_node.sync import driver as round_module
+from lowcomm_node.sync import exchanger as exchanger_module
+from lowcomm_node.sync import offers
+from lowcomm_node.sync.exchanger import Exchanger
+from lowcomm_node.sync.history import History, Outcome
+from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_node.trainer.interface import Ready, slots_each
+from lowcomm_node.transport import stream as stream_module
+from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
+from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol import PROTOCOL_VERSION
-from lowcomm_protocol.exchange import members_digest
+from lowcomm_protocol.exchange.pair.machine import members_digest
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import write_record
-from lowcomm_protocol.roster import Roster
-from lowcomm_protocol.run import RunSpec, parse_toml
+from lowcomm_protocol.peers.records import write_record
+from lowcomm_protocol.peers.roster import Roster
+from lowcomm_protocol.plan.matching import Offer
+from lowcomm_protocol.spec.run import RunSpec, parse_toml
 from waiting import until_async
 
 INTERVAL, MIN_STEPS = 20, 5

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.exchange.link import CHUNK_BYTES
+from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_node.trainer.arena import Arena, create_file
 from lowcomm_node.trainer.interface import Again, Captured, Merged, Reduced, Shared
 from lowcomm_protocol.codecs import codec

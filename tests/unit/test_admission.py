@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowcomm_protocol import admission as admission_module
-from lowcomm_protocol.admission import MAX_TOLD, Admission, Rules
 from lowcomm_protocol.errors import AdmissionError, LowcommError, RecordError, SignatureError
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.invites import (
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers import admission as admission_module
+from lowcomm_protocol.peers.admission import MAX_TOLD, Admission, Rules
+from lowcomm_protocol.peers.invites import (
     MAX_CLAIM_BYTES,
     MAX_USES,
     Token,
@@ -21,11 +22,10 @@ from lowcomm_protocol.invites import (
     read_token,
     verify_token,
 )
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import MAX_CLOCK_SKEW
+from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW
+from lowcomm_protocol.peers.removals import MAX_REMOVALS_BYTES, MAX_REMOVED, read_removals, write_removals
 from lowcomm_protocol.refusals import Reason
-from lowcomm_protocol.removals import MAX_REMOVALS_BYTES, MAX_REMOVED, read_removals, write_removals
-from lowcomm_protocol.run import parse_toml, sign_run
+from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 CREATOR, STRANGER = Identity(b"c" * 32), Identity(b"s" * 32)
 PEERS = [Identity(bytes([number]) * 32).peer_id for number in range(1, 9)]
@@ -326,7 +326,7 @@ def test_a_claim_that_comes_too_late_costs_no_signature(monkeypatch):
     admission, token = by_invite(), invite(1)
     admission.check(ADA, token.claim(ADA, NOW).data, NOW)
     late = token.claim(BOB, NOW + 1).data
-    monkeypatch.setattr("lowcomm_protocol.invites.verify", lambda *_: pytest.fail("a signature was verified"))
+    monkeypatch.setattr("lowcomm_protocol.peers.invites.verify", lambda *_: pytest.fail("a signature was verified"))
     assert reason(admission, BOB, late) is Reason.INVITE_USED_UP
     assert reason(admission, ADA, token.claim(ADA, NOW).data) is None, "known claims are not verified again"
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node.admitting import Standing
-from lowcomm_node.discovery.keys import removals_key
-from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.dht.keys import removals_key
+from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import NotAdmitted
-from lowcomm_node.settings import load_settings
+from lowcomm_node.owner.settings import load_settings
+from lowcomm_node.swarm.admission import Standing
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.invites import Token, issue_invite
+from lowcomm_protocol.peers.invites import Token, issue_invite
+from lowcomm_protocol.peers.removals import write_removals
 from lowcomm_protocol.refusals import Reason
-from lowcomm_protocol.removals import write_removals
-from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
 NOW = 1_800_000_000.0

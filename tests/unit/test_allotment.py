@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowcomm_node.allotment import GIB, Allotment
-from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.storage.quota import GIB, Allotment
 
 MIB = 1024**2
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowcomm_protocol.amendments import (
+from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, SpecError, VersionError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.spec.amendments import (
     AMENDABLE,
     MAX_AMENDMENTS,
     MAX_CHAIN_BYTES,
@@ -19,10 +21,8 @@ from lowcomm_protocol.amendments import (
     read_chain,
     write_amendment,
 )
-from lowcomm_protocol.document import encode
-from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, SpecError, VersionError
-from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import parse_toml, sign_run
+from lowcomm_protocol.spec.document import encode
+from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 CREATOR, STRANGER = Identity(b"c" * 32), Identity(b"s" * 32)
 RUN = sign_run(parse_toml('[run]\nname = "a"\nsteps = 400\n'), CREATOR)

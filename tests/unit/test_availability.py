@@ -9,11 +9,11 @@ from disk import on_small_disk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.availability.availability import Availability
-from lowcomm_node.availability.machine import BUSY_SECONDS, Load, Looks, OwnWork, Work, last_typed, read_logind
-from lowcomm_node.availability.timetable import read_timetable
-from lowcomm_node.availability.wishes import FOREVER, Machine, Rule, Wishes, holds
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.owner.availability import Availability
+from lowcomm_node.owner.idle import BUSY_SECONDS, Load, Looks, OwnWork, Work, last_typed, read_logind
+from lowcomm_node.owner.rules import FOREVER, Machine, Rule, Wishes, holds
+from lowcomm_node.owner.schedule import read_timetable
 
 HERE = timezone(timedelta(hours=2))
 

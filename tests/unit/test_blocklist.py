@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from lowcomm_node.exchange.blocklist import BLOCKED, MOST, Blocklist
+from lowcomm_node.transport.guard.blocklist import BLOCKED, MOST, Blocklist
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux filters the packets of a socket")
 PATIENCE = 0.5

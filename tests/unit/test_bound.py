@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from lowcomm_node.discovery.bound import OwnEnds, bound_to, own_ends
-from lowcomm_node.discovery.control import Connection
+from lowcomm_node.libp2p.bound import OwnEnds, bound_to, own_ends
+from lowcomm_node.libp2p.control import Connection
 
 OLD, NEW, FOUR = "2001:db8::1", "2001:db8::2", "192.0.2.1"
 THERE6, THERE4 = "2a00:128::7", "198.51.100.7"

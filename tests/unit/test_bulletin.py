@@ -1,6 +1,6 @@
 """What must hold for what a node tells of itself: every listener gets every event, and what is kept is bounded."""
 
-from lowcomm_node.bulletin import MAX_WAITING, MAX_WARNINGS, Bulletin
+from lowcomm_node.status.board import MAX_WAITING, MAX_WARNINGS, Bulletin
 
 
 def test_every_listener_gets_every_event_with_its_time():

@@ -10,11 +10,13 @@ from grpc import aio
 from test_tunnel import EVE, pair
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import call, pinging, service
-from lowcomm_node.exchange import round as rounds
-from lowcomm_node.exchange.connections import Endings
-from lowcomm_node.exchange.round import answer_in_time
-from lowcomm_node.exchange.throttle import FREE_WINDOW
+from lowcomm_node.sync import driver as rounds
+from lowcomm_node.sync.driver import answer_in_time
+from lowcomm_node.transport import call
+from lowcomm_node.transport import ping as pinging
+from lowcomm_node.transport import server as service
+from lowcomm_node.transport.bandwidth import FREE_WINDOW
+from lowcomm_node.transport.guard.connections import Endings
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from tunnelling import End, chunk, piece, soon

@@ -5,15 +5,15 @@ from itertools import count
 
 import pytest
 import torch
+from lowcomm_protocol.deeds import Deed
 
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
-from lowcomm_protocol.choices import Mean
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import ImplausibleError
-from lowcomm_protocol.repeats import Repeats
-from lowcomm_protocol.robust import ENOUGH, FAR, PLAUSIBLE, Bound, Directions, UsualNorm
-from lowcomm_protocol.trust import Deed
+from lowcomm_protocol.exchange.repeats import Repeats
+from lowcomm_protocol.exchange.robust import ENOUGH, FAR, PLAUSIBLE, Bound, Directions, UsualNorm
+from lowcomm_protocol.spec.names import Mean
 
 NUMEL = 1024
 MEMBERS = ("a", "b", "c")

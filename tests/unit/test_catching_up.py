@@ -10,14 +10,14 @@ import pytest
 from donating import INTERVAL, SMALL, STEP, Giver, giving, sync_of
 from wire import calling, soon
 
-from lowcomm_node import snapshots as snapshots_module
-from lowcomm_node.allotment import Allotment
-from lowcomm_node.catching_up import ROUNDS, CatchingUp
-from lowcomm_node.exchange import fetch as fetch_module
-from lowcomm_node.exchange.throttle import Throttle
-from lowcomm_protocol.clock import largest_jump
-from lowcomm_protocol.records import PeerInfo
-from lowcomm_protocol.snapshot import read_manifest
+from lowcomm_node.state_transfer import fetch as fetch_module
+from lowcomm_node.state_transfer.catch_up import ROUNDS, CatchingUp
+from lowcomm_node.storage import snapshots as snapshots_module
+from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.plan.clock import largest_jump
+from lowcomm_protocol.state.snapshot import read_manifest
 
 JUMP = largest_jump(INTERVAL)
 

@@ -21,10 +21,11 @@ from disk import PowerLoss, is_killed_at, on_small_disk
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-import lowcomm_node.checkpoint as checkpoint_module
-import lowcomm_node.manifest as manifest_module
-from lowcomm_node.checkpoint import DIVERGED, CheckpointStore
-from lowcomm_node.durable import (
+import lowcomm_node.storage.checkpoint as checkpoint_module
+import lowcomm_node.storage.manifest as manifest_module
+from lowcomm_node.errors import CheckpointError, ConfigError, DiskFull, RetryLater
+from lowcomm_node.storage.checkpoint import DIVERGED, CheckpointStore
+from lowcomm_node.storage.durable import (
     disk_full_error,
     folder_lock,
     read_sealed_json,
@@ -32,9 +33,8 @@ from lowcomm_node.durable import (
     sha256_file,
     write_sealed_json,
 )
-from lowcomm_node.errors import CheckpointError, ConfigError, DiskFull, RetryLater
-from lowcomm_node.manifest import MANIFEST, is_complete, problems_of, read_manifest
-from lowcomm_node.state_file import read_state, state_bytes, write_state
+from lowcomm_node.storage.manifest import MANIFEST, is_complete, problems_of, read_manifest
+from lowcomm_node.storage.state_file import read_state, state_bytes, write_state
 from waiting import until
 
 META: dict[str, Any] = {"run_id": "ab" * 32, "steps": 7, "nested": {"a": [1, 2.5, None, True, "é"]}, "big": 10**30}

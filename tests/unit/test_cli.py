@@ -19,16 +19,16 @@ import typer
 
 import lowcomm_protocol.errors as protocol_errors
 from lowcomm_node import errors as node_errors
-from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.cli import app, common, members
 from lowcomm_node.cli import watch as watch_commands
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
-from lowcomm_node.files import load_or_create_identity, write_atomic
-from lowcomm_node.paths import Paths
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.storage.files import load_or_create_identity, write_atomic
+from lowcomm_node.storage.paths import Paths
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.invites import issue_invite, read_token, verify_token
-from lowcomm_protocol.run import METHODS, SignedRun, parse_toml, sign_run
+from lowcomm_protocol.peers.invites import issue_invite, read_token, verify_token
+from lowcomm_protocol.spec.run import METHODS, SignedRun, parse_toml, sign_run
 
 EXIT_CODES = {
     "LowcommError": 1,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numba.core import caching
 
-from lowcomm_protocol.choices import ABSOLUTE_CODECS, COARSE_CODECS, CODEC_NAMES, MODULO_BITS
 from lowcomm_protocol.codecs import CODECS, codec, kernels
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import ABSOLUTE_CODECS, COARSE_CODECS, CODEC_NAMES, MODULO_BITS
 
 NAMES = sorted(CODECS)
 LONG_SCALES, SHORT_SCALES = ("int8", "e3m0"), ("q2", "q1")

@@ -10,11 +10,11 @@ from grpc import aio
 from test_tunnel import DAN, EVE, pair
 
 from lowcomm_node.errors import LinkLost, PortInUse
-from lowcomm_node.exchange.channels import Channels
-from lowcomm_node.exchange.company import Company
-from lowcomm_node.exchange.security import Gatekeeper
-from lowcomm_node.exchange.service import ExchangeService
-from lowcomm_node.exchange.throttle import flow_options
+from lowcomm_node.transport.bandwidth import flow_options
+from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.guard.peer_limit import Company
+from lowcomm_node.transport.server import ExchangeService
+from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from tunnelling import chunk, soon

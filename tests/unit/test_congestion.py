@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.exchange import congestion
-from lowcomm_node.exchange.congestion import (
+from lowcomm_node.transport import congestion
+from lowcomm_node.transport.congestion import (
     ENOUGH,
     LOSSY,
     CongestionWatch,
@@ -18,7 +18,7 @@ from lowcomm_node.exchange.congestion import (
     is_allowed,
     read_sending,
 )
-from lowcomm_node.exchange.connections import connections
+from lowcomm_node.transport.guard.connections import connections
 
 CALM = Sending("reno", 10 * ENOUGH, 0)
 LOSES = replace(CALM, resent=int(2 * LOSSY * 10 * ENOUGH))

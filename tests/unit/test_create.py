@@ -2,7 +2,7 @@
 
 from lowcomm_node.cli.create import keeping_in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.probes import Keeping, read_kept
+from lowcomm_protocol.peers.probes import Keeping, read_kept
 
 DAY = 86_400.0
 

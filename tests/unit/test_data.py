@@ -31,8 +31,8 @@ from lowcomm_node.data.documents import Reading, find_files, read_jsonl, read_pa
 from lowcomm_node.data.kinds import kind_of
 from lowcomm_node.data.shards import Tokenized, open_shards
 from lowcomm_node.data.tokenizer import BytesTokenizer
-from lowcomm_node.durable import write_sealed_json
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
+from lowcomm_node.storage.durable import write_sealed_json
 from lowcomm_node.trainer.text import Telling
 
 TEXT = "Grüße, 世界! 🌍 naïve — one two three\n"

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from lowcomm_node import demo, swarm_weights, system
 from lowcomm_node.data.tokenizer import BytesTokenizer
-from lowcomm_node.demo import Lines, render
-from lowcomm_node.words import swarm_in_words
+from lowcomm_node.demo import demo
+from lowcomm_node.demo.demo import Lines, render
+from lowcomm_node.status.lines import swarm_in_words
+from lowcomm_node.system import support as system
+from lowcomm_node.trainer import swarm_weights
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from lowcomm_node.discovery.targets import (
+from lowcomm_node.libp2p.targets import (
     ATTEMPT,
     BURST,
     DIALS,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lowcomm_node.discovery.interface import MAX_VALUE
-from lowcomm_node.discovery.keys import (
+from lowcomm_node.dht.interface import MAX_VALUE
+from lowcomm_node.dht.keys import (
     MAX_LIFE,
     RUNS_KEY,
     Provenances,
@@ -19,13 +19,13 @@ from lowcomm_node.discovery.keys import (
     peers_key,
     provenance,
 )
-from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.discovery.multiaddress import decode, encode, parse_announced, parse_entry_point, reach
+from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.libp2p.multiaddress import decode, encode, parse_announced, parse_entry_point, reach
 from lowcomm_protocol.errors import RecordError
 from lowcomm_protocol.identity import Identity, verify
-from lowcomm_protocol.records import PeerInfo, Phase, write_record
-from lowcomm_protocol.run import parse_toml, sign_run
+from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 NOW = 1_800_000_000.0
 RUN_ID = "ab" * 32
@@ -163,7 +163,7 @@ def test_what_was_checked_once_is_not_verified_again_and_expires_all_the_same(mo
         verified.append(peer_id)
         verify(peer_id, *rest)
 
-    monkeypatch.setattr("lowcomm_protocol.records.verify", counted)
+    monkeypatch.setattr("lowcomm_protocol.peers.records.verify", counted)
     known, stored = Provenances(), pack(KEY, record_of(ADA, life=30))
     first = known.check(stored, ADA.peer_id, NOW)
     assert verified == [ADA.peer_id]

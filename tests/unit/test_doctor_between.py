@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lowcomm_node.discovery.multiaddress import EntryPoint
 from lowcomm_node.doctor.between import judge_names, judge_packets, judge_silence
 from lowcomm_node.doctor.findings import State
 from lowcomm_node.doctor.line import ALWAYS, look_at_names, look_behind_silence
 from lowcomm_node.doctor.sights import Names, Packets, Silence, Survey
+from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.probing.measuring import Speed
 from lowcomm_protocol.identity import Identity
 

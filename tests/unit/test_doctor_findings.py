@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.discovery.multiaddress import EntryPoint
 from lowcomm_node.doctor.case import Case
 from lowcomm_node.doctor.findings import Finding, State, exit_code, read_finding
 from lowcomm_node.doctor.judging import judge
@@ -26,9 +25,10 @@ from lowcomm_node.doctor.nat import Sight
 from lowcomm_node.doctor.scouts import over_quic
 from lowcomm_node.doctor.sights import Helper, Scouting, Subject, Survey
 from lowcomm_node.doctor.survey import choose_helpers
+from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.probing.measuring import Speed
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.probes import Kind, Seen
+from lowcomm_protocol.peers.probes import Kind, Seen
 
 ME, HELPER, RELAY = (Identity(letter * 32).peer_id for letter in (b"m", b"h", b"r"))
 HOME = Path("/srv/lowcomm")

@@ -10,24 +10,24 @@ from time import time
 from typing import Any
 
 import pytest
+from lowcomm_node.libp2p.interface import OpenStream
 
-from lowcomm_node import daemon as daemons
-from lowcomm_node.discovery.interface import OpenStream
-from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.discovery.multiaddress import EntryPoint
-from lowcomm_node.discovery.p2pd import has_ipv6
+from lowcomm_node.daemon import daemon as daemons
+from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.doctor import line, scouts, survey
 from lowcomm_node.doctor.examining import _serving
 from lowcomm_node.doctor.sights import Helper, Subject, Survey
 from lowcomm_node.errors import RetryLater
+from lowcomm_node.libp2p.multiaddress import EntryPoint
+from lowcomm_node.libp2p.p2pd import has_ipv6
+from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.prober import ProbeLimits, Prober
-from lowcomm_node.probing.ration import Allowed
-from lowcomm_node.settings import NodeSettings
+from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.probes import PROTOCOL, Kind, Seen, Target
+from lowcomm_protocol.peers.probes import PROTOCOL, Kind, Seen, Target
 from waiting import until_async
 
 ME, *HELPERS = (Identity(letter * 32).peer_id for letter in (b"m", b"1", b"2", b"3"))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lowcomm_protocol.document import ADDED, MAX_OPTIONAL, encode
 from lowcomm_protocol.errors import LowcommError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import RunSpec, parse_canonical, parse_toml, read_signed_run, run_id_of, sign_run
+from lowcomm_protocol.spec.document import ADDED, MAX_OPTIONAL, encode
+from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml, read_signed_run, run_id_of, sign_run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FILES = sorted(path for path in GOLDEN.glob("*/*.json") if path.name != "expected.json")

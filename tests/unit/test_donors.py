@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from lowcomm_node.catching_up import CatchingUp
+from lowcomm_node.state_transfer.catch_up import CatchingUp
 
 NOTHING: Any = None
 OWN = 100

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowcomm_protocol import exchange as ex
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import Exchange, Stage, members_digest
-from lowcomm_protocol.matching import Refusal
+from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange.pair.machine import Exchange, Stage, members_digest
+from lowcomm_protocol.plan.matching import Refusal
 from virtual import CALM, OFFER, STORM, Swarm, Weather, stories
 
 STORIES = 1000

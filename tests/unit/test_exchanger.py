@@ -11,14 +11,14 @@ from scripted import SIZE, ScriptedTrainer
 from wire import cabled
 
 from lowcomm_node.errors import TrainerLost
-from lowcomm_node.exchange import exchanger as exchanger_module
-from lowcomm_node.exchange import offers
-from lowcomm_node.exchange.exchanger import ENDURED, SLACK
-from lowcomm_node.exchange.history import WE_REFUSED
-from lowcomm_node.exchange.needs import LIFE
-from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
+from lowcomm_node.sync import exchanger as exchanger_module
+from lowcomm_node.sync import offers
+from lowcomm_node.sync.exchanger import ENDURED, SLACK
+from lowcomm_node.sync.history import WE_REFUSED
+from lowcomm_node.sync.needs import LIFE
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.roster import Roster
+from lowcomm_protocol.peers.roster import Roster
+from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 
 
 async def refused(caller: Node, callee: Node, reason: Refusal) -> None:

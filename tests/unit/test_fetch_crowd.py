@@ -9,11 +9,11 @@ import pytest
 from donating import SMALL, Giver, Joiner, giving, identity
 from wire import RUN, cabled, calling, calling_raw, soon
 
-from lowcomm_node.exchange import fetch as fetch_module
-from lowcomm_node.exchange import turns as turns_module
-from lowcomm_node.exchange.security import Gatekeeper
-from lowcomm_node.exchange.throttle import Throttle
-from lowcomm_node.exchange.turns import LEAST, WINDOW
+from lowcomm_node.state_transfer import fetch as fetch_module
+from lowcomm_node.state_transfer import queue as turns_module
+from lowcomm_node.state_transfer.queue import LEAST, WINDOW
+from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub

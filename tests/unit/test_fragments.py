@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowcomm_protocol.errors import PlanError
-from lowcomm_protocol.fragments import (
+from lowcomm_protocol.plan.fragments import (
     Fragment,
     Slice,
     TensorSpec,

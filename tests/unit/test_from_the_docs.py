@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from lowcomm_node.model import build_model, tensor_specs
+from lowcomm_node.models.transformer import build_model, tensor_specs
 from lowcomm_node.trainer.optimizer import learning_rate
-from lowcomm_protocol import fragments, matching
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.modulo import ModuloCoder
-from lowcomm_protocol.fragments import TensorSpec
-from lowcomm_protocol.run import ModelSettings, TrainSettings
+from lowcomm_protocol.plan import fragments, matching
+from lowcomm_protocol.plan.fragments import TensorSpec
+from lowcomm_protocol.spec.run import ModelSettings, TrainSettings
 
 SHAPES = [0, 1, 7, 255, 256, 257, 600]
 

@@ -1,6 +1,6 @@
 """Which record gives way when a storer is full."""
 
-from lowcomm_node.discovery.giving_way import Kept, Rank, first_to_go, those_to_go
+from lowcomm_node.dht.eviction import Kept, Rank, first_to_go, those_to_go
 
 _next = iter(range(10**6))
 

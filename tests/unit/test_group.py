@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowcomm_protocol import exchange as ex
-from lowcomm_protocol import group as gx
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import Stage
-from lowcomm_protocol.group import GroupExchange, clique
-from lowcomm_protocol.matching import Refusal
+from lowcomm_protocol.exchange.group import machine as gx
+from lowcomm_protocol.exchange.group.machine import GroupExchange, clique
+from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange.pair.machine import Stage
+from lowcomm_protocol.plan.matching import Refusal
 from virtual import CALM, OFFER, STORM, GroupPeer, Swarm, Weather, check, naming, stories
 
 # Swarms of honest peers

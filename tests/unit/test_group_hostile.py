@@ -26,8 +26,8 @@ from scripted import contribution, mean_of, shard_sizes
 from wire import soon
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import frames, offers
-from lowcomm_node.exchange.stream import CalleeStream, Stream
+from lowcomm_node.sync import frames, offers
+from lowcomm_node.transport.stream import CalleeStream, Stream
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 

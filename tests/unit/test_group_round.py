@@ -9,15 +9,15 @@ from scripted import contribution, mean_of, shard_sizes
 from wire import soon
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.exchange import frames, offers
-from lowcomm_node.exchange.group_round import GroupRound
-from lowcomm_node.exchange.history import Outcome
-from lowcomm_protocol import exchange as ex
-from lowcomm_protocol import group as gr
+from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync.group_driver import GroupRound
+from lowcomm_node.sync.history import Outcome
 from lowcomm_protocol.codecs import codec
-from lowcomm_protocol.group_swap import HAVE_GIVEN
-from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
+from lowcomm_protocol.exchange.group import machine as gr
+from lowcomm_protocol.exchange.group.table import HAVE_GIVEN
+from lowcomm_protocol.exchange.pair import machine as ex
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 
 
 def whole_means(nodes: list[Node], number: int = 1) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.group_swap import TERMINAL, TRANSITIONS, Input, State, mermaid, step
+from lowcomm_protocol.exchange.group.table import TERMINAL, TRANSITIONS, Input, State, mermaid, step
 
 DOCS = Path(__file__).parents[2] / "docs" / "states.md"
 

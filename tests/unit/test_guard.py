@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from lowcomm_node.discovery import callers, guard
-from lowcomm_node.discovery.answered import Answered
-from lowcomm_node.discovery.giving_way import Bringer
-from lowcomm_node.discovery.guard import BoundedStorage, OwnRecords
-from lowcomm_node.discovery.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer, PeerID, RoutingTable
-from lowcomm_node.discovery.keys import RUNS_KEY, Provenances, amendments_key, pack, peers_key, provenance, removals_key
-from lowcomm_node.probing.ration import prefixes_of
-from lowcomm_protocol.amendments import Chain, write_amendment
+from lowcomm_node.dht import callers, guard
+from lowcomm_node.dht.answered import Answered
+from lowcomm_node.dht.eviction import Bringer
+from lowcomm_node.dht.guard import BoundedStorage, OwnRecords
+from lowcomm_node.dht.keys import RUNS_KEY, Provenances, amendments_key, pack, peers_key, provenance, removals_key
+from lowcomm_node.libp2p.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer, PeerID, RoutingTable
+from lowcomm_node.system.quota import prefixes_of
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.invites import issue_invite
-from lowcomm_protocol.records import PeerInfo, Phase, write_record
-from lowcomm_protocol.removals import write_removals
-from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+from lowcomm_protocol.peers.invites import issue_invite
+from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.peers.removals import write_removals
+from lowcomm_protocol.spec.amendments import Chain, write_amendment
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 CREATOR, ADA, BOB, CLEO = (Identity(bytes([number]) * 32) for number in (1, 2, 3, 4))
 NOW = 1_800_000_000.0
@@ -101,7 +101,7 @@ def test_who_only_publishes_a_run_knows_who_may_join_it():
 
 
 def test_runs_that_are_known_are_bounded(monkeypatch):
-    monkeypatch.setattr("lowcomm_node.discovery.keys._MAX_RULES", 2)
+    monkeypatch.setattr("lowcomm_node.dht.keys._MAX_RULES", 2)
     provenances = Provenances()
     for number in range(4):
         spec = parse_toml(f'[run]\nname = "a{number}"\nadmission = "invite"\n')

@@ -18,7 +18,7 @@ from lowcomm_bootstrap.health import PATIENCE, SignOfLife, check_health
 from lowcomm_node.cli import app, common, healthy
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import Unhealthy
-from lowcomm_node.health import PHASE_PATIENCE, SWARM_PATIENCE, judge_health
+from lowcomm_node.status.health import PHASE_PATIENCE, SWARM_PATIENCE, judge_health
 
 LONG = 10 * max(PHASE_PATIENCE.values())
 

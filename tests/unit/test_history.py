@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from lowcomm_node.exchange import history as history_module
-from lowcomm_node.exchange.group_round import GroupRound
-from lowcomm_node.exchange.history import MAX_PEERS, MAX_ROUNDS, History, Outcome, PeerHistory
-from lowcomm_node.exchange.link import Link
-from lowcomm_node.exchange.pair_round import PairRound
-from lowcomm_node.exchange.round import Round
+from lowcomm_node.sync import history as history_module
+from lowcomm_node.sync.driver import Round
+from lowcomm_node.sync.group_driver import GroupRound
+from lowcomm_node.sync.history import MAX_PEERS, MAX_ROUNDS, History, Outcome, PeerHistory
+from lowcomm_node.sync.link import Link
+from lowcomm_node.sync.pair_driver import PairRound
 from lowcomm_node.trainer.interface import Captured
-from lowcomm_protocol.exchange import Accepted, Refused
-from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
+from lowcomm_protocol.exchange.pair.machine import Accepted, Refused
+from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 from virtual import OFFER
 
 

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.discovery import client, hivemind, whereabouts
-from lowcomm_node.discovery.control import Connection
-from lowcomm_node.discovery.hivemind import HivemindDiscovery
-from lowcomm_node.discovery.multiaddress import EntryPoint
-from lowcomm_node.discovery.relay import Place
+from lowcomm_node.dht import hivemind
+from lowcomm_node.dht.hivemind import HivemindDiscovery
 from lowcomm_node.errors import LinkLost, Unhealthy
+from lowcomm_node.libp2p import hivemind_client as client
+from lowcomm_node.libp2p import reachability as whereabouts
+from lowcomm_node.libp2p.control import Connection
+from lowcomm_node.libp2p.multiaddress import EntryPoint
+from lowcomm_node.libp2p.relay import Place
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.records import PeerInfo, Phase, read_record, write_record
+from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record, write_record
 
 ADA, BOOT, RELAY = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
 NOW = 1_800_000_000.0
@@ -202,7 +204,7 @@ async def test_only_the_clocks_of_named_peers_decide_whether_it_starts(
 async def test_a_peer_whose_clock_shows_no_time_does_not_answer(
     told: float, ahead: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lowcomm_node.discovery.hivemind_parts import dht_pb2
+    from lowcomm_node.libp2p.hivemind_parts import dht_pb2
 
     class Protocol:
         node_info = dht_pb2.NodeInfo()

@@ -57,7 +57,7 @@ print(hivemind.averaging is not None and hivemind.dht.DHTNode is parts.DHTNode)
 async def test_a_search_that_is_cancelled_says_nothing_of_what_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
     from hivemind.dht.traverse import traverse_dht
 
-    from lowcomm_node.discovery.hivemind_parts import DHTID
+    from lowcomm_node.libp2p.hivemind_parts import DHTID
 
     asked = asyncio.Event()
 

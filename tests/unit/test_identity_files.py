@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lowcomm_node.errors import ConfigError, RetryLater
-from lowcomm_node.files import HomeLock, ephemeral_identity, load_or_create_identity, write_atomic
+from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity, write_atomic
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.discovery.known import MAX_AGE, MAX_BYTES, MAX_KNOWN, MAX_NAMED, KnownDoors
+from lowcomm_node.swarm.remembered_peers import MAX_AGE, MAX_BYTES, MAX_KNOWN, MAX_NAMED, KnownDoors
 from lowcomm_protocol.identity import Identity
 
 NOW = 1_800_000_000.0

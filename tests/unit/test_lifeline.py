@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.discovery.interface import Knock
-from lowcomm_node.discovery.known import KnownDoors
-from lowcomm_node.discovery.lifeline import Lifeline, own_addresses
-from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.discovery.watchdog import State
+from lowcomm_node.dht.interface import Knock
+from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.swarm.rejoin import Lifeline, own_addresses
+from lowcomm_node.swarm.remembered_peers import KnownDoors
+from lowcomm_node.swarm.watchdog import State
 from lowcomm_protocol.identity import Identity
 
 ADA, BOOT, PEER = (Identity(seed * 32) for seed in (b"a", b"b", b"p"))
@@ -149,7 +149,7 @@ async def test_what_goes_wrong_in_one_look_costs_only_that_look(node: Node, monk
         node.lifeline.publish_with(node._publish, None)
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("lowcomm_node.discovery.lifeline.DEFECT_PAUSE", 0.01)
+    monkeypatch.setattr("lowcomm_node.swarm.rejoin.DEFECT_PAUSE", 0.01)
     node.network.peers.add(BOOT.peer_id)
     node.lifeline.publish_with(fail, None)
     assert await node.lifeline.enter(20.0)

@@ -5,15 +5,15 @@ import secrets
 from contextlib import suppress
 
 import pytest
+from lowcomm_node.libp2p.interface import OpenStream
 from test_tunnel import cut, pair
 
-from lowcomm_node.discovery.interface import OpenStream
-from lowcomm_node.discovery.memory import MemoryNetwork
+from lowcomm_node.dht.memory import MemoryNetwork
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import line as lines
-from lowcomm_node.exchange.line import Line, name_tunnel
-from lowcomm_node.exchange.routes import Route
-from lowcomm_protocol.records import PeerInfo
+from lowcomm_node.transport import peer_channel as lines
+from lowcomm_node.transport.peer_channel import Line, name_tunnel
+from lowcomm_node.transport.routes import Route
+from lowcomm_protocol.peers.records import PeerInfo
 from tunnelling import End, soon
 from waiting import until_async
 

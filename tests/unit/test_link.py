@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from wire import cabled, call, calling, linked, listening, misbehaving, soon
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import frames, offers
-from lowcomm_node.exchange import stream as stream_module
-from lowcomm_node.exchange.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
-from lowcomm_node.exchange.stream import explain
+from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
 from lowcomm_node.trainer.arena import Arena, create_file
 from lowcomm_node.trainer.interface import Again
+from lowcomm_node.transport import stream as stream_module
+from lowcomm_node.transport.stream import explain
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider
 from virtual import OFFER
 from waiting import until_async
 

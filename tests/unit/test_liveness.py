@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from lowcomm_protocol.liveness import (
+from lowcomm_protocol.peers.liveness import (
     ALIVE,
     BURST,
     FIRST_BURST,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.choices import Pairing
-from lowcomm_protocol.matching import (
+from lowcomm_protocol.plan.matching import (
     REFUSAL_TEXT,
     Readiness,
     Refusal,
@@ -21,7 +20,8 @@ from lowcomm_protocol.matching import (
     steps_ahead,
     wins_crossing,
 )
-from lowcomm_protocol.run import PRESETS
+from lowcomm_protocol.spec.names import Pairing
+from lowcomm_protocol.spec.run import PRESETS
 from virtual import OFFER
 
 READY = Readiness(training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4)

@@ -15,27 +15,27 @@ import pytest
 from grpc import aio
 from wire import new_certificate
 
-from lowcomm_node import membership as membership_module
-from lowcomm_node.admitting import Standing
-from lowcomm_node.discovery.keys import amendments_key, peers_key, removals_key
-from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
+from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError, NotAdmitted
-from lowcomm_node.exchange.channels import Channels
-from lowcomm_node.exchange.security import Gatekeeper
-from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-from lowcomm_node.membership import Membership, in_numbers, look_pause
-from lowcomm_node.release import release
-from lowcomm_node.settings import load_settings
-from lowcomm_protocol.amendments import Chain, write_amendment
-from lowcomm_protocol.document import encode
+from lowcomm_node.owner.settings import load_settings
+from lowcomm_node.swarm import membership as membership_module
+from lowcomm_node.swarm.admission import Standing
+from lowcomm_node.swarm.membership import Membership, in_numbers, look_pause
+from lowcomm_node.system.release import release
+from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.invites import Token, issue_invite
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.peers.invites import Token, issue_invite
+from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.peers.removals import write_removals
+from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.refusals import Reason, Refusals
-from lowcomm_protocol.removals import write_removals
-from lowcomm_protocol.roster import Roster
-from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+from lowcomm_protocol.spec.amendments import Chain, write_amendment
+from lowcomm_protocol.spec.document import encode
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 from waiting import until_async
 
 CREATOR, ADA, BOB, CLEO = (Identity(bytes([number]) * 32) for number in (1, 2, 3, 4))
@@ -397,7 +397,7 @@ async def test_a_disk_that_is_full_holds_up_no_removal(parties: Parties, monkeyp
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lowcomm_node.admitting.write_atomic", full)
+    monkeypatch.setattr("lowcomm_node.swarm.admission.write_atomic", full)
     await parties.removing(BOB.peer_id)
     await ada.look()
     assert ada.knows() == set() and ada.removals_heard == 1

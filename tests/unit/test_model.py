@@ -11,10 +11,18 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.model import KeyValueCache, RMSNorm, Transformer, build_model, rope_table, rotate, tensor_specs
-from lowcomm_node.sampling import generate
-from lowcomm_protocol.fragments import plan_fragments
-from lowcomm_protocol.run import ModelSettings
+from lowcomm_node.models.sampling import generate
+from lowcomm_node.models.transformer import (
+    KeyValueCache,
+    RMSNorm,
+    Transformer,
+    build_model,
+    rope_table,
+    rotate,
+    tensor_specs,
+)
+from lowcomm_protocol.plan.fragments import plan_fragments
+from lowcomm_protocol.spec.run import ModelSettings
 
 DEMO = ModelSettings()
 SMALL = ModelSettings(vocab=23, layers=2, width=16, heads=2, feed_forward=40, context=16)

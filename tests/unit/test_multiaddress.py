@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.discovery import multiaddress
-from lowcomm_node.discovery.multiaddress import EntryPoint, decode, encode, parse_announced, quic_beside, reach
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.libp2p import multiaddress
+from lowcomm_node.libp2p.multiaddress import EntryPoint, decode, encode, parse_announced, quic_beside, reach
 from lowcomm_protocol.identity import peer_id_of
 
 ADA, RELAY = (peer_id_of(bytes([number]) * 32) for number in (1, 2))

@@ -1,6 +1,6 @@
 """What must hold for nonces: each is good once, memory is bounded, and nobody fills the table of another."""
 
-from lowcomm_node.exchange.nonces import MAX_FLOORS, Nonces
+from lowcomm_node.transport.nonces import MAX_FLOORS, Nonces
 
 FLOOD, HONEST = "192.0.2.1", "198.51.100.1"
 

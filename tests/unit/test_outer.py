@@ -14,7 +14,7 @@ import torch
 
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.errors import PlanError, SpecError
-from lowcomm_protocol.outer import (
+from lowcomm_protocol.exchange.outer import (
     contribution,
     mean_contribution,
     merge,
@@ -22,7 +22,7 @@ from lowcomm_protocol.outer import (
     token_weights,
     worst_block_spread,
 )
-from lowcomm_protocol.outer_settings import OuterSettings, consensus_radius, validate_outer
+from lowcomm_protocol.spec.outer_settings import OuterSettings, consensus_radius, validate_outer
 
 NESTEROV = OuterSettings("nesterov", 0.7, 0.9, 0.0, "mix", 0.5)
 NOLOCO = OuterSettings("noloco", 0.7, 0.5, 0.7, "shift", 0.0)

@@ -7,11 +7,11 @@ import pytest
 from frames import FLOODS, Connection, call, connected
 from wire import CALLEE, RUN, Callee, calling, listening, soon
 
-from lowcomm_node.exchange import strangers as strangers_module
-from lowcomm_node.exchange.overhead import BURST, OF_MESSAGE, RATE, SHARE, Explaining, Overhead
-from lowcomm_node.exchange.security import Gatekeeper
-from lowcomm_node.exchange.stream import CalleeStream, CallerStream
-from lowcomm_node.exchange.traffic import Meter
+from lowcomm_node.transport.guard import unauthenticated as strangers_module
+from lowcomm_node.transport.guard.overhead import BURST, OF_MESSAGE, RATE, SHARE, Explaining, Overhead
+from lowcomm_node.transport.stream import CalleeStream, CallerStream
+from lowcomm_node.transport.tls import Gatekeeper
+from lowcomm_node.transport.traffic import Meter
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from waiting import until_async

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.exchange.company import DEFAULT_PEERS
-from lowcomm_node.owner import Allowance
-from lowcomm_node.settings import NodeSettings, load_settings
+from lowcomm_node.owner.limits import Allowance
+from lowcomm_node.owner.settings import NodeSettings, load_settings
+from lowcomm_node.transport.guard.peer_limit import DEFAULT_PEERS
 
 
 def settings(home: Path, env: dict[str, str] | None = None, **flags: Any) -> NodeSettings:

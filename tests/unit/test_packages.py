@@ -15,7 +15,7 @@ import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
-from lowcomm_node.release import BAKED, commit
+from lowcomm_node.system.release import BAKED, commit
 
 ROOT = Path(__file__).parents[2]
 HOUSES = {"lowcomm_protocol": ROOT / "protocol", "lowcomm_node": ROOT / "node", "lowcomm_bootstrap": ROOT / "bootstrap"}
@@ -140,7 +140,7 @@ def test_a_commit_is_told_as_it_is_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_the_version_is_in_one_place() -> None:
-    from lowcomm_node.release import release
+    from lowcomm_node.system.release import release
 
     assert release() == PROJECT["version"], f"install again: {sys.executable} -m pip install -e ."
     changes = (ROOT / "CHANGELOG.md").read_text()

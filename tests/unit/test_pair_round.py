@@ -7,9 +7,9 @@ from exchanging import INTERVAL, Node, announced, chunks, eventually, hear, hear
 from scripted import SIZE, contribution
 from wire import soon
 
-from lowcomm_node.exchange import frames
-from lowcomm_node.exchange.history import Outcome
-from lowcomm_protocol import exchange as ex
+from lowcomm_node.sync import frames
+from lowcomm_node.sync.history import Outcome
+from lowcomm_protocol.exchange.pair import machine as ex
 
 
 def merged_all(nodes: list[Node], number: int = 1) -> None:

@@ -7,8 +7,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from lowcomm_node.formatting import clean, clean_text, loss, quantity, seconds, short_peer, size
-from lowcomm_node.panel import ROUNDS, node_panel, swarm_panel
+from lowcomm_node.status.panel import ROUNDS, node_panel, swarm_panel
+from lowcomm_node.system.formatting import clean, clean_text, loss, quantity, seconds, short_peer, size
 
 WIDTHS = (60, 80, 120)
 PEERS = [

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from wire import new_certificate
 
-from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
-from lowcomm_node.exchange.pinging import BUSY_SECONDS, MAX_AT_ONCE, Echo, PingCall, match_peer
-from lowcomm_node.exchange.throttle import Bandwidth, Throttle
 from lowcomm_node.probing import measuring
-from lowcomm_node.probing.ration import Allowed
+from lowcomm_node.system.quota import Allowed
+from lowcomm_node.transport.bandwidth import Bandwidth, Throttle
+from lowcomm_node.transport.ping import BUSY_SECONDS, MAX_AT_ONCE, Echo, PingCall, match_peer
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

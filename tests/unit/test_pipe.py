@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import pipe as pipes
-from lowcomm_node.exchange.pipe import Pipe
-from lowcomm_node.exchange.tunnel_frames import ANSWER, Signal, numbered, word
-from lowcomm_node.exchange.tunnel_session import Session, Sizes, Slabs
+from lowcomm_node.transport.tunnel import pump as pipes
+from lowcomm_node.transport.tunnel.frames import ANSWER, Signal, numbered, word
+from lowcomm_node.transport.tunnel.pump import Pipe
+from lowcomm_node.transport.tunnel.session import Session, Sizes, Slabs
 from lowcomm_protocol.errors import ProtocolViolation
 from tunnelling import soon
 from waiting import until_async

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 from grpc import aio
+from lowcomm_node.libp2p.interface import OpenStream
 
-from lowcomm_node.discovery.interface import OpenStream
-from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange.security import make_certificate
 from lowcomm_node.probing import asker as asking
 from lowcomm_node.probing import dialing
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
 from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
-from lowcomm_node.probing.ration import MAX_CALLERS, Allowed, Ration, network_of
 from lowcomm_node.probing.wire import receive_message, send_message
+from lowcomm_node.system.quota import MAX_CALLERS, Allowed, Ration, network_of
+from lowcomm_node.transport.tls import make_certificate
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.probes import PROTOCOL, Keeping, Kind, Target
+from lowcomm_protocol.peers.probes import PROTOCOL, Keeping, Kind, Target
 from waiting import until_async
 
 ASKER, HELPER = Identity(b"a" * 32).peer_id, Identity(b"h" * 32).peer_id

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol import probes
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.probes import DialBack, Kind, Target
+from lowcomm_protocol.peers import probes
+from lowcomm_protocol.peers.probes import DialBack, Kind, Target
 
 PEER = Identity(b"x" * 32).peer_id
 DIRECT = Target(Kind.DIRECT, 45123, b"d" * 32)

@@ -5,11 +5,12 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
+from lowcomm_node.libp2p.interface import OpenStream
 
-from lowcomm_node.discovery.control import Connection
-from lowcomm_node.discovery.interface import OpenStream
-from lowcomm_node.discovery.multiaddress import CIRCUIT, EntryPoint, encode
-from lowcomm_node.discovery.punching import (
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.libp2p.control import Connection
+from lowcomm_node.libp2p.multiaddress import CIRCUIT, EntryPoint, encode
+from lowcomm_node.libp2p.punching import (
     ATTEMPTS,
     FIRST_PAUSE,
     IDENTIFY,
@@ -21,7 +22,6 @@ from lowcomm_node.discovery.punching import (
     Puncher,
     observed,
 )
-from lowcomm_node.errors import LinkLost
 from lowcomm_protocol.identity import peer_id_of
 
 ADA, BOB, RELAY = sorted(peer_id_of(bytes([number]) * 32) for number in (1, 2, 3))
@@ -103,8 +103,8 @@ async def test_both_tell_their_addresses_and_the_relayed_connection_is_given_up_
 
 async def test_an_attempt_that_fails_is_not_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon, one, now = Daemon(punchable=False), puncher(), 1000.0
-    monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
-    monkeypatch.setattr("lowcomm_node.discovery.punching.SETTLE", 0.01)
+    monkeypatch.setattr("lowcomm_node.libp2p.punching.monotonic", lambda: now)
+    monkeypatch.setattr("lowcomm_node.libp2p.punching.SETTLE", 0.01)
     await ask(daemon, one, message(AT_BOB), times=ATTEMPTS)
     assert daemon.address == RELAYED
     await one.improve(daemon, BOB, WAYS)
@@ -125,8 +125,8 @@ async def test_nothing_is_given_up_where_the_other_end_does_not_take_part() -> N
 
 async def test_who_does_not_answer_is_not_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon, one, now = Daemon(), puncher(), 1000.0
-    monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
-    monkeypatch.setattr("lowcomm_node.discovery.punching.DEADLINE", 0.05)
+    monkeypatch.setattr("lowcomm_node.libp2p.punching.monotonic", lambda: now)
+    monkeypatch.setattr("lowcomm_node.libp2p.punching.DEADLINE", 0.05)
     await one.improve(daemon, BOB, WAYS)
     silent = daemon.far.pop(PROTOCOL)
     with silent:
@@ -134,7 +134,7 @@ async def test_who_does_not_answer_is_not_asked_again_at_once(monkeypatch: pytes
         assert not daemon.far
         now += FIRST_PAUSE
         monkeypatch.undo()
-        monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
+        monkeypatch.setattr("lowcomm_node.libp2p.punching.monotonic", lambda: now)
         await ask(daemon, one, message(AT_BOB))
     assert daemon.address == AT_BOB
 
@@ -198,7 +198,7 @@ async def test_only_through_a_relay_can_we_be_asked() -> None:
 
 async def test_nobody_can_make_us_dial_all_day(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon, one, now = Daemon(), puncher(), 1000.0
-    monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
+    monkeypatch.setattr("lowcomm_node.libp2p.punching.monotonic", lambda: now)
     assert await taking(daemon, one) == message(AT_ADA)
     assert await taking(daemon, one) == bytes([255])
     now += TAKE_EVERY
@@ -268,7 +268,7 @@ async def test_strangers_that_ask_nothing_keep_nobody_out(idle, addresses: list[
 
 async def test_peers_behind_one_relay_do_not_take_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     one, now, fars = puncher(), 1000.0, list[socket.socket]()
-    monkeypatch.setattr("lowcomm_node.discovery.punching.monotonic", lambda: now)
+    monkeypatch.setattr("lowcomm_node.libp2p.punching.monotonic", lambda: now)
     loop = asyncio.get_running_loop()
 
     async def ask(number: int, address: str) -> bytes:
@@ -350,7 +350,7 @@ async def test_a_connection_that_is_lost_meanwhile_is_told(monkeypatch: pytest.M
 
     daemon.connect = fail  # pyright: ignore[reportAttributeAccessIssue]
     one = puncher()
-    monkeypatch.setattr("lowcomm_node.discovery.punching.SETTLE", 0.01)
+    monkeypatch.setattr("lowcomm_node.libp2p.punching.SETTLE", 0.01)
     with pytest.raises(LinkLost):
         await ask(daemon, one, message(AT_BOB))
     daemon.address = RELAYED

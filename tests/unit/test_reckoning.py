@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from lowcomm_node import limits
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.limits import check_memory
-from lowcomm_node.model import build_model
-from lowcomm_node.supervision.memory import GIB, memory_of, memory_of_machine, too_much
+from lowcomm_node.models.transformer import build_model
+from lowcomm_node.trainer import capacity as limits
 from lowcomm_node.trainer import evaluation
+from lowcomm_node.trainer.capacity import check_memory
+from lowcomm_node.trainer.memory import BETWEEN, EVALUATION_TOKENS, FLOAT, count_parameters, kept_values, reckon
+from lowcomm_node.trainer.memory_watch import GIB, memory_of, memory_of_machine, too_much
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.optimizer import InnerOptimizer
-from lowcomm_node.trainer.reckoning import BETWEEN, EVALUATION_TOKENS, FLOAT, count_parameters, kept_values, reckon
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.run import ModelSettings, RunSpec, parse_canonical, parse_toml
+from lowcomm_protocol.spec.run import ModelSettings, RunSpec, parse_canonical, parse_toml
 
 CPU = torch.device("cpu")
 MODELS = [

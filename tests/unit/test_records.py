@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, VersionError
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.invites import MAX_CLAIM_BYTES, issue_invite
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import (
+from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES, issue_invite
+from lowcomm_protocol.peers.records import (
     CREDENTIAL_LIFE,
     MAX_CLOCK_SKEW,
     MAX_LIFE,

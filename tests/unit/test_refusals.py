@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from lowcomm_node.discovery.keys import Provenances
+from lowcomm_node.dht.keys import Provenances
 from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, VersionError
 from lowcomm_protocol.refusals import Reason, Refusals, What
 from scripts import load_benchmark
@@ -33,11 +33,11 @@ def test_what_is_too_large_is_refused_before_it_is_hashed_parsed_or_verified(nam
     def fail(*_: object) -> None:
         raise AssertionError("bytes that are too many were looked at")
 
-    for module in ("records", "identity", "invites", "removals", "run"):
+    for module in ("peers.records", "identity", "peers.invites", "peers.removals", "spec.run"):
         monkeypatch.setattr(f"lowcomm_protocol.{module}.verify", fail)
-    monkeypatch.setattr("lowcomm_protocol.records.pb", None)
-    monkeypatch.setattr("lowcomm_protocol.roster.sha256", fail)
-    monkeypatch.setattr("lowcomm_node.discovery.keys.sha256", fail)
+    monkeypatch.setattr("lowcomm_protocol.peers.records.pb", None)
+    monkeypatch.setattr("lowcomm_protocol.peers.roster.sha256", fail)
+    monkeypatch.setattr("lowcomm_node.dht.keys.sha256", fail)
     refuse()
     assert list(refusals.counts()) == [CASES[name].counted]
 
@@ -48,7 +48,7 @@ def test_what_is_too_large_is_refused_before_it_is_hashed_parsed_or_verified(nam
 def test_the_same_bytes_are_verified_and_counted_once_however_often_the_dht_tells_them(name, monkeypatch):
     refuse, refusals = CASES[name].prepare()
     refuse()
-    monkeypatch.setattr("lowcomm_protocol.records.verify", lambda *_: pytest.fail("verified again"))
+    monkeypatch.setattr("lowcomm_protocol.peers.records.verify", lambda *_: pytest.fail("verified again"))
     for _ in range(5):
         refuse()
     assert sum(refusals.counts().values()) == 1
@@ -63,8 +63,8 @@ def test_what_was_refused_under_a_wrong_name_is_believed_in_its_place():
 
 
 def test_a_flood_of_refusals_keeps_a_bounded_memory(monkeypatch):
-    monkeypatch.setattr("lowcomm_protocol.roster._REMEMBERED", 10)
-    monkeypatch.setattr("lowcomm_node.discovery.keys._REMEMBERED", 10)
+    monkeypatch.setattr("lowcomm_protocol.peers.roster._REMEMBERED", 10)
+    monkeypatch.setattr("lowcomm_node.dht.keys._REMEMBERED", 10)
     refusals = Refusals()
     roster = benchmark.Roster(benchmark.ME.peer_id, benchmark.RUN, None, refusals)
     provenances = Provenances(refusals)

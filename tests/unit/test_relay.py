@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lowcomm_node.libp2p.interface import OpenStream
 
-from lowcomm_node.allocator import keep_freed_memory
-from lowcomm_node.discovery import p2pd, relay, relaying, streams
-from lowcomm_node.discovery.control import Connection
-from lowcomm_node.discovery.interface import OpenStream
-from lowcomm_node.discovery.multiaddress import EntryPoint
-from lowcomm_node.discovery.p2pd import P2pDaemon, listeners
-from lowcomm_node.discovery.relay import MAX_RELAYS, USEFUL_BYTES, Place, Places, RelayLimits, read_place
-from lowcomm_node.discovery.streams import StreamListener
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.libp2p import p2pd, relay, relaying, streams
+from lowcomm_node.libp2p.control import Connection
+from lowcomm_node.libp2p.multiaddress import EntryPoint
+from lowcomm_node.libp2p.p2pd import P2pDaemon, listeners
+from lowcomm_node.libp2p.relay import MAX_RELAYS, USEFUL_BYTES, Place, Places, RelayLimits, read_place
+from lowcomm_node.libp2p.streams import StreamListener
+from lowcomm_node.system.malloc import keep_freed_memory
 from lowcomm_protocol.identity import Identity
 from waiting import until_async
 
@@ -268,7 +268,7 @@ except (BrokenPipeError, ConnectionResetError):
 
 
 async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
-    from lowcomm_node.discovery.hivemind_parts import p2pd_pb2
+    from lowcomm_node.libp2p.hivemind_parts import p2pd_pb2
 
     taken: list[OpenStream] = []
     child: asyncio.subprocess.Process | None = None
@@ -301,7 +301,7 @@ async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
 
 
 async def test_a_stream_that_nobody_takes_is_closed():
-    from lowcomm_node.discovery.hivemind_parts import p2pd_pb2
+    from lowcomm_node.libp2p.hivemind_parts import p2pd_pb2
 
     def refuse(_: OpenStream) -> None:
         raise LinkLost("nobody is there")
@@ -343,7 +343,7 @@ async def test_a_header_that_is_none_is_dropped(header, monkeypatch):
 
 def test_freed_memory_is_kept_on_linux():
     done = subprocess.run(
-        [sys.executable, "-c", "from lowcomm_node.allocator import keep_freed_memory as k; print(k())"],
+        [sys.executable, "-c", "from lowcomm_node.system.malloc import keep_freed_memory as k; print(k())"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert (done.stdout.strip() == "True") == (sys.platform == "linux")

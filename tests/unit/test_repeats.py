@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lowcomm_protocol.codecs import BLOCK, Coder, coder
-from lowcomm_protocol.repeats import FEWEST, REMEMBERED, Repeats
+from lowcomm_protocol.exchange.repeats import FEWEST, REMEMBERED, Repeats
 
 NUMEL = 12 * BLOCK + 7
 CODECS = ["fp32", "bf16", "mod8", "mod4", "mod3"]

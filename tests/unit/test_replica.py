@@ -8,9 +8,9 @@ from driving import Driven, begin, driven, finish
 
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica, choose_device
-from lowcomm_protocol.clock import largest_jump
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.robust import FAR, FAR_APART, Bound, growth
+from lowcomm_protocol.exchange.robust import FAR, FAR_APART, Bound, growth
+from lowcomm_protocol.plan.clock import largest_jump
 
 INTERVAL = 8
 SYNC = """

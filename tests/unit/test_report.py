@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.availability.wishes import Hold, Rule
-from lowcomm_node.bulletin import Bulletin
-from lowcomm_node.exchange.history import History, Outcome
-from lowcomm_node.report import report
-from lowcomm_node.supervision.failures import Failure, Kind
-from lowcomm_protocol.matching import Refusal
+from lowcomm_node.daemon.report import report
+from lowcomm_node.owner.rules import Hold, Rule
+from lowcomm_node.status.board import Bulletin
+from lowcomm_node.sync.history import History, Outcome
+from lowcomm_node.trainer.failures import Failure, Kind
+from lowcomm_protocol.plan.matching import Refusal
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from lowcomm_protocol.deeds import Deed
 
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.trainer import state
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ImplausibleError
-from lowcomm_protocol.run import RunSpec
-from lowcomm_protocol.trust import BOUND, FORGIVEN, Deed, Trust
+from lowcomm_protocol.peers.trust import BOUND, FORGIVEN, Trust
+from lowcomm_protocol.spec.run import RunSpec
 
 STEPS = 5
 """Inner steps of both before they meet."""

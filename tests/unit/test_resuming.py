@@ -9,7 +9,7 @@ from driving import Driven, begin, driven, finish
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.trainer import state
-from lowcomm_protocol.run import PRESETS
+from lowcomm_protocol.spec.run import PRESETS
 
 PAIRS = ("lowcomm", "noloco", "gossip")
 GROUPS = ("diloco", "streaming-diloco")

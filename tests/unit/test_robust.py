@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lowcomm_protocol.deeds import Deed
 
-from lowcomm_protocol import robust, trust
 from lowcomm_protocol.errors import ImplausibleError, SpecError
-from lowcomm_protocol.outer import mean_contribution
-from lowcomm_protocol.robust import (
+from lowcomm_protocol.exchange import robust
+from lowcomm_protocol.exchange.outer import mean_contribution
+from lowcomm_protocol.exchange.robust import (
     ALONE,
     CLIP,
     ENOUGH,
@@ -29,7 +30,7 @@ from lowcomm_protocol.robust import (
     plausible_norm,
     robust_mean,
 )
-from lowcomm_protocol.trust import Deed
+from lowcomm_protocol.peers import trust
 
 ROBUST = ("clip", "median", "trimmed")
 

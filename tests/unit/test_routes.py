@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.exchange.routes import (
+from lowcomm_node.transport.routes import (
     ALONE_PAUSE,
     DIRECT_DEADLINE,
     FASTER,

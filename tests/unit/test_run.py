@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import (
+from lowcomm_protocol.spec.run import (
     MAX_SPEC_BYTES,
     METHODS,
     MUON_METHODS,

@@ -4,7 +4,7 @@ import pytest
 
 from lowcomm_node.cli.create import check_size
 from lowcomm_node.errors import ConfigError
-from lowcomm_protocol.run import METHODS, RunSpec, parse_toml
+from lowcomm_protocol.spec.run import METHODS, RunSpec, parse_toml
 
 
 def run_of(method: str, start_peers: int, sync: str = "") -> RunSpec:

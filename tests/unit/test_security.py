@@ -26,20 +26,22 @@ from wire import (
 )
 
 from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
-from lowcomm_node.exchange import certificates, service, turnstile
-from lowcomm_node.exchange import channels as channels_module
-from lowcomm_node.exchange.channels import Channels
-from lowcomm_node.exchange.security import CREDENTIAL_KEY, Gatekeeper, pinned
-from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-from lowcomm_node.exchange.stream import CalleeStream
-from lowcomm_protocol.admission import Admission, Rules
+from lowcomm_node.transport import certificates
+from lowcomm_node.transport import channels as channels_module
+from lowcomm_node.transport import server as service
+from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.guard import rate_limits as turnstile
+from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.stream import CalleeStream
+from lowcomm_node.transport.tls import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError, SignatureError
 from lowcomm_protocol.identity import Identity, peer_id_of
-from lowcomm_protocol.invites import issue_invite
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import CREDENTIAL_LIFE, write_credential
+from lowcomm_protocol.peers.admission import Admission, Rules
+from lowcomm_protocol.peers.invites import issue_invite
+from lowcomm_protocol.peers.records import CREDENTIAL_LIFE, write_credential
+from lowcomm_protocol.peers.removals import write_removals
 from lowcomm_protocol.refusals import Refusals
-from lowcomm_protocol.removals import write_removals
 from waiting import until_async
 
 STRANGER = Identity(b"\3" * 32)

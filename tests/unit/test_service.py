@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lowcomm_bootstrap.server import LOOK_DEADLINE, BootstrapServer
-from lowcomm_node.report import summary
-from lowcomm_node.service import EXTENSION, MAX_STATUS, STATUS_EVERY, Condition, ServiceManager
+from lowcomm_node.daemon.report import summary
+from lowcomm_node.system.systemd import EXTENSION, MAX_STATUS, STATUS_EVERY, Condition, ServiceManager
 from waiting import until_async
 
 Listen = Callable[[str], socket.socket]

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.paths import Paths
-from lowcomm_node.settings import LoadedSettings, NodeSettings, find_home, load_settings
+from lowcomm_node.owner.settings import LoadedSettings, NodeSettings, find_home, load_settings
+from lowcomm_node.storage.paths import Paths
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.invites import issue_invite
-from lowcomm_protocol.records import MAX_LIFE
+from lowcomm_protocol.peers.invites import issue_invite
+from lowcomm_protocol.peers.records import MAX_LIFE
 
 PEER = "/ip4/203.0.113.7/tcp/31330/p2p/12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE"
 OTHER = "/dns4/node.example.org/tcp/1/p2p/12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE"

@@ -7,9 +7,9 @@ from time import time
 import grpc
 from wire import CALLEE, RUN, cabled, calling, calling_raw, listening, soon
 
-from lowcomm_node.exchange.security import Gatekeeper
-from lowcomm_node.exchange.turnstile import MAX_CALLS, UNBOUND, Turnstile
-from lowcomm_node.probing.ration import Allowed, Shares
+from lowcomm_node.system.quota import Allowed, Shares
+from lowcomm_node.transport.guard.rate_limits import MAX_CALLS, UNBOUND, Turnstile
+from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub

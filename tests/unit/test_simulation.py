@@ -31,9 +31,9 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import Snapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.matching import Offer, must_realign
-from lowcomm_protocol.robust import PLAUSIBLE
-from lowcomm_protocol.run import RunSpec
+from lowcomm_protocol.exchange.robust import PLAUSIBLE
+from lowcomm_protocol.plan.matching import Offer, must_realign
+from lowcomm_protocol.spec.run import RunSpec
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
 STEPS = 48
@@ -154,7 +154,7 @@ def test_a_group_of_all_peers_with_equal_start_is_diloco(dataset):
 
 
 def load(replica: Replica, vector: torch.Tensor) -> None:
-    from lowcomm_protocol.fragments import scatter
+    from lowcomm_protocol.plan.fragments import scatter
 
     scatter(replica.plan.fragments[0], vector, replica.weights)
 

@@ -11,7 +11,7 @@ from lowcomm_node.trainer.interface import slots_each
 from lowcomm_node.trainer.loop import slot_bytes
 from lowcomm_protocol.codecs import CODEC_NAMES, CODECS, codec, coder
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.run import MAX_GROUP
+from lowcomm_protocol.spec.run import MAX_GROUP
 
 
 @given(st.sampled_from(sorted(CODECS)), st.integers(MAX_GROUP, 200_000), st.integers(2, MAX_GROUP), st.booleans())

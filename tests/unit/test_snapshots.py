@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node import snapshots as module
 from lowcomm_node.errors import DiskFull, RetryLater, TrainerError
-from lowcomm_node.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
+from lowcomm_node.storage import snapshots as module
+from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
 from waiting import until_async
 
 STALE = 10

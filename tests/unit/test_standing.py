@@ -4,9 +4,9 @@ import pytest
 from exchanging import INTERVAL, Node, Puppet, announced, chunks, hear_end, say, swarm
 from wire import soon
 
-from lowcomm_node.exchange.link import FREE_CHUNKS, LEAST_CHUNK
+from lowcomm_node.sync.link import FREE_CHUNKS, LEAST_CHUNK
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.trust import FORGIVEN
+from lowcomm_protocol.peers.trust import FORGIVEN
 
 
 def score(node: Node, peer: Puppet) -> float:

@@ -11,10 +11,10 @@ import pytest
 from frames import FLOODS, connected
 from wire import CALLEE, PATH, SERVER_NAME, calling, calling_raw, listening, soon
 
-from lowcomm_node.exchange import strangers as strangers_module
-from lowcomm_node.exchange.strangers import MAX_KNOWN, PROVEN, Strangers
-from lowcomm_node.exchange.turnstile import UNBOUND, Turnstile
-from lowcomm_node.probing.ration import Allowed
+from lowcomm_node.system.quota import Allowed
+from lowcomm_node.transport.guard import unauthenticated as strangers_module
+from lowcomm_node.transport.guard.rate_limits import UNBOUND, Turnstile
+from lowcomm_node.transport.guard.unauthenticated import MAX_KNOWN, PROVEN, Strangers
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Refusals
 from waiting import until_async

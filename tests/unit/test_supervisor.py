@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from lowcomm_node.errors import TrainerError, TrainerLost
-from lowcomm_node.supervision import supervisor as supervisor_module
-from lowcomm_node.supervision.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
-from lowcomm_node.supervision.memory import GIB, memory_of
-from lowcomm_node.supervision.pace import FACTOR, FIRST_STEP, Pace
-from lowcomm_node.supervision.supervisor import END_DEADLINE, Supervisor
+from lowcomm_node.trainer import supervisor as supervisor_module
+from lowcomm_node.trainer.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
+from lowcomm_node.trainer.hang import FACTOR, FIRST_STEP, Pace
 from lowcomm_node.trainer.interface import TrainerSettings
+from lowcomm_node.trainer.memory_watch import GIB, memory_of
 from lowcomm_node.trainer.process import TrainerProcess, describe_end, fate
+from lowcomm_node.trainer.supervisor import END_DEADLINE, Supervisor
 from waiting import until_async
 
 SETTINGS = TrainerSettings(spec="", peer_id="", checkpoints="", data_cache="")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.swap import HOLDING, TERMINAL, TRANSITIONS, Input, Output, State, mermaid, step
+from lowcomm_protocol.exchange.pair.table import HOLDING, TERMINAL, TRANSITIONS, Input, Output, State, mermaid, step
 
 DOCS = Path(__file__).parents[2] / "docs" / "states.md"
 

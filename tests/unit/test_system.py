@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lowcomm_node import system
 from lowcomm_node.cli import app, common
-from lowcomm_node.discovery.p2pd import find_p2pd
 from lowcomm_node.errors import Incompatible
-from lowcomm_node.system import check_system
+from lowcomm_node.libp2p.p2pd import find_p2pd
+from lowcomm_node.system import support as system
+from lowcomm_node.system.support import check_system
 
 NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 LIKE_WINDOWS = """
@@ -98,7 +98,7 @@ def test_the_bootstrap_server_tells_its_version() -> None:
 
 def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_hard_one_allows() -> None:
     code = (
-        "import resource as r; from lowcomm_node.system import raise_descriptors as up; r.setrlimit(r.RLIMIT_NOFILE, (256, 700));"
+        "import resource as r; from lowcomm_node.system.support import raise_descriptors as up; r.setrlimit(r.RLIMIT_NOFILE, (256, 700));"
         "print(up(512), up(9000), up(100), *r.getrlimit(r.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

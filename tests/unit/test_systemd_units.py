@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from lowcomm_bootstrap.server import LOOK_DEADLINE
-from lowcomm_node.daemon import END_DEADLINE as CLOSE_DEADLINE
-from lowcomm_node.daemon import GOODBYE_DEADLINE
+from lowcomm_node.daemon.daemon import END_DEADLINE as CLOSE_DEADLINE
+from lowcomm_node.daemon.daemon import GOODBYE_DEADLINE
+from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE
 from lowcomm_node.errors import ConfigError, Incompatible, NodeError, NotAdmitted
-from lowcomm_node.finding import FIND_DEADLINE
-from lowcomm_node.service import EXTENSION
-from lowcomm_node.settings import NodeSettings
-from lowcomm_node.supervision.supervisor import END_DEADLINE
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.swarm.find_run import FIND_DEADLINE
+from lowcomm_node.system.systemd import EXTENSION
 from lowcomm_node.trainer.process import REAP_DEADLINE, STOP_DEADLINE
-from lowcomm_node.training import LEAVE_DEADLINE
+from lowcomm_node.trainer.supervisor import END_DEADLINE
 
 ROOT = Path(__file__).parents[2]
 NODE, USERS = ROOT / "docker/systemd/lowcomm-node.service", ROOT / "docker/systemd/user/lowcomm-node.service"

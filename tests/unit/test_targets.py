@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowcomm_node.exchange import channels
+from lowcomm_node.transport import channels
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.exchange.throttle import (
+from lowcomm_node.transport.bandwidth import (
     CREDIT_SECONDS,
     FREE_FLOW,
     LEAST_WINDOW,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.exchange import round as rounds
-from lowcomm_node.exchange.pair_round import PairRound
-from lowcomm_protocol import exchange as ex
+from lowcomm_node.sync import driver as rounds
+from lowcomm_node.sync.pair_driver import PairRound
+from lowcomm_protocol.exchange.pair import machine as ex
 from tunnelling import soon
 from virtual import OFFER
 from waiting import until_async

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from tiny import tiny_settings
 
-from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.cli.create import name_tokenizer
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
-from lowcomm_node.inference import generate_from
-from lowcomm_node.model import build_model
-from lowcomm_node.specfile import write_template
+from lowcomm_node.models.inference import generate_from
+from lowcomm_node.models.transformer import build_model
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.swarm.run_template import write_template
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.run import ModelSettings, RunSpec, parse_canonical, parse_toml
+from lowcomm_protocol.spec.run import ModelSettings, RunSpec, parse_canonical, parse_toml
 
 VOCAB = 264
 RUN = '[run]\nname = "a"\n'

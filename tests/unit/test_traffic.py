@@ -2,8 +2,8 @@
 
 import pytest
 
-from lowcomm_node.exchange import traffic
-from lowcomm_node.exchange.traffic import LARGE, Meter, MeteredCall, Rate, Traffic
+from lowcomm_node.transport import traffic
+from lowcomm_node.transport.traffic import LARGE, Meter, MeteredCall, Rate, Traffic
 
 
 class Clock:

@@ -9,9 +9,9 @@ import tiny
 from driving import begin, driven, finish
 
 from lowcomm_node.simulation import simulate
-from lowcomm_protocol.amendments import Chain, Course, write_amendment
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import SignedRun, parse_toml, sign_run
+from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 CREATOR = Identity(b"c" * 32)
 STEPS = 8

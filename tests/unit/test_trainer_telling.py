@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from driving import driven
+from lowcomm_protocol.deeds import Deed
 
 from lowcomm_node.errors import NotFinite, TrainerError
-from lowcomm_node.sampling import TOP_K, generate
+from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer.evaluation import evaluate
 from lowcomm_node.trainer.interface import slots_each
@@ -17,8 +18,7 @@ from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.saving import HANGS, PATIENCE
 from lowcomm_protocol.codecs import BLOCK, coder
 from lowcomm_protocol.errors import CodecError, ImplausibleError
-from lowcomm_protocol.run import MAX_GROUP
-from lowcomm_protocol.trust import Deed
+from lowcomm_protocol.spec.run import MAX_GROUP
 
 MORE = """warmup = 3
 evaluate_every = 2

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.bulletin import Bulletin
-from lowcomm_node.exchange.history import Outcome
+from lowcomm_node.daemon.lifecycle import EVALUATING, HELD, LEAVE_DEADLINE, LONGEST_LEAVE, NOT_SAVED, Training
+from lowcomm_node.status.board import Bulletin
+from lowcomm_node.sync.history import Outcome
 from lowcomm_node.trainer.saving import HANGS
-from lowcomm_node.training import EVALUATING, HELD, LEAVE_DEADLINE, LONGEST_LEAVE, NOT_SAVED, Training
-from lowcomm_protocol.amendments import Chain, Course, write_amendment
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.run import parse_toml, sign_run
+from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
+from lowcomm_protocol.spec.run import parse_toml, sign_run
 from waiting import until_async
 
 SAVED = {"swarm_step": 700, "steps": 350, "tokens": 89_600}

@@ -14,17 +14,25 @@ from wire import calling, listening, soon
 
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
-from lowcomm_node.exchange.donor import Donor
-from lowcomm_node.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
+from lowcomm_node.state_transfer.donor import Donor
+from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.interface import TrainerSettings
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.pieces import LEAST_VALUES, MOST_VALUES, PIECES, apart, empty_fragment, plan_pieces, read_piece
-from lowcomm_protocol.run import RunSpec
-from lowcomm_protocol.schedule import FragmentProgress
-from lowcomm_protocol.snapshot import StateForm, Version, name_of, read_manifest
+from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.state.pieces import (
+    LEAST_VALUES,
+    MOST_VALUES,
+    PIECES,
+    apart,
+    empty_fragment,
+    plan_pieces,
+    read_piece,
+)
+from lowcomm_protocol.state.snapshot import StateForm, Version, name_of, read_manifest
 from waiting import until_async
 
 KINDS = {

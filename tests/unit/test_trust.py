@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lowcomm_protocol.deeds import Deed
 
-from lowcomm_protocol.trust import (
+from lowcomm_protocol.peers.trust import (
     BOUND,
     FORGIVEN,
     GOOD,
@@ -13,7 +14,6 @@ from lowcomm_protocol.trust import (
     MAX_PEERS,
     MAX_REASON,
     MEMORY,
-    Deed,
     Trust,
 )
 

@@ -11,16 +11,19 @@ from time import time
 import grpc
 import pytest
 from grpc import aio
+from lowcomm_node.libp2p.interface import OpenStream
 from structlog.testing import capture_logs
 from wire import new_certificate
 
-from lowcomm_node.discovery.interface import OpenStream
-from lowcomm_node.discovery.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.exchange import crowd, line, tunnel, way
-from lowcomm_node.exchange.tunnel import Tunnels, protocol_of
-from lowcomm_node.exchange.tunnel_frames import ANSWER, SESSION, Signal, numbered, opening
-from lowcomm_node.exchange.way import Forgotten
+from lowcomm_node.transport import peer_channel as line
+from lowcomm_node.transport.guard import eviction as crowd
+from lowcomm_node.transport.tunnel import dialer as way
+from lowcomm_node.transport.tunnel import tunnels as tunnel
+from lowcomm_node.transport.tunnel.dialer import Forgotten
+from lowcomm_node.transport.tunnel.frames import ANSWER, SESSION, Signal, numbered, opening
+from lowcomm_node.transport.tunnel.tunnels import Tunnels, protocol_of
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.exchange.tunnel_frames import (
+from lowcomm_node.transport.tunnel.frames import (
     ANSWER,
     MAX_LENGTH,
     OPENING,
@@ -22,7 +22,7 @@ from lowcomm_node.exchange.tunnel_frames import (
     read_opening,
     word,
 )
-from lowcomm_node.exchange.tunnel_session import Session, Sizes, Slabs
+from lowcomm_node.transport.tunnel.session import Session, Sizes, Slabs
 from lowcomm_protocol.errors import ProtocolViolation
 
 NAME = bytes(range(SESSION))

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from lowcomm_node.errors import RetryLater
-from lowcomm_node.exchange.turns import BAD_NAME, LEAST, WINDOW, Turn, Turns
-from lowcomm_node.probing.ration import prefixes_of
+from lowcomm_node.state_transfer.queue import BAD_NAME, LEAST, WINDOW, Turn, Turns
+from lowcomm_node.system.quota import prefixes_of
 
 
 class Clock:

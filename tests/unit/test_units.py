@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.units import (
+from lowcomm_node.system.units import (
     LEAST_RATE,
     read_duration,
     read_rate,

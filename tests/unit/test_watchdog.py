@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.discovery import watchdog as module
-from lowcomm_node.discovery.watchdog import (
+from lowcomm_node.swarm import watchdog as module
+from lowcomm_node.swarm.watchdog import (
     AT_ONCE,
     HEARTBEAT,
     LONGEST_ASIDE,

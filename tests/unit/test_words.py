@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowcomm_node.words import contribution, event_in_words, farewell, progress_in_words
+from lowcomm_node.status.lines import contribution, event_in_words, farewell, progress_in_words
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 

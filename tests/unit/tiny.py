@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.trainer.interface import TrainerSettings
-from lowcomm_protocol.run import parse_toml
+from lowcomm_protocol.spec.run import parse_toml
 
 TINY = """
 [run]

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import grpc
 from grpc import aio
 
-from lowcomm_node.exchange.certificates import Certificates
-from lowcomm_node.exchange.channels import Channels
-from lowcomm_node.exchange.link import Link, PairLink
-from lowcomm_node.exchange.security import SERVER_NAME, Certificate, Gatekeeper, make_certificate, pinned
-from lowcomm_node.exchange.service import ExchangeServer, ExchangeService
-from lowcomm_node.exchange.stream import CalleeStream, CallerStream
+from lowcomm_node.sync.link import Link, PairLink
+from lowcomm_node.transport.certificates import Certificates
+from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.stream import CalleeStream, CallerStream
+from lowcomm_node.transport.tls import SERVER_NAME, Certificate, Gatekeeper, make_certificate, pinned
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.records import PeerInfo, Phase
+from lowcomm_protocol.peers.records import PeerInfo, Phase
 
 RUN = "ab" * 32
 CALLEE, CALLER = Identity(b"\1" * 32), Identity(b"\2" * 32)

@@ -41,7 +41,7 @@ def version(
 ) -> None:
     """Show the version, or go on to the command."""
     if show:
-        from lowcomm_node.release import describe
+        from lowcomm_node.system.release import describe
         from lowcomm_protocol import PROTOCOL_VERSION
 
         print(f"lowcomm-node {describe(PROTOCOL_VERSION)}")

@@ -8,7 +8,7 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
 from lowcomm_node.cli.members import Run, publish, with_entry_points
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.logs import configure_logs
+from lowcomm_node.system.logs import configure_logs
 
 
 def register(app: typer.Typer) -> None:
@@ -46,9 +46,9 @@ def amend(
 
     Example: lowcomm-node amend --set run.steps=20000 --set train.learning_rate=0.005 --at 12000
     """
-    from lowcomm_node.created import created_run
-    from lowcomm_node.settings import load_settings
-    from lowcomm_protocol.amendments import SCHEDULE
+    from lowcomm_node.owner.settings import load_settings
+    from lowcomm_node.swarm.created_runs import created_run
+    from lowcomm_protocol.spec.amendments import SCHEDULE
 
     configure_logs(verbose - quiet - 1)
     changes = dict(map(parse_change, set_))
@@ -69,7 +69,7 @@ def amend(
 
 def parse_change(text: str) -> tuple[str, Any]:
     """The setting and the value of SETTING=VALUE. Raises ConfigError."""
-    from lowcomm_protocol.amendments import AMENDABLE
+    from lowcomm_protocol.spec.amendments import AMENDABLE
 
     name, equals, value = text.partition("=")
     name = name.strip()
@@ -91,10 +91,10 @@ def parse_change(text: str) -> tuple[str, Any]:
 
 async def _publish(settings, identity, run, at: int | None, changes: dict[str, Any]):  # noqa: ANN202
     """Publish the next amendment."""
-    from lowcomm_node.amending import AMENDMENTS_LIFE
-    from lowcomm_node.discovery.keys import amendments_key
-    from lowcomm_node.files import read_small
-    from lowcomm_protocol.amendments import MAX_CHAIN_BYTES, newest, write_amendment
+    from lowcomm_node.dht.keys import amendments_key
+    from lowcomm_node.storage.files import read_small
+    from lowcomm_node.swarm.amendments import AMENDMENTS_LIFE
+    from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, newest, write_amendment
 
     path = settings.paths.amendments(run.fingerprint)
 

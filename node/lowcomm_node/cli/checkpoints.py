@@ -8,9 +8,9 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.errors import CheckpointError, ConfigError
-from lowcomm_node.formatting import size
-from lowcomm_node.paths import Paths
-from lowcomm_node.settings import find_home
+from lowcomm_node.owner.settings import find_home
+from lowcomm_node.storage.paths import Paths
+from lowcomm_node.system.formatting import size
 
 app = typer.Typer(help="Checkpoints of this node: list, verify, export.", no_args_is_help=True)
 Run = Annotated[str | None, typer.Option(help="Fingerprint of the run; default: the one used last.")]
@@ -75,6 +75,6 @@ def newest_run(home: Path, fingerprint: str | None) -> Path:
 
 
 def _store(home: Path | None, run: str | None) -> Any:
-    from lowcomm_node.checkpoint import CheckpointStore
+    from lowcomm_node.storage.checkpoint import CheckpointStore
 
     return CheckpointStore(newest_run(find_home(home), run) / "checkpoints")

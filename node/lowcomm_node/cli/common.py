@@ -17,7 +17,7 @@ from lowcomm_node.errors import NodeError
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
 if TYPE_CHECKING:
-    from lowcomm_node.settings import LoadedSettings
+    from lowcomm_node.owner.settings import LoadedSettings
 
 Home = Annotated[Path | None, typer.Option("--home", help="Folder of this node's identity, checkpoints and settings.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -34,9 +34,9 @@ def show(content: Any, as_json: bool, text: str) -> None:
 
 def tell_farewell(given: dict[str, Any], home: Path) -> str:
     """What a node of this home has given, where the model lies, and how to use it: commands work as they are shown."""
-    from lowcomm_node.settings import find_home
-    from lowcomm_node.system import program
-    from lowcomm_node.words import farewell
+    from lowcomm_node.owner.settings import find_home
+    from lowcomm_node.status.lines import farewell
+    from lowcomm_node.system.support import program
 
     option = "" if find_home() == home else f" --home {shlex.quote(str(home))}"
     return farewell(given, program(), option)
@@ -44,7 +44,7 @@ def tell_farewell(given: dict[str, Any], home: Path) -> str:
 
 def read_settings(flags: dict[str, Any]) -> "LoadedSettings":
     """The settings of a command; what was passed over is told on stderr. Raises ConfigError."""
-    from lowcomm_node.settings import load_settings
+    from lowcomm_node.owner.settings import load_settings
 
     loaded = load_settings(flags)
     for warning in loaded.warnings:
@@ -70,7 +70,7 @@ def _run(app: typer.Typer) -> int:
     except LowcommError as error:
         return _tell(str(error), exit_code(error))
     except ModuleNotFoundError as error:
-        from lowcomm_node.system import ONLY_ELSEWHERE, check_system
+        from lowcomm_node.system.support import ONLY_ELSEWHERE, check_system
 
         if error.name not in ONLY_ELSEWHERE:
             raise

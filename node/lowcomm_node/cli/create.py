@@ -11,12 +11,12 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.errors import ConfigError, NoPeers
-from lowcomm_node.logs import configure_logs
+from lowcomm_node.system.logs import configure_logs
 
 if TYPE_CHECKING:
     from lowcomm_node.data.tokenizer import Tokenizer
-    from lowcomm_protocol.probes import Keeping
-    from lowcomm_protocol.run import RunSpec
+    from lowcomm_protocol.peers.probes import Keeping
+    from lowcomm_protocol.spec.run import RunSpec
 
 PUBLISH_DEADLINE = 30.0
 ASKED = 3
@@ -54,8 +54,8 @@ def init(
 
     Example: lowcomm-node init --method streaming-diloco run.toml
     """
-    from lowcomm_node.specfile import write_template
-    from lowcomm_protocol.run import METHODS, parse_toml
+    from lowcomm_node.swarm.run_template import write_template
+    from lowcomm_protocol.spec.run import METHODS, parse_toml
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
@@ -87,8 +87,8 @@ def create(
 
     Example: lowcomm-node create run.toml --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    from lowcomm_node.files import load_or_create_identity, write_atomic
-    from lowcomm_protocol.run import parse_toml, sign_run
+    from lowcomm_node.storage.files import load_or_create_identity, write_atomic
+    from lowcomm_protocol.spec.run import parse_toml, sign_run
 
     configure_logs(verbose - quiet - 1)
     settings = read_settings({"home": home, "peers": peers, "tokenizer": tokenizer}).settings
@@ -206,9 +206,9 @@ def _duration(seconds: float) -> str:
 
 async def _publish(settings, identity, run) -> "dict[str, Keeping]":
     """Publish a run; whether those that ``--peers`` names keep it."""
-    from lowcomm_node.discovery.doors import by_peer
-    from lowcomm_node.discovery.keys import RUNS_KEY
-    from lowcomm_node.finding import open_discovery
+    from lowcomm_node.dht.doors import by_peer
+    from lowcomm_node.dht.keys import RUNS_KEY
+    from lowcomm_node.swarm.find_run import open_discovery
 
     discovery = open_discovery(settings, identity)
     try:
@@ -233,7 +233,7 @@ async def _ask(discovery, peer: str, addresses: Sequence[str], run_id: str) -> "
     """Whether a server keeps a run, asked until it has received it."""
     from lowcomm_node.probing.asker import CONNECT_DEADLINE, Asker
     from lowcomm_protocol.errors import LowcommError
-    from lowcomm_protocol.probes import PROTOCOL, Keeping
+    from lowcomm_protocol.peers.probes import PROTOCOL, Keeping
 
     keeping = Keeping(reason="it did not answer")
     for _ in range(ASKED):

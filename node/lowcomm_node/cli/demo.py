@@ -33,10 +33,10 @@ def demo(
 
     Example: lowcomm-node demo --nodes 4 --method streaming-diloco
     """
-    from lowcomm_node.system import check_system
+    from lowcomm_node.system.support import check_system
 
     check_system()
-    from lowcomm_node.demo import Demo, render
+    from lowcomm_node.demo.demo import Demo, render
 
     swarm = Demo(nodes, steps, method, optimizer, seed, interval, folder, timeout, show=not json_ and not quiet)
     result = swarm.run()

@@ -8,9 +8,9 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning, Unhealthy
-from lowcomm_node.formatting import clean, milliseconds, rate
-from lowcomm_node.logs import configure_logs
-from lowcomm_node.settings import NodeSettings, find_home
+from lowcomm_node.owner.settings import NodeSettings, find_home
+from lowcomm_node.system.formatting import clean, milliseconds, rate
+from lowcomm_node.system.logs import configure_logs
 
 if TYPE_CHECKING:
     from rich.text import Text

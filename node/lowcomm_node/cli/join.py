@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, tell_farewell
-from lowcomm_node.formatting import clean
-from lowcomm_node.logs import configure_logs, log
-from lowcomm_node.service import ServiceManager
+from lowcomm_node.system.formatting import clean
+from lowcomm_node.system.logs import configure_logs, log
+from lowcomm_node.system.systemd import ServiceManager
 from lowcomm_node.trainer.process import TrainerProcess
 
 if TYPE_CHECKING:
-    from lowcomm_node.daemon import Daemon
+    from lowcomm_node.daemon.daemon import Daemon
 
 REFRESH = 0.5
 PROGRESS_EVERY = 10.0
@@ -92,7 +92,7 @@ def join(
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     flags = {key: value for key, value in locals().items() if key not in ("json_", "quiet", "verbose")}
-    from lowcomm_node.system import check_system, raise_descriptors
+    from lowcomm_node.system.support import check_system, raise_descriptors
 
     loaded = read_settings(flags)
     settings = loaded.settings
@@ -100,13 +100,13 @@ def join(
     configure_logs(verbose - quiet - 1)
     check_system()
     raise_descriptors()
-    from lowcomm_node.availability.availability import Availability
+    from lowcomm_node.owner.availability import Availability
 
     manager = ServiceManager.of()
     availability, trainer = Availability.of(settings), TrainerProcess(settings.nice)
     if availability.hold is None:
         trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
-    from lowcomm_node.daemon import Daemon
+    from lowcomm_node.daemon.daemon import Daemon
 
     daemon = Daemon(settings, trainer, availability)
     for warning in loaded.warnings:
@@ -120,7 +120,7 @@ def join(
 
 def _tell_contribution(daemon: "Daemon", as_json: bool) -> None:
     """At the end, however it came: where the model lies, and what was given to the run."""
-    from lowcomm_node.words import contribution
+    from lowcomm_node.status.lines import contribution
 
     if daemon.training is None or daemon.training.ready is None:
         return
@@ -132,7 +132,7 @@ def _tell_contribution(daemon: "Daemon", as_json: bool) -> None:
 async def _join(
     daemon: "Daemon", manager: ServiceManager, show: "Callable[[Daemon], Coroutine[Any, Any, None]]"
 ) -> int:
-    from lowcomm_node.report import condition
+    from lowcomm_node.daemon.report import condition
 
     _finish_on_signal(daemon, manager)
     attending = asyncio.create_task(manager.attend(lambda: condition(daemon)))
@@ -176,8 +176,8 @@ async def _print_events(daemon: "Daemon") -> None:
 
 
 async def _print_words(daemon: "Daemon") -> None:
-    from lowcomm_node.report import summary
-    from lowcomm_node.words import event_in_words, progress_in_words
+    from lowcomm_node.daemon.report import summary
+    from lowcomm_node.status.lines import event_in_words, progress_in_words
 
     bulletin = daemon.bulletin
     events, told_at, told = bulletin.subscribe(every_step=False), monotonic(), None
@@ -205,7 +205,7 @@ async def _show_panel(daemon: "Daemon") -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from lowcomm_node.panel import ROUNDS, node_panel
+    from lowcomm_node.status.panel import ROUNDS, node_panel
 
     with Live(console=Console(), auto_refresh=False, transient=False) as live:
         try:

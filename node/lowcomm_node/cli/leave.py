@@ -10,9 +10,9 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show, tell_farewell
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError, Unhealthy
-from lowcomm_node.paths import Paths
-from lowcomm_node.settings import find_home
-from lowcomm_node.words import contribution
+from lowcomm_node.owner.settings import find_home
+from lowcomm_node.status.lines import contribution
+from lowcomm_node.storage.paths import Paths
 
 DEADLINE = 60.0
 """Seconds to wait at least; a node of which steps or checkpoints take long tells how long it needs."""
@@ -64,7 +64,7 @@ def _end(home: Path | None, ask: Callable[[ControlClient], None], as_json: bool,
 
 def _as_saved(given: dict[str, Any], home: Path, run: dict[str, Any] | None) -> dict[str, Any]:
     """The same with the steps that the newest checkpoint on the disk has: nobody may have told of the last ones."""
-    from lowcomm_node.checkpoint import CheckpointStore
+    from lowcomm_node.storage.checkpoint import CheckpointStore
 
     folder = Paths(home).checkpoints(run["fingerprint"]) if run is not None else None
     newest = CheckpointStore(folder).latest() if folder is not None and folder.is_dir() else None

@@ -6,8 +6,8 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
-from lowcomm_node.settings import find_home
-from lowcomm_node.units import write_rate
+from lowcomm_node.owner.settings import find_home
+from lowcomm_node.system.units import write_rate
 
 
 def register(app: typer.Typer) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, show
 from lowcomm_node.errors import NodeError
-from lowcomm_node.settings import find_home
+from lowcomm_node.owner.settings import find_home
 
 
 def register(app: typer.Typer) -> None:
@@ -22,8 +22,8 @@ def show_id(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: V
     While the node runs, also the addresses that others can give to --peers: any peer is a way into its swarm.
     """
     from lowcomm_node.control.client import ControlClient
-    from lowcomm_node.files import load_or_create_identity
-    from lowcomm_node.paths import Paths
+    from lowcomm_node.storage.files import load_or_create_identity
+    from lowcomm_node.storage.paths import Paths
 
     folder = Paths(find_home(home))
     peer_id = load_or_create_identity(folder.identity).peer_id
@@ -36,7 +36,7 @@ def show_id(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: V
 
 def paths(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
     """Show where the files of this node lie."""
-    from lowcomm_node.paths import Paths
+    from lowcomm_node.storage.paths import Paths
 
     folder = Paths(find_home(home))
     names = ("home", "identity", "config", "control", "lock", "runs", "data")

@@ -13,7 +13,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.errors import ConfigError, NoPeers, NotRunning, Unhealthy
-from lowcomm_node.logs import configure_logs
+from lowcomm_node.system.logs import configure_logs
 
 PUBLISH_DEADLINE = 30.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -43,13 +43,13 @@ def invite(
 
     Example: lowcomm-node invite --uses 5 --expires 8w
     """
-    from lowcomm_node.created import created_run
-    from lowcomm_node.files import read_small
-    from lowcomm_node.paths import Paths
-    from lowcomm_node.settings import find_home
-    from lowcomm_protocol.amendments import MAX_CHAIN_BYTES, newest
+    from lowcomm_node.owner.settings import find_home
+    from lowcomm_node.storage.files import read_small
+    from lowcomm_node.storage.paths import Paths
+    from lowcomm_node.swarm.created_runs import created_run
     from lowcomm_protocol.identity import KEY_BYTES
-    from lowcomm_protocol.invites import issue_invite
+    from lowcomm_protocol.peers.invites import issue_invite
+    from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, newest
 
     seconds = parse_duration(expires)
     peer_id = _check_peer_id(for_) if for_ is not None else ""
@@ -108,7 +108,7 @@ def remove(
 
     Example: lowcomm-node remove 12D3KooW... --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    from lowcomm_node.created import created_run
+    from lowcomm_node.swarm.created_runs import created_run
 
     configure_logs(verbose - quiet - 1)
     names = frozenset(_name_of(text) for text in who)
@@ -132,9 +132,9 @@ def parse_duration(text: str) -> int:
 
 async def _change(settings, identity, run, names: frozenset[str], undo: bool):  # noqa: ANN202
     """Publish the next list."""
-    from lowcomm_node.admitting import REMOVALS_LIFE, newest_removals
-    from lowcomm_node.discovery.keys import removals_key
-    from lowcomm_protocol.removals import write_removals
+    from lowcomm_node.dht.keys import removals_key
+    from lowcomm_node.swarm.admission import REMOVALS_LIFE, newest_removals
+    from lowcomm_protocol.peers.removals import write_removals
 
     path = settings.paths.removals(run.fingerprint)
 
@@ -152,8 +152,8 @@ async def publish(settings, key: str, creator: str, path: Path, life: float, wri
 
     Under a passing identity: our node may run under ours. Raises NoPeers.
     """
-    from lowcomm_node.files import ephemeral_identity, write_atomic
-    from lowcomm_node.finding import open_discovery
+    from lowcomm_node.storage.files import ephemeral_identity, write_atomic
+    from lowcomm_node.swarm.find_run import open_discovery
 
     settings = settings.model_copy(update={"dht_port": 0})
     with ephemeral_identity() as (passing, key_file):
@@ -199,7 +199,7 @@ def _entry_points(settings) -> tuple[str, ...]:
 def _name_of(text: str) -> str:
     """The peer id or the id of an invite that is meant. Raises ConfigError."""
     from lowcomm_protocol.errors import AdmissionError
-    from lowcomm_protocol.invites import read_token
+    from lowcomm_protocol.peers.invites import read_token
 
     try:
         return read_token(text).invite.invite_id

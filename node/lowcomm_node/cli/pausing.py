@@ -8,8 +8,8 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
-from lowcomm_node.settings import find_home
-from lowcomm_node.units import read_duration
+from lowcomm_node.owner.settings import find_home
+from lowcomm_node.system.units import read_duration
 
 DEADLINE = 90.0
 POLL = 0.2

@@ -10,8 +10,8 @@ from lowcomm_node.cli.checkpoints import newest_run
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
-from lowcomm_node.formatting import clean_text
-from lowcomm_node.settings import find_home
+from lowcomm_node.owner.settings import find_home
+from lowcomm_node.system.formatting import clean_text
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def generate(
         with suppress(NotRunning), ControlClient(folder) as client:
             text = client.generate(prompt, tokens, temperature, seed)
     if text is None:
-        from lowcomm_node.inference import generate_from
+        from lowcomm_node.models.inference import generate_from
 
         text = generate_from(
             checkpoint or newest_run(folder, None) / "checkpoints", prompt, tokens, temperature, seed, tokenizer

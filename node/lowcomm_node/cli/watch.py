@@ -11,8 +11,8 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError, RetryLater
-from lowcomm_node.formatting import MISSING, clean, milliseconds, quantity, rate, seconds, short_peer, size
-from lowcomm_node.settings import find_home
+from lowcomm_node.owner.settings import find_home
+from lowcomm_node.system.formatting import MISSING, clean, milliseconds, quantity, rate, seconds, short_peer, size
 
 POLL = 0.5
 """Seconds between two looks at the status: events do not tell of single steps."""
@@ -33,7 +33,7 @@ def status(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ve
         return
     from rich.console import Console
 
-    from lowcomm_node.panel import node_panel
+    from lowcomm_node.status.panel import node_panel
 
     Console().print(node_panel(now, recent))
 

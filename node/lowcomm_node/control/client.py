@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
-from lowcomm_node.paths import Paths
+from lowcomm_node.storage.paths import Paths
 
 TIMEOUT = 10.0
 EXAMINING = 180.0

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from lowcomm_node.control.half_open import BoundedProtocol
 from lowcomm_node.errors import PortInUse
-from lowcomm_node.files import write_atomic
+from lowcomm_node.storage.files import write_atomic
 from lowcomm_protocol.errors import LowcommError
 
 MAX_BODY = 64 * 1024

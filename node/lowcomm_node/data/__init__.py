@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowcomm_node.allotment import Allotment
 from lowcomm_node.data.corpus import open_corpus
 from lowcomm_node.data.shards import Split, Tell, Tokenized, open_shards
 from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.data.tokenizer import Tokenizer, open_tokenizer
+from lowcomm_node.storage.quota import Allotment
 
 __all__ = [
     "Dataset",

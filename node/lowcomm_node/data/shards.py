@@ -23,11 +23,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.allotment import Allotment
 from lowcomm_node.data.corpus import Corpus, Document
 from lowcomm_node.data.documents import Reading
 from lowcomm_node.data.tokenizer import Tokenizer
-from lowcomm_node.durable import (
+from lowcomm_node.errors import DataError
+from lowcomm_node.storage.durable import (
     disk_full_error,
     folder_lock,
     read_sealed_json,
@@ -36,7 +36,7 @@ from lowcomm_node.durable import (
     sync_folder,
     write_sealed_json,
 )
-from lowcomm_node.errors import DataError
+from lowcomm_node.storage.quota import Allotment
 
 FORMAT = 2
 SHARD_BYTES = 256 << 20

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.durable import sha256_file
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.files import write_atomic
+from lowcomm_node.storage.durable import sha256_file
+from lowcomm_node.storage.files import write_atomic
 
 KEPT = "tokenizer.json"
 """Name of the copy in the folder of a run."""

@@ -1,7 +1,7 @@
 """Remedies, with this machine's own values in them. No I/O."""
 
 from lowcomm_node.doctor.sights import Subject, Survey
-from lowcomm_node.formatting import place
+from lowcomm_node.system.formatting import place
 
 
 def let_calls_in(subject: Subject, survey: Survey, behind_router: bool) -> str:

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from lowcomm_node.doctor.findings import Finding, State
 from lowcomm_node.doctor.sights import LIBP2P, Names, Silence, Survey
-from lowcomm_node.formatting import clean, place
+from lowcomm_node.system.formatting import clean, place
 
 LOGIN = 511
 """Network Authentication Required, RFC 6585."""

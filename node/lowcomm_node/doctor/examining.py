@@ -10,8 +10,8 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
 
-from lowcomm_node.discovery.interface import Discovery
-from lowcomm_node.discovery.keys import RUNS_KEY
+from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.doctor.case import Case
 from lowcomm_node.doctor.findings import Finding
 from lowcomm_node.doctor.judging import judge
@@ -20,14 +20,14 @@ from lowcomm_node.doctor.machine import look_at_machine, own_hosts
 from lowcomm_node.doctor.sights import Subject
 from lowcomm_node.doctor.survey import distinct, survey
 from lowcomm_node.errors import NodeError, NoPeers, PortInUse
-from lowcomm_node.exchange.security import make_certificate
-from lowcomm_node.files import ephemeral_identity
-from lowcomm_node.finding import open_discovery
-from lowcomm_node.membership import listening
-from lowcomm_node.settings import NodeSettings
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.storage.files import ephemeral_identity
+from lowcomm_node.swarm.find_run import open_discovery
+from lowcomm_node.swarm.membership import listening
+from lowcomm_node.transport.tls import make_certificate
 
 if TYPE_CHECKING:
-    from lowcomm_node.daemon import Daemon
+    from lowcomm_node.daemon.daemon import Daemon
 
 
 async def examine_node(node: "Daemon", peers: Sequence[str]) -> tuple[Finding, ...]:

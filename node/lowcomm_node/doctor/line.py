@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from lowcomm_node.discovery.interface import OpenStream
-from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, name_of, port_of
 from lowcomm_node.doctor.sights import Names, Silence
+from lowcomm_node.libp2p.interface import OpenStream
+from lowcomm_node.libp2p.multiaddress import EntryPoint, host_of, name_of, port_of
 from lowcomm_node.probing.asker import CONNECT_DEADLINE, Asker
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.probes import PROTOCOL as PROBES
+from lowcomm_protocol.peers.probes import PROTOCOL as PROBES
 
 ALWAYS = "a.root-servers.net"
 """A name that exists as long as there are names; where none is used here."""

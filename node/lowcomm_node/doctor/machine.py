@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from lowcomm_node.supervision.memory import memory_of_machine
+from lowcomm_node.trainer.memory_watch import memory_of_machine
 
 GPU_DEADLINE = 10.0
 _PROC = Path("/proc/sys/net/ipv4")

@@ -4,13 +4,13 @@ import ipaddress
 from collections.abc import Mapping
 from statistics import median
 
-from lowcomm_node.discovery.doors import MAX_CLOCK_OFFSET
+from lowcomm_node.dht.doors import MAX_CLOCK_OFFSET
 from lowcomm_node.doctor import advice
 from lowcomm_node.doctor.findings import Finding, State
 from lowcomm_node.doctor.nat import Nat, infer, is_public
 from lowcomm_node.doctor.sights import Subject, Survey
-from lowcomm_node.formatting import place, rate
-from lowcomm_protocol.probes import Kind
+from lowcomm_node.system.formatting import place, rate
+from lowcomm_protocol.peers.probes import Kind
 
 CLOCK_WARNING = 1.0
 """Seconds."""

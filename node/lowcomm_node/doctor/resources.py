@@ -3,8 +3,8 @@
 from lowcomm_node.doctor import advice
 from lowcomm_node.doctor.case import Case
 from lowcomm_node.doctor.findings import Finding, State
-from lowcomm_node.exchange.congestion import BBR, LOSSY
-from lowcomm_node.formatting import size
+from lowcomm_node.system.formatting import size
+from lowcomm_node.transport.congestion import BBR, LOSSY
 
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
 LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6

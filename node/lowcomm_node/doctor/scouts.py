@@ -11,17 +11,17 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from lowcomm_node.discovery.control import Control
-from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, parse_entry_point, port_of
-from lowcomm_node.discovery.p2pd import P2pDaemon, has_ipv6
 from lowcomm_node.doctor.line import large_ping
 from lowcomm_node.doctor.nat import Sight, is_public
 from lowcomm_node.doctor.sights import Helper, Packets, Scouting, Subject, place_of
 from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.libp2p.control import Control
+from lowcomm_node.libp2p.multiaddress import EntryPoint, host_of, parse_entry_point, port_of
+from lowcomm_node.libp2p.p2pd import P2pDaemon, has_ipv6
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.dialing import multiaddress
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.probes import PROTOCOL, Kind, Target
+from lowcomm_protocol.peers.probes import PROTOCOL, Kind, Target
 
 SCOUT_DEADLINE = 60.0
 """Seconds for all that one scout does."""

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from hashlib import sha256
 
-from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, port_of, relay_of
 from lowcomm_node.doctor.nat import Sight, is_public
+from lowcomm_node.libp2p.multiaddress import EntryPoint, host_of, port_of, relay_of
 from lowcomm_node.probing.measuring import Speed
-from lowcomm_protocol.probes import Kind, Seen, Target
+from lowcomm_protocol.peers.probes import Kind, Seen, Target
 
 LIBP2P = b"/multistream/"
 """What libp2p says first, to whoever calls."""

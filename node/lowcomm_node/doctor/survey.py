@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from lowcomm_node.discovery.interface import Streams
-from lowcomm_node.discovery.multiaddress import EntryPoint, host_of, parse_entry_point
 from lowcomm_node.doctor.machine import outward_host
 from lowcomm_node.doctor.scouts import ask_back, scout_ipv6, scout_packets, scout_udp
 from lowcomm_node.doctor.sights import Helper, Subject, Survey
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.libp2p.interface import Streams
+from lowcomm_node.libp2p.multiaddress import EntryPoint, host_of, parse_entry_point
 from lowcomm_node.probing.asker import CONNECT_DEADLINE, Asker
 from lowcomm_node.probing.measuring import Speed, measure_speed
 from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.probes import PROTOCOL
+from lowcomm_protocol.peers.probes import PROTOCOL
 
 MAX_HELPERS = 3
 MAX_TRIED = 8

@@ -6,11 +6,11 @@ from time import time
 from types import TracebackType
 from typing import Self
 
-from lowcomm_node.discovery.interface import OpenStream
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.probes import (
+from lowcomm_protocol.peers.probes import (
     DialBack,
     Keeping,
     Seen,

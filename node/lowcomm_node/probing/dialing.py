@@ -8,12 +8,12 @@ import asyncio
 import ssl
 from hashlib import sha256
 
-from lowcomm_node.discovery.client import load_hivemind
-from lowcomm_node.discovery.control import Control
-from lowcomm_node.discovery.multiaddress import EntryPoint
-from lowcomm_node.discovery.p2pd import P2pDaemon
 from lowcomm_node.errors import NodeError
-from lowcomm_protocol.probes import Kind, Target
+from lowcomm_node.libp2p.control import Control
+from lowcomm_node.libp2p.hivemind_client import load_hivemind
+from lowcomm_node.libp2p.multiaddress import EntryPoint
+from lowcomm_node.libp2p.p2pd import P2pDaemon
+from lowcomm_protocol.peers.probes import Kind, Target
 
 DIAL_DEADLINE = 5.0
 """Seconds for TCP and TLS, or QUIC: the second SYN goes out after one, the third after three."""

@@ -1,4 +1,4 @@
-"""Answers probes (lowcomm_protocol.probes says what may be asked), within what its owner gives to strangers.
+"""Answers probes (lowcomm_protocol.peers.probes says what may be asked), within what its owner gives to strangers.
 
 stream of libp2p ── look ──────► where it comes from, our time         anybody
                  ── dial back ─► calls to that address, no other       a few an hour, one request at a time
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from time import monotonic, time
 from typing import Protocol
 
-from lowcomm_node.discovery.interface import OpenStream, Streams
-from lowcomm_node.discovery.multiaddress import host_of, place_in
-from lowcomm_node.logs import log
+from lowcomm_node.libp2p.interface import OpenStream, Streams
+from lowcomm_node.libp2p.multiaddress import host_of, place_in
 from lowcomm_node.probing.dialing import is_reached
 from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, answer_to
-from lowcomm_node.probing.ration import Allowed, Ration, network_of
 from lowcomm_node.probing.wire import receive_message, send_message
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.quota import Allowed, Ration, network_of
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.probes import (
+from lowcomm_protocol.peers.probes import (
     MAX_ENTRY_POINTS,
     PROTOCOL,
     Keeping,

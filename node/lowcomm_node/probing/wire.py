@@ -3,9 +3,9 @@
 import asyncio
 import socket
 
-from lowcomm_node.discovery.control import read_message
 from lowcomm_node.errors import LinkLost
-from lowcomm_protocol.probes import MAX_MESSAGE
+from lowcomm_node.libp2p.control import read_message
+from lowcomm_protocol.peers.probes import MAX_MESSAGE
 
 
 async def send_message(stream: socket.socket, data: bytes) -> None:

@@ -8,7 +8,7 @@ from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.simulation.swarm import Point, Result, simulate
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.run import RunSpec
+from lowcomm_protocol.spec.run import RunSpec
 
 
 def ring_bytes(parameters: int, peers: int, steps: int) -> float:

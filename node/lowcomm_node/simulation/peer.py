@@ -7,15 +7,17 @@ events: steps take ``1 / speed`` seconds, captures and merges wait for step boun
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from lowcomm_protocol.deeds import Deed
+
 from lowcomm_node.simulation.network import Stream
 from lowcomm_node.simulation.rounds import GroupRound, PairRound, Round
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol import PROTOCOL_VERSION
-from lowcomm_protocol.clock import is_supported, largest_jump
-from lowcomm_protocol.exchange import Accepted, GaveUp
-from lowcomm_protocol.liveness import PROBE_EVERY, Liveness
-from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
-from lowcomm_protocol.trust import Deed, Trust
+from lowcomm_protocol.exchange.pair.machine import Accepted, GaveUp
+from lowcomm_protocol.peers.liveness import PROBE_EVERY, Liveness
+from lowcomm_protocol.peers.trust import Trust
+from lowcomm_protocol.plan.clock import is_supported, largest_jump
+from lowcomm_protocol.plan.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
 
 if TYPE_CHECKING:
     from lowcomm_node.simulation.swarm import Swarm

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from lowcomm_protocol.deeds import Deed
+
 from lowcomm_node.simulation.network import Stream
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
-from lowcomm_protocol import exchange as ex
-from lowcomm_protocol import group as gr
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, ProtocolViolation
-from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, keeps_momentum, must_realign, steps_ahead
-from lowcomm_protocol.trust import Deed
+from lowcomm_protocol.exchange.group import machine as gr
+from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer, keeps_momentum, must_realign, steps_ahead
 
 if TYPE_CHECKING:
     from lowcomm_node.simulation.peer import Peer

@@ -10,18 +10,18 @@ from typing import Any, Literal, get_args
 import torch
 
 from lowcomm_node.data import Dataset
-from lowcomm_node.model import Transformer
+from lowcomm_node.models.transformer import Transformer
 from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_node.simulation.peer import Peer
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.capture import GroupCapture
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.amendments import Course
-from lowcomm_protocol.outer import worst_block_spread
-from lowcomm_protocol.pieces import Piece
-from lowcomm_protocol.robust import PLAUSIBLE, Bound
-from lowcomm_protocol.run import RunSpec
+from lowcomm_protocol.exchange.outer import worst_block_spread
+from lowcomm_protocol.exchange.robust import PLAUSIBLE, Bound
+from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.state.pieces import Piece
 
 Attack = Literal["nan", "huge", "flipped", "flipped-huge", "stale", "clock", "shapes", "endless"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from lowcomm_protocol.deeds import Deed
 from torch import Tensor
 
-from lowcomm_protocol.choices import Mean
 from lowcomm_protocol.codecs import BLOCK, Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.errors import ImplausibleError
-from lowcomm_protocol.outer import mean_contribution, token_weights, worst_block_spread
-from lowcomm_protocol.repeats import Brought, Repeats
-from lowcomm_protocol.robust import Bound, Directions, UsualNorm, robust_mean
-from lowcomm_protocol.trust import Deed
+from lowcomm_protocol.exchange.outer import mean_contribution, token_weights, worst_block_spread
+from lowcomm_protocol.exchange.repeats import Brought, Repeats
+from lowcomm_protocol.exchange.robust import Bound, Directions, UsualNorm, robust_mean
+from lowcomm_protocol.spec.names import Mean
 
 Ranges = Sequence[tuple[int, int]]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import held_out_windows
-from lowcomm_node.model import Transformer
+from lowcomm_node.models.transformer import Transformer
 
 EVALUATION_TOKENS = 32_768
 EVALUATION_SECONDS = 15.0

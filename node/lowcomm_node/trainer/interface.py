@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # or what only starts a trainer would load codecs
     from collections.abc import Mapping
 
     from lowcomm_node.errors import Unusable
-    from lowcomm_protocol.pieces import Runs
+    from lowcomm_protocol.state.pieces import Runs
 
 MAX_LINE = 4 * 1024 * 1024
 PAIR_SLOTS = 2

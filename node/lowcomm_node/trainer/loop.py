@@ -25,14 +25,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from lowcomm_protocol.deeds import Deed
 
-from lowcomm_node.allotment import Allotment
-from lowcomm_node.checkpoint import CheckpointStore
 from lowcomm_node.errors import Diverged, NotFinite, TrainerError
-from lowcomm_node.limits import check_memory, limit_vram
-from lowcomm_node.sampling import TOP_K, generate
+from lowcomm_node.models.sampling import TOP_K, generate
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.storage.quota import Allotment
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import Arena
+from lowcomm_node.trainer.capacity import check_memory, limit_vram
 from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.evaluation import evaluate
 from lowcomm_node.trainer.interface import Ready, TrainerSettings, said, slots_each
@@ -42,13 +43,12 @@ from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_node.trainer.saving import HANGS, Saving
 from lowcomm_node.trainer.state import Parts
 from lowcomm_node.trainer.text import open_text
-from lowcomm_protocol.amendments import newest
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
 from lowcomm_protocol.errors import CodecError, ImplausibleError
-from lowcomm_protocol.outer import mean_contribution, outer_step
-from lowcomm_protocol.outer_settings import OuterSettings
-from lowcomm_protocol.run import MAX_GROUP, parse_canonical, run_id_of
-from lowcomm_protocol.trust import Deed
+from lowcomm_protocol.exchange.outer import mean_contribution, outer_step
+from lowcomm_protocol.spec.amendments import newest
+from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.spec.run import MAX_GROUP, parse_canonical, run_id_of
 
 MAX_GENERATED = 4096
 LOOK = 1.0

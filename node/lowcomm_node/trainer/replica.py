@@ -22,20 +22,20 @@ from torch import Tensor, nn
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
-from lowcomm_node.model import Transformer, build_model, tensor_specs
-from lowcomm_node.state_file import is_finite
+from lowcomm_node.models.transformer import Transformer, build_model, tensor_specs
+from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
-from lowcomm_protocol.amendments import Course
-from lowcomm_protocol.clock import SwarmClock, largest_jump
 from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.fragments import gather, plan_fragments, scatter
-from lowcomm_protocol.outer import contribution, merge, outer_step
-from lowcomm_protocol.repeats import Repeats
-from lowcomm_protocol.robust import FAR, FAR_APART, Bound, Directions, UsualNorm, believed_steps, growth
-from lowcomm_protocol.run import RunSpec
-from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.exchange.outer import contribution, merge, outer_step
+from lowcomm_protocol.exchange.repeats import Repeats
+from lowcomm_protocol.exchange.robust import FAR, FAR_APART, Bound, Directions, UsualNorm, believed_steps, growth
+from lowcomm_protocol.plan.clock import SwarmClock, largest_jump
+from lowcomm_protocol.plan.fragments import gather, plan_fragments, scatter
+from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.run import RunSpec
 
 Kind = TypeVar("Kind", bound=Capture)
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lowcomm_node.data.tokenizer import identify
 from lowcomm_node.errors import CheckpointError, NotFinite
-from lowcomm_node.state_file import not_finite
+from lowcomm_node.storage.state_file import not_finite
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.amendments import newest
-from lowcomm_protocol.robust import UsualNorm
-from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.exchange.robust import UsualNorm
+from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.spec.amendments import newest
 
 Parts = dict[str, dict[str, Tensor]]
 _COUNTERS = tuple(field.name for field in fields(FragmentProgress))

@@ -5,12 +5,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from lowcomm_node.allotment import Allotment
 from lowcomm_node.data import Dataset, Tokenized, open_data, open_tokenizer
 from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.storage.quota import Allotment
 from lowcomm_node.trainer.interface import TrainerSettings
-from lowcomm_protocol.run import RunSpec
+from lowcomm_protocol.spec.run import RunSpec
 
 TELL_EVERY = 1.0
 """Seconds between two words on progress."""

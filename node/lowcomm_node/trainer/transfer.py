@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.errors import NotFinite
-from lowcomm_node.snapshots import write_snapshot
-from lowcomm_node.state_file import is_finite
+from lowcomm_node.storage.snapshots import write_snapshot
+from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.fragments import Fragment, gather, scatter
-from lowcomm_protocol.pieces import Piece, Values, empty_fragment, read_piece
-from lowcomm_protocol.robust import UsualNorm
-from lowcomm_protocol.schedule import FragmentProgress, SyncSchedule
-from lowcomm_protocol.snapshot import Manifest, StateForm, read_manifest
+from lowcomm_protocol.exchange.robust import UsualNorm
+from lowcomm_protocol.plan.fragments import Fragment, gather, scatter
+from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.state.pieces import Piece, Values, empty_fragment, read_piece
+from lowcomm_protocol.state.snapshot import Manifest, StateForm, read_manifest
 
 Read = Callable[[Piece], bytes]
 RANGE = "range"

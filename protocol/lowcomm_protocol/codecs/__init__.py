@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from lowcomm_protocol.choices import CODEC_NAMES, MODULO_BITS
 from lowcomm_protocol.codecs.base import Codec
 from lowcomm_protocol.codecs.bf16 import Bf16
 from lowcomm_protocol.codecs.coder import Coder
@@ -22,6 +21,7 @@ from lowcomm_protocol.codecs.q1 import Q1
 from lowcomm_protocol.codecs.q2 import Q2
 from lowcomm_protocol.codecs.shards import ShardCoder
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import CODEC_NAMES, MODULO_BITS
 
 __all__ = [
     "BLOCK",

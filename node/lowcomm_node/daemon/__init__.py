@@ -1,0 +1,1 @@
+"""The daemon: wires the rooms, and leads a node through its life."""

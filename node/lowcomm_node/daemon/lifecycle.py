@@ -1,0 +1,443 @@
+"""A node that takes part: turns of training, and what lies between them.
+
+run ──► turn: start the trainer ─► sync ─► train and exchange ─► conclude ──► the run is over
+ ▲       │                          ▲          │
+ │       │                          └─ drifted ┘
+ │       ├─ the owner wants a pause: save, end the trainer, wait ─┐
+ │       └─ the trainer failed: wait a while ─────────────────────┤
+ └────────────────────────────────────────────────────────────────┘
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import monotonic, time
+from typing import Any
+
+from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
+from lowcomm_node.owner.availability import Availability
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.state_transfer.catch_up import CatchingUp, state_form
+from lowcomm_node.state_transfer.donor import Donor
+from lowcomm_node.status.board import Bulletin
+from lowcomm_node.status.lines import tokenizing_in_words
+from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.storage.snapshots import Snapshots
+from lowcomm_node.swarm.amendments import Amending
+from lowcomm_node.swarm.membership import Membership
+from lowcomm_node.sync.exchanger import Exchanger
+from lowcomm_node.sync.history import Outcome
+from lowcomm_node.system.logs import log
+from lowcomm_node.trainer.failures import Failures
+from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.supervisor import Supervisor
+from lowcomm_node.transport.bandwidth import Bandwidth
+from lowcomm_node.transport.channels import Channels
+from lowcomm_protocol.peers.records import Phase
+from lowcomm_protocol.plan.clock import largest_jump
+from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.run import SignedRun
+from lowcomm_protocol.state.snapshot import tolerated_lag
+
+START_DEADLINE = 300.0
+"""Seconds that a node waits for the peers that a run begins with; then it begins with those that are there."""
+PAUSE_PATIENCE = 5.0
+"""Seconds for exchanges that are under way to end when the owner pauses the node."""
+NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
+UNCHECKED = (
+    "this run does not say which tokenizer it uses, so nobody checks it: with another file than its creator's this node "
+    "spoils what others learn. Compare the SHA-256 of both"
+)
+HELD = "a checkpoint is being written: the disk is slower than training"
+EVALUATING = "evaluating on held-out text"
+LEAVE_DEADLINE = 45.0
+"""Seconds for a node that leaves to end its exchanges, save and evaluate, beyond what its steps and its disk need."""
+LONGEST_LEAVE = 300.0
+LEAVE_PATIENCE = 15.0
+"""Seconds for exchanges that are under way to end when the node leaves."""
+HURRY_PATIENCE = 2.0
+"""The same where whoever ends the node will not wait: Docker kills it after 10 s."""
+SAVED_BYTES, DISK_RATE = 20, 50e6
+"""Bytes of a checkpoint for each parameter, and bytes a second: what a save is thought to take until one was measured."""
+
+
+class Training:
+    """All turns of one node in one run."""
+
+    def __init__(
+        self,
+        *,
+        settings: NodeSettings,
+        run: SignedRun,
+        peer_id: str,
+        supervisor: Supervisor,
+        availability: Availability,
+        membership: Membership,
+        exchanger: Exchanger,
+        channels: Channels,
+        bandwidth: Bandwidth,
+        barred: Callable[[str, float], bool],
+        amending: Amending,
+        bulletin: Bulletin,
+    ) -> None:
+        """``barred``: whether a peer may not take part at a time; such a one is handed no state."""
+        self._settings, self._run, self._peer_id = settings, run, peer_id
+        self._supervisor, self._availability, self._bulletin = supervisor, availability, bulletin
+        self._membership, self._exchanger, self._channels = membership, exchanger, channels
+        self._bandwidth, self._barred = bandwidth, barred
+        self._failures = Failures(settings.checkpoint_every)
+        self._amending = amending
+        self._over, self._amended = asyncio.Event(), asyncio.Event()
+        self._snapshots: Snapshots | None = None
+        self._save_seconds: float | None = None
+        """What the last checkpoint took."""
+        self.donor: Donor | None = None
+        """Hands our state to joiners, once there is one."""
+        self.ready: Ready | None = None
+        """What the trainer has built, resumed or adopted last."""
+
+    async def run(self) -> None:
+        """Train until the run is over; between two turns pause, or start the trainer again after a failure. Raises NodeError."""
+        while True:
+            if self._availability.hold is not None:
+                await self._pause()
+            try:
+                if await self._until_held(self._turn()):
+                    return
+            except TrainerError as error:
+                await self._recover(error)
+
+    async def conclude(self, patience: float | None = None) -> None:
+        """Save, let the exchanges under way end within so many seconds, and evaluate a last time."""
+        await self._save_while_exchanges_end(patience)
+        with suppress(TrainerError):
+            await self._supervisor.trainer.evaluate()
+
+    @property
+    def leave_seconds(self) -> float:
+        """How long the node may take to leave: a save waits for the end of a step, and may be of gigabytes."""
+        if self.ready is None:
+            return LEAVE_DEADLINE
+        guess = SAVED_BYTES * self.ready.parameters / DISK_RATE
+        saving = guess if self._save_seconds is None else self._save_seconds
+        return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.step_seconds + saving))
+
+    async def hurry_out(self) -> None:
+        """Save, and let no exchange hold us up for long."""
+        await self._save_while_exchanges_end(HURRY_PATIENCE)
+
+    async def _save_while_exchanges_end(self, patience: float | None) -> None:
+        """Save at once, so that a node that is killed now has lost nothing; again, if an exchange is applied after that."""
+        self._bulletin.enter("finishing", "saving, and ending the exchanges that are under way")
+        applied = self._exchanger.history.outcomes[Outcome.APPLIED]
+        await asyncio.gather(self._save(), self._exchanger.close("the node leaves", patience))
+        if self._exchanger.history.outcomes[Outcome.APPLIED] > applied:
+            await self._save()
+
+    def close(self) -> None:
+        """Hand over nothing more; to be called when no joiner is served any more."""
+        if self._snapshots is not None:
+            self._snapshots.close()
+
+    # amendments
+
+    @property
+    def course(self) -> Course:
+        """The settings of the run over its swarm steps, as they are known now."""
+        return self._amending.course
+
+    async def amend(self) -> None:
+        """Have the trainer follow the course of the run as it is known now."""
+        self._amended.set()
+        if self._supervisor.runs:  # else the next start brings it
+            with suppress(TrainerError):
+                await self._supervisor.trainer.amend(self.course.chain.data.decode())
+
+    # a turn
+
+    async def _until_held(self, turn: Coroutine[Any, Any, None]) -> bool:
+        """Take a turn; whether it came to its end, or the owner wants a pause. Raises TrainerLost if the trainer is."""
+        task = asyncio.create_task(turn)
+        lost, held = (
+            asyncio.create_task(one) for one in (self._supervisor.wait_lost(), self._availability.wait_held())
+        )
+        try:
+            await asyncio.wait({task, lost, held}, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                await lost
+            if task.done():
+                await task
+            return task.done()
+        finally:
+            for one in (task, lost, held):
+                one.cancel()
+            await asyncio.gather(task, lost, held, return_exceptions=True)
+
+    async def _turn(self) -> None:
+        """Start the trainer, sync, and train until the run is over. Raises TrainerError."""
+        await self._start_trainer()
+        why = "looking for peers"
+        while True:
+            await self._sync_and_train(why, drifted=False)
+            while not await self._is_over():
+                await self._exchanger.close("copies the state of a peer", 0.0)
+                await self._supervisor.train(False)
+                self._bulletin.warn(
+                    "we have drifted too far from most peers for exchanges to bring us back: copying their state"
+                )
+                await self._sync_and_train("back to the swarm", drifted=True)
+            await self.conclude()
+            if not await self._goes_on():
+                return
+            why = "the run goes on: its creator has made it longer"
+
+    async def _goes_on(self) -> bool:
+        """Whether the run's creator has made it longer; a node that stays waits for that, and serves its state."""
+        stay = self._settings.stay
+        while self._has_ended():
+            self._bulletin.enter("finished", "the run is over: serving its state to others" if stay else None)
+            await self._membership.announce(Phase.FINISHED)
+            if not stay:
+                return False
+            self._amended.clear()
+            await self._amended.wait()
+        self._over.clear()
+        return True
+
+    def _has_ended(self) -> bool:
+        return self.course.is_over(self._bulletin.position()[0])
+
+    async def _start_trainer(self) -> None:
+        phase = "restarting" if self.ready else "joining"
+        data = self._run.spec.data
+        if not self.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
+            self._bulletin.warn(UNCHECKED)
+        self._bulletin.enter(phase, "starting the trainer: text, model, newest checkpoint")
+        self._over.clear()  # what it has saved may be from before the end
+        try:
+            ready = await self._supervisor.start(self._trainer_settings())
+        finally:
+            self._bulletin.tokenizing = None
+        for skipped in ready.skipped:
+            self._bulletin.warn(f"checkpoint skipped: {skipped}")
+        await self.amend()  # what was heard while it was built
+        self._take_over(ready)
+        self.donor = self.donor or self._make_donor(ready)
+
+    async def _sync_and_train(self, why: str, drifted: bool) -> None:
+        """Come to where the swarm is, and train and exchange from there on."""
+        self._bulletin.enter("syncing", why)
+        await self._membership.announce(Phase.SYNCING)
+        await self._catch_up(drifted)
+        await self._wait_for_start()
+        await self._supervisor.trainer.evaluate()
+        self._exchanger.open = True
+        self._bulletin.enter("training", None)
+        await self._membership.announce(Phase.TRAINING)
+        await self._supervisor.train(True)
+
+    async def _is_over(self) -> bool:
+        """Wait until the run is over; False if we have drifted away from the others before."""
+        waits = {asyncio.create_task(event.wait()) for event in (self._over, self._exchanger.drifted)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return self._over.is_set()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _catch_up(self, drifted: bool) -> None:
+        """Copy the state of peers that are ahead by more than a merge can heal, or if we have drifted away."""
+        assert self.ready
+        settings = self._settings
+        catching_up = CatchingUp(
+            run=self._run,
+            trainer=self._supervisor.trainer,
+            channels=self._channels,
+            membership=self._membership,
+            trusts=self._exchanger.trusts,
+            down=self._bandwidth.down,
+            allotment=Allotment(settings.home, settings.max_disk),
+            folder=settings.paths.incoming(self._run.fingerprint),
+            show=self._bulletin.show,
+            warn=self._bulletin.warn,
+            tell=self._bulletin.tell,
+        )
+        began = monotonic()
+        copied = await catching_up.run_from(
+            self._exchanger.swarm_step, state_form(self._run, self.ready, self.course.longest), drifted
+        )
+        if copied is not None:
+            self._take_over(copied)
+            if drifted:
+                self._exchanger.rest.copied(monotonic() - began, monotonic())
+        elif drifted:
+            self._exchanger.endure_drift()
+
+    async def _wait_for_start(self) -> None:
+        """At the very beginning of a run, wait for the peers that it begins with."""
+        assert self.ready
+        wanted = self._run.spec.run.start_peers
+        deadline = monotonic() + START_DEADLINE
+        while self.ready.swarm_step == 0 and not self._membership.anybody_training():
+            there = 1 + self._membership.count_ready()
+            if there >= wanted:
+                return
+            if monotonic() > deadline:
+                self._bulletin.warn(
+                    f"only {there} of {wanted} peers came within {START_DEADLINE:.0f} s: beginning with them"
+                )
+                return
+            self._bulletin.show(f"the run begins with {wanted} peers: {there} are here")
+            await self._membership.wait_changed(0.5)
+
+    # between two turns
+
+    async def _pause(self) -> None:
+        """Save, end the trainer, and wait until the owner lets us train."""
+        hold = self._availability.hold
+        assert hold
+        self._exchanger.open = False  # who calls us until all know it is told that we do not train
+        self._bulletin.enter("paused", f"{hold.text}; saving")
+        self._bulletin.tell({"event": "paused", "rule": hold.rule.value, "reason": hold.text, "until": hold.until})
+        await self._membership.announce(Phase.PAUSED)
+        if self._supervisor.runs:
+            await self._exchanger.close("the node pauses", PAUSE_PATIENCE)  # why is nobody's business
+            await self._save()
+        await self._supervisor.stop()
+        self._bulletin.show(None)  # the report tells why
+        self._bulletin.progress["tokens_per_second"] = 0.0
+        await self._membership.announce(Phase.PAUSED)
+        await self._availability.wait_free()
+        self._bulletin.tell({"event": "resumed"})
+
+    async def _recover(self, error: TrainerError) -> None:
+        """Clean up after a trainer that failed, and wait for a while. Raises NodeError if another try is no use."""
+        if self.ready is None and not isinstance(error, TrainerLost):
+            raise error  # it has never run, and says why
+        failure = await self._supervisor.explain(error)
+        wait = self._failures.failed(failure)
+        told = f"{failure.reason.rstrip('.')} (failure {self._failures.count} in a row, at step {failure.step})"
+        self._bulletin.enter("restarting", told)
+        self._bulletin.warn(f"the trainer failed: {told}")
+        await self._exchanger.close("the trainer failed", 0.0)
+        await self._supervisor.stop()
+        if wait is None:
+            raise self._given_up(error)
+        self._bulletin.show(f"{told}: starting it again in {wait:.0f} s")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._membership.announce(Phase.SYNCING)
+                await self._availability.wait_held()
+
+    def _given_up(self, error: TrainerError) -> NodeError:
+        reason = self._failures.farewell()
+        log.error("trainer.given_up", reason=reason)
+        return ConfigError(reason) if error.exit_code == ConfigError.exit_code else TrainerError(reason)
+
+    async def _save(self) -> None:
+        """A checkpoint of where it stands; no more steps."""
+        try:
+            await self._supervisor.train(False)
+            saved = await self._supervisor.trainer.save()
+            self._bulletin.checkpoint = {"step": saved["swarm_step"], "path": saved["path"]}
+            # It takes its last steps after its last word on them.
+            self._bulletin.progress |= {name: saved[name] for name in ("swarm_step", "steps", "tokens")}
+        except TrainerError as error:
+            self._bulletin.warn(f"the last checkpoint could not be saved: {error}")
+
+    # the trainer
+
+    def on_news(self, event: dict[str, Any]) -> None:
+        """What the trainer tells."""
+        match event["event"]:
+            case "step":
+                self._bulletin.progress |= {key: value for key, value in event.items() if key != "event"}
+                self._failures.stepped(event["steps"])
+                self._exchanger.on_step(
+                    event["swarm_step"], event["steps"], event["tokens"], float(event.get("seconds", 0.0))
+                )
+                self._bulletin.tell_step(event)
+                return
+            case "evaluating":
+                if self._bulletin.waiting in (None, EVALUATING) or self._bulletin.phase in ("syncing", "finishing"):
+                    self._bulletin.show(EVALUATING)
+                return
+            case "evaluated" if event["loss"] is not None:
+                self._evaluated()
+                self._bulletin.progress.setdefault("val_loss_first", event["loss"])
+                self._bulletin.progress["val_loss_last"] = event["loss"]
+            case "evaluated":
+                self._evaluated()
+            case "saved":
+                self._held_no_more()
+                self._save_seconds = event.get("seconds")
+                self._bulletin.checkpoint = {"step": event["swarm_step"], "path": event["path"]}
+                if event["after_trouble"]:
+                    self._bulletin.withdraw(NOT_SAVED)
+                    self._bulletin.tell({"event": "saving-again"})
+            case "not-saved":
+                self._held_no_more()
+                self._bulletin.withdraw(NOT_SAVED)
+                self._bulletin.warn(f"{NOT_SAVED} {event['reason']}")
+            case "held":
+                self._bulletin.show(HELD)
+                return
+            case "tokenizing":
+                self._bulletin.tokenizing = {key: value for key, value in event.items() if key != "event"}
+                self._bulletin.show(tokenizing_in_words(event))
+                return
+            case "finished":
+                self._over.set()
+        self._bulletin.tell(event)
+
+    def _evaluated(self) -> None:
+        if self._bulletin.waiting == EVALUATING:
+            self._bulletin.show(None)
+
+    def _held_no_more(self) -> None:
+        if self._bulletin.waiting == HELD:
+            self._bulletin.show(None)
+
+    def _take_over(self, ready: Ready) -> None:
+        """Go on with the state that the trainer has built, resumed or adopted."""
+        self.ready = ready
+        self._exchanger.take_over(ready, self._supervisor.trainer)
+        self._bulletin.progress |= {"steps": ready.steps, "swarm_step": ready.swarm_step, "tokens": ready.tokens}
+
+    def _make_donor(self, ready: Ready) -> Donor:
+        """Serve our state to joiners from now on, whenever the trainer runs."""
+        folder = self._settings.paths.snapshots(self._run.fingerprint)
+        self._snapshots = Snapshots(
+            folder,
+            lambda: self._supervisor.trainer.snapshot(str(folder)),
+            lambda: self._bulletin.position()[0],
+            stale=tolerated_lag(self._run.spec.sync) // 2,
+            useless=largest_jump(self._run.spec.sync.interval),
+        )
+        form = state_form(self._run, ready, self.course.longest)
+        donor = Donor(form, self._snapshots, self._bandwidth.up, lambda peer: not self._barred(peer, time()))
+        self._exchanger.joiners = lambda: donor.joiners
+        return donor
+
+    def _trainer_settings(self) -> TrainerSettings:
+        settings = self._settings
+        return TrainerSettings(
+            spec=self._run.document.decode(),
+            amendments=self.course.chain.data.decode(),
+            peer_id=self._peer_id,
+            checkpoints=str(settings.paths.checkpoints(self._run.fingerprint)),
+            data_cache=str(settings.paths.data),
+            data=settings.data,
+            field=settings.field,
+            tokenizer=settings.tokenizer,
+            device=settings.device,
+            threads=settings.threads,
+            max_memory=settings.max_memory,
+            max_vram=settings.max_vram,
+            home=str(settings.home),
+            max_disk=settings.max_disk,
+            keep=settings.keep,
+            checkpoint_every=settings.checkpoint_every,
+        )

@@ -1,0 +1,1 @@
+"""A swarm on one machine."""

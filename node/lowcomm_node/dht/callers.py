@@ -1,0 +1,61 @@
+"""Who calls us in the DHT just now, and from which network; hivemind tells its storage neither."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from time import monotonic
+
+from lowcomm_node.dht.eviction import Bringer
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.libp2p.control import Connection
+from lowcomm_node.libp2p.multiaddress import place_in
+from lowcomm_node.system.quota import prefixes_of
+
+LOOK_EVERY, LASTS = 0.1, 30.0
+"""Seconds between two looks at p2pd's connections at least; and how long what they told holds."""
+_UNKNOWN = ("unknown",)
+_BRINGER: ContextVar[Bringer | None] = ContextVar("bringer", default=None)
+
+Connections = Callable[[], Awaitable[Sequence[Connection]]]
+
+
+def bringer() -> Bringer | None:
+    """Whoever makes the call that is being handled; None if it is ourselves."""
+    return _BRINGER.get()
+
+
+class Callers:
+    """Knows from where our callers come."""
+
+    def __init__(self, connections: Connections, clock: Callable[[], float] = monotonic) -> None:
+        self._connections, self._clock = connections, clock
+        self._places: dict[str, str] = {}
+        self._looked = float("-inf")
+        self._looking = asyncio.Lock()
+
+    async def enter(self, peer_id: str) -> None:
+        """A call of a peer begins, in this task."""
+        _BRINGER.set(Bringer(peer_id, await self.networks_of(peer_id)))
+
+    async def networks_of(self, peer_id: str) -> tuple[str, ...]:
+        """Where a peer's connection comes from, the narrowest first; what can't be told counts as one network."""
+        if not self._knows(peer_id):
+            async with self._looking:
+                if not self._knows(peer_id):
+                    await self._look()
+        place = self._places.get(peer_id)
+        return prefixes_of(place) if place is not None else _UNKNOWN
+
+    def _knows(self, peer_id: str) -> bool:
+        return peer_id in self._places and self._clock() < self._looked + LASTS
+
+    async def _look(self) -> None:
+        # Each look lists all connections: a flood of callers must not make that our main work.
+        await asyncio.sleep(max(0.0, self._looked + LOOK_EVERY - self._clock()))
+        with suppress(LinkLost):
+            found = [(connection.peer_id, place_in(connection.address)) for connection in await self._connections()]
+            # Of several connections the one that shows an address counts.
+            found.sort(key=lambda one: not one[1].startswith("relay"))
+            self._places = dict(found)
+        self._looked = self._clock()

@@ -1,0 +1,53 @@
+"""Is our identity in use by another process of the swarm? Two peers with one key would take each other's streams.
+
+Asked before we start under that identity, from a p2pd with a throw-away one:
+
+    throw-away -> entry points: connect
+    throw-away -> our peer id:  connect by libp2p's routing; if that works, somebody answers to our name
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+
+from lowcomm_node.errors import RetryLater
+from lowcomm_node.libp2p.hivemind_client import DIAL_DEADLINE, attach, detach, dial, load_hivemind, wait_routing
+from lowcomm_node.libp2p.multiaddress import EntryPoint
+from lowcomm_node.libp2p.p2pd import P2pDaemon
+
+GOING = 8.0
+"""Seconds that we give a predecessor that was killed to be gone."""
+
+
+async def refuse_twin(peer_id: str, entries: Sequence[EntryPoint]) -> None:
+    """Raise RetryLater if a peer with our id answers. Takes as long as importing hivemind, or about a second."""
+    probe = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"])
+    p2p = None
+    try:
+        await asyncio.gather(probe.start(), load_hivemind())
+        p2p = await attach(probe)
+        if not any(await asyncio.gather(*(dial(p2p, entry.peer_id, entry) for entry in entries))):
+            return
+        await wait_routing(p2p)
+        end = monotonic() + GOING
+        while await dial(p2p, peer_id):
+            if monotonic() > end:
+                raise RetryLater(
+                    f"Another peer of this swarm answers as {peer_id}: end that one, or start this one with a --home "
+                    "of its own; a copied home needs its identity.key moved away."
+                )
+            await asyncio.sleep(0.5)
+            with suppress(TimeoutError):  # then it is still connected, and dialed in vain
+                async with asyncio.timeout(DIAL_DEADLINE):
+                    await p2p._client.disconnect(_peer(peer_id))
+    finally:
+        if p2p is not None:
+            await detach(p2p)
+        await probe.stop()
+
+
+def _peer(peer_id: str) -> object:
+    from lowcomm_node.libp2p.hivemind_parts import PeerID
+
+    return PeerID.from_base58(peer_id)

@@ -1,0 +1,434 @@
+"""The DHT of hivemind, in our own event loop.
+
+Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never its processes, averaging or optimizers.
+
+    start              p2pd -> client -> DHTNode, guarded -> knock at the entry points -> look for neighbours
+    knock              connect and ping; a peer that is connected and silent is connected anew
+    revive             p2pd died: start it again; learn where we are; keep places at relays, so that others reach us behind
+                       a NAT. The lifeline calls this and knocks, again and again
+    check_connection   the same at once, for an examination: revive, knock at the entry points, and at peers' if those
+                       are dead
+    connect            to a peer, at its addresses and through our entry points as relays, whichever works first; if that
+                       is a relay, a hole is tried to be punched
+"""
+
+import asyncio
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lowcomm_node.dht.answered import Answered
+from lowcomm_node.dht.callers import Callers
+from lowcomm_node.dht.doors import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
+from lowcomm_node.dht.duplicate_identity import refuse_twin
+from lowcomm_node.dht.interface import Knock
+from lowcomm_node.dht.keys import Provenances
+from lowcomm_node.dht.records import Records
+from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse
+from lowcomm_node.libp2p.bound import bound_to, own_ends
+from lowcomm_node.libp2p.control import Control
+from lowcomm_node.libp2p.entry_points import MAX_DIALED, EntryPoints, leading_to
+from lowcomm_node.libp2p.hivemind_client import (
+    BACKED_OFF,
+    CALL_DEADLINE,
+    CLOSE_DEADLINE,
+    KNOCK_DEADLINE,
+    attach,
+    detach,
+    in_words,
+    load_hivemind,
+    ping,
+    wait_routing,
+)
+from lowcomm_node.libp2p.interface import OpenStream, TakeStream
+from lowcomm_node.libp2p.multiaddress import EntryPoint, also_over_quic, relay_of
+from lowcomm_node.libp2p.p2pd import START_DEADLINE, P2pDaemon
+from lowcomm_node.libp2p.punching import PROTOCOL as PUNCH
+from lowcomm_node.libp2p.punching import Puncher
+from lowcomm_node.libp2p.reachability import Whereabouts
+from lowcomm_node.libp2p.relay import RelayLimits
+from lowcomm_node.libp2p.relaying import start_as_relay
+from lowcomm_node.libp2p.streams import Served
+from lowcomm_node.libp2p.targets import Targets
+from lowcomm_node.system.logs import log
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.refusals import Refusals
+
+MAX_REASONS = 256
+"""Peers of whom we remember why they could not be reached."""
+_BAN = 10.0
+"""Seconds that hivemind keeps away from a silent peer; they do not grow, or one that returns is ignored for hours."""
+
+
+class HivemindDiscovery:
+    """A peer of the DHT."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        key_file: Path,
+        listen: Sequence[str],
+        initial_peers: Sequence[str] = (),
+        announce: Sequence[str] = (),
+        require_peers: bool = True,
+        start_deadline: float = START_DEADLINE,
+        relay: RelayLimits | None = None,
+        wants_places: bool = False,
+        punching: bool = True,
+        learned: Sequence[str] = (),
+        refusals: Refusals | None = None,
+        relays: bool = True,
+    ) -> None:
+        """``relay``: what we give as a relay. ``wants_places``: whether we may not be dialable, and need relays.
+
+        ``learned``: addresses to enter at that the owner has not named; ``refusals``: where refused records are counted.
+        ``relays``: False: we carry nothing for others, where ``relay`` says nothing.
+
+        Raises ConfigError that names a malformed address.
+        """
+        self.peer_id = identity.peer_id
+        self._entry_points = EntryPoints(self.peer_id, initial_peers, learned)
+        self._whereabouts = Whereabouts(self.peer_id, self._entry_points, self._control, announce, wants_places)
+        # Who listens on loopback only is in a swarm on this machine.
+        local = all("/127.0.0.1/" in one or "/::1/" in one for one in listen)
+        self.targets = Targets([*initial_peers, *learned], local=local)
+        self._key_file, self._listen = key_file, tuple(listen)
+        self._require_peers, self._start_deadline = require_peers, start_deadline
+        self._provenances, self._answered = Provenances(refusals), Answered()
+        self._records = Records(lambda: self._node, self._provenances, self._answered)
+        self._daemon: P2pDaemon | None = None
+        self._node: Any = None
+        self._p2p: Any = None
+        self._relay, self._punching = relay, punching
+        self._relays = relays
+        self.max_clock_offset = MAX_CLOCK_OFFSET
+        """Seconds that our clock may differ from everybody's."""
+        self._puncher = Puncher(self.peer_id, self._whereabouts.seen_at)
+        self._served = Served()
+        self._opening = asyncio.Lock()
+        """Held while p2pd is started or ended: there must never be two under one identity."""
+        self._closed = False
+        if punching:
+            self._served.add(PUNCH, lambda stream: self._puncher.take(self._control(), stream))
+        self._reasons: dict[str, str] = {}
+
+    async def start(self) -> None:
+        """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock is off."""
+        try:
+            entries = tuple(self._entry_points)
+            others = [entry for entry in entries if entry.peer_id != self.peer_id]
+            if others:
+                await refuse_twin(self.peer_id, others)
+            async with self._opening:
+                await self._open(self._listen)
+            knocks = await self._knock_at(entries)
+            if entries and self._require_peers and all(knock.reason for knock in knocks.values()):
+                raise NoPeers(no_answer([str(entry) for entry in entries], knocks))
+            # Only those that the owner has named decide whether we start.
+            named = {entry.peer_id for entry in self._entry_points.named}
+            check_clock({peer: knock for peer, knock in knocks.items() if peer in named}, self.max_clock_offset)
+            await self.find_neighbours()
+            with suppress(LinkLost):  # it is looked for again
+                await self._whereabouts.look_from_outside()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
+        """See Discovery."""
+        return await self._records.publish(key, subkey, value, lifetime)
+
+    async def lookup(self, key: str) -> dict[str, bytes]:
+        """See Discovery."""
+        return await self._records.lookup(key)
+
+    def answered(self, peer_id: str) -> None:
+        """See Discovery."""
+        self._answered.add(peer_id)
+
+    def proved(self, key: str) -> frozenset[str]:
+        """See Discovery."""
+        return self._records.proved(key)
+
+    def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
+        """See Discovery."""
+        return self._records.brought_from(key, subkey)
+
+    def addresses(self) -> tuple[str, ...]:
+        """See Discovery."""
+        return self._whereabouts.addresses()
+
+    def add_entry_points(self, addresses: Sequence[str]) -> None:
+        """See Discovery."""
+        self._entry_points.add(addresses)
+
+    async def check_connection(self) -> int:
+        """See Discovery. Never raises: whatever is wrong is tried again at the next call."""
+        try:
+            if not await self.revive():
+                return 0
+            knocks = await self._knock_at(self._entry_points.named)
+            if all(knock.reason for knock in knocks.values()) and not self.known_peers():
+                knocks = await self._knock_at(self._entry_points.learned)
+            check_clock(knocks, self.max_clock_offset)
+            if not all(knock.reason for knock in knocks.values()):
+                await self.find_neighbours()
+        except NodeError as error:
+            log.warning("dht.trouble", reason=str(error))
+        return self.known_peers()
+
+    async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
+        """See Discovery."""
+        alone, wanted = not self.known_peers(), {peer: leading_to(peer, texts) for peer, texts in doors.items()}
+        knocks = await asyncio.gather(*(self._knock(peer, ways) for peer, ways in wanted.items()))
+        if alone and any(knock.reason is None for knock in knocks):
+            await wait_routing(self._p2p)
+        return dict(zip(wanted, knocks, strict=True))
+
+    async def find_neighbours(self) -> None:
+        """See Discovery."""
+        await self._records.find_neighbours()
+
+    async def revive(self) -> bool:
+        """See Discovery."""
+        try:
+            async with self._opening:
+                if self._daemon is None or not self._daemon.running:
+                    log.warning("dht.lost", reason="p2pd ended; it is started again")
+                    await self._renew()
+                await self._tell_what_is_served()
+            await self._whereabouts.look_at_ourselves()
+            await self._whereabouts.look_from_outside()
+        except (NodeError, OSError) as error:
+            log.warning("dht.trouble", reason=str(error))
+            return False
+        return True
+
+    async def restart(self) -> bool:
+        """See Discovery."""
+        try:
+            async with self._opening:
+                await self._renew()
+        except (NodeError, OSError) as error:
+            log.warning("dht.trouble", reason=str(error))
+            return False
+        return await self.revive()
+
+    async def forget_connections(self, gone: Collection[str]) -> None:
+        """See Discovery."""
+        with suppress(LinkLost):
+            ends = await asyncio.to_thread(own_ends)
+            peers = bound_to(gone, await self._control().connections(), ends)
+            await asyncio.gather(*(self.disconnect(peer) for peer in peers))
+
+    async def connected_peers(self) -> frozenset[str]:
+        """See Discovery."""
+        try:
+            return frozenset(connection.peer_id for connection in await self._control().connections())
+        except LinkLost:
+            return frozenset()
+
+    async def has_connections(self) -> bool:
+        """See Discovery."""
+        try:
+            return bool(await self._control().connections())
+        except LinkLost:
+            return False
+
+    async def held_by_others(self, key: str, subkey: str) -> bytes | None:
+        """See Discovery."""
+        return await self._records.held_by_others(key, subkey)
+
+    def known_peers(self) -> int:
+        """See Discovery."""
+        return self._records.known_peers()
+
+    async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
+        """See Streams."""
+        control = self._control()
+        admitted = await self._admitted(control, peer_id, entry_points)
+        ways = self._entry_points.ways_to(peer_id, admitted)
+        if entry_points and not ways:
+            raise LinkLost(self.targets.refusal(entry_points))
+        await control.connect(peer_id, ways, seconds)
+        if self._punching:
+            await self._puncher.improve(control, peer_id, ways)
+
+    async def disconnect(self, peer_id: str) -> None:
+        """See Streams."""
+        with suppress(LinkLost):
+            await self._control().disconnect(peer_id)
+
+    async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
+        """See Streams."""
+        return await self._control().open_stream(peer_id, protocol, seconds)
+
+    async def serve_streams(self, protocol: str, take: TakeStream) -> None:
+        """See Streams."""
+        self._served.add(protocol, take)
+        async with self._opening:
+            await self._tell_what_is_served()
+
+    async def connected_at(self, peer_id: str) -> tuple[str, ...]:
+        """See Streams."""
+        try:
+            found = await self._control().connections()
+        except LinkLost:
+            return ()
+        return tuple(connection.address for connection in found if connection.peer_id == peer_id)
+
+    async def close(self) -> None:
+        """See Discovery."""
+        self._closed = True
+        await self._served.close()
+        await self._puncher.close()
+        async with self._opening:
+            await self._shut()
+
+    async def _shut(self) -> None:
+        """End p2pd and what talks to it."""
+        node, p2p, daemon = self._node, self._p2p, self._daemon
+        self._node = self._p2p = self._daemon = None
+        self._served.forget()
+        if node is not None:
+            with suppress(Exception):  # it waits for p2pd, which may be dead
+                async with asyncio.timeout(CLOSE_DEADLINE):
+                    await node.shutdown()
+        if p2p is not None:
+            await detach(p2p)
+        if daemon is not None:
+            await daemon.stop()
+
+    async def _renew(self) -> None:
+        """Close and open, at the ports that we had, so that the addresses that others know of us stay good."""
+        await self._shut()
+        try:
+            await self._open(tuple(_with_port(listen, self._whereabouts.visible) for listen in self._listen))
+        except PortInUse:
+            await self._open(self._listen)
+
+    async def _open(self, listen: Sequence[str]) -> None:
+        self._refuse_closed()
+        try:
+            self._daemon = await self._start_daemon(listen)
+            self._refuse_closed()
+            self._p2p = await attach(self._daemon, Callers(self._control().connections))
+            self._node = await self._make_node()
+            await self._whereabouts.look_at_ourselves()
+            await self._served.tell(self._control(), self._daemon.pid)
+        except BaseException:
+            await self._shut()
+            raise
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise LinkLost("we have left the DHT")
+
+    async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
+        def make() -> P2pDaemon:
+            options = {"relay": self._relay, "punching": self._punching, "relays": self._relays}
+            return P2pDaemon(self._key_file, listen, self._whereabouts.announced, self._start_deadline, **options)
+
+        if self._relay is not None and self._relay.peers > 0:
+            await load_hivemind()
+            return await start_as_relay(make, self._relay)
+        daemon = make()
+        starting = asyncio.gather(daemon.start(), load_hivemind())
+        try:
+            await starting
+        except BaseException:
+            await daemon.stop()
+            raise
+        return daemon
+
+    async def _tell_what_is_served(self) -> None:
+        """What p2pd does not take now it is told again later, or when it is started again."""
+        if self._daemon is None or not self._daemon.running:
+            return
+        try:
+            await self._served.tell(self._control(), self._daemon.pid)
+        except LinkLost as error:
+            log.warning("stream.not_served", reason=str(error))
+
+    def _control(self) -> Control:
+        if self._daemon is None or not self._daemon.running:
+            raise LinkLost("p2pd is not running: it is started again")
+        return Control(self._daemon.control)
+
+    async def _make_node(self) -> Any:
+        from lowcomm_node.dht.guard import guard, place_of
+        from lowcomm_node.libp2p.hivemind_parts import DHTNode
+
+        try:
+            async with asyncio.timeout(CALL_DEADLINE):
+                node = await DHTNode.create(
+                    p2p=self._p2p,
+                    node_id=place_of(self.peer_id),
+                    cache_locally=False,
+                    cache_nearest=0,
+                    blacklist_time=_BAN,
+                    backoff_rate=1.0,
+                )
+        except TimeoutError:
+            raise NodeError("p2pd started, but does not answer: is this machine overloaded? Try again.") from None
+        named = {entry.peer_id for entry in self._entry_points.named}
+        guard(node.protocol, self._provenances, named, self._answered)
+        return node
+
+    async def _admitted(self, control: Control, peer_id: str, addresses: Sequence[str]) -> Sequence[str]:
+        """Those of a peer's addresses that may be dialed now; all if it is connected, for then nothing is dialed."""
+        connections = await control.connections()
+        for connection in connections:
+            self.targets.reached(connection.address)
+            self._puncher.targets.reached(connection.address)
+        if any(connection.peer_id == peer_id for connection in connections):
+            return addresses
+        return self.targets.admit(peer_id, addresses, most=MAX_DIALED)
+
+    async def _knock_at(self, entries: Sequence[EntryPoint]) -> dict[str, Knock]:
+        return await self.knock(by_peer([str(entry) for entry in entries]))
+
+    async def _knock(self, peer_id: str, ways: Sequence[EntryPoint]) -> Knock:
+        if peer_id == self.peer_id or self._node is None:
+            return Knock("is ourselves" if peer_id == self.peer_id else "p2pd is not running: it is started again")
+        try:
+            told = [str(entry) for entry in ways]
+            admitted = set(await self._admitted(self._control(), peer_id, told))
+            ways = also_over_quic([entry for entry in ways if str(entry) in admitted])
+            if told and not ways:
+                return Knock(self.targets.refusal(told))
+            await self._control().connect(peer_id, ways, KNOCK_DEADLINE)
+            ahead = await ping(self._node, peer_id)
+            if ahead is None:
+                # A connection that is dead looks like one for minutes; only a new one tells.
+                await self.disconnect(peer_id)
+                await self._control().connect(peer_id, ways, KNOCK_DEADLINE)
+                ahead = await ping(self._node, peer_id)
+        except LinkLost as error:
+            return Knock(self._why(peer_id, in_words(str(error))))
+        return Knock(None, ahead) if ahead is not None else Knock("is there, but does not answer as a peer of the DHT")
+
+    def _why(self, peer_id: str, reason: str) -> str:
+        """That p2pd has not even dialed says less than why it did not get through before."""
+        if reason == BACKED_OFF:
+            return self._reasons.get(peer_id, reason)
+        if len(self._reasons) >= MAX_REASONS:
+            self._reasons.clear()
+        self._reasons[peer_id] = reason
+        return reason
+
+
+def _with_port(listen: str, dials: Sequence[str]) -> str:
+    """Where to listen next time to be found at the same port."""
+    found = re.fullmatch(r"(/(ip[46])/[^/]+/(tcp|udp))/0(/quic-v1)?", listen)
+    if found is None:
+        return listen
+    place, family, transport, rest = found.groups("")
+    for dial in dials:
+        _, its_family, _, its_transport, port, *_ = [*dial.split("/"), "", "", ""]
+        if (its_family, its_transport) == (family, transport) and relay_of(dial) is None:
+            return f"{place}/{port}{rest}"
+    return listen

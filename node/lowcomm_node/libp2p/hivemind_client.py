@@ -1,0 +1,176 @@
+"""hivemind's parts as we use them: quiet, imported without blocking the event loop, with a deadline for each call."""
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from time import time
+from typing import Any
+
+from lowcomm_node.dht.callers import Callers
+from lowcomm_node.errors import NodeError
+from lowcomm_node.libp2p.multiaddress import EntryPoint, also_over_quic
+from lowcomm_node.libp2p.p2pd import P2pDaemon
+from lowcomm_node.system.logs import log
+from lowcomm_protocol.identity import peer_id_of
+
+CALL_DEADLINE = 15.0
+DIAL_DEADLINE = 5.0
+KNOCK_DEADLINE = 6.0
+"""QUIC gives up after five seconds; only then p2pd tells how each address failed."""
+CLOSE_DEADLINE = 3.0
+ROUTING_DEADLINE = 2.0
+BACKED_OFF = "no answer (p2pd waits before it dials there again)"
+_FAILURES = (
+    ("connection refused", "connection refused: nothing listens there"),
+    ("peer id mismatch", "somebody else answers there: check the peer id"),
+    ("network is unreachable", "network is unreachable: this machine has no way there"),
+    ("no route to host", "no route to host"),
+    ("no such host", "its name is not known to DNS"),
+    ("dial backoff", BACKED_OFF),
+    ("no good addresses", "no address of it can be dialed from here"),
+    ("i/o timeout", "no answer in time"),
+    ("deadline exceeded", "no answer in time"),
+    ("no recent network activity", "no answer in time"),
+    ("did not answer in time", "no answer in time"),
+)
+"""What p2pd says, and what we say. Of several addresses the most telling comes first."""
+
+
+async def load_hivemind() -> None:
+    """Import what we use of hivemind, which takes a moment, while the event loop goes on."""
+    await asyncio.to_thread(_import_hivemind)
+
+
+async def attach(daemon: P2pDaemon, callers: Callers | None = None) -> Any:
+    """Hivemind's client (``P2P``) of a running p2pd. Raises NodeError if that does not answer.
+
+    ``callers``: told who stores something here, before that is handled.
+    """
+    from lowcomm_node.libp2p.hivemind_parts import P2P, Multiaddr
+
+    async def add_handler(self: Any, name: str, handler: Any, *arguments: Any, **options: Any) -> None:
+        async def handle(request: Any, context: Any) -> Any:
+            assert callers is not None
+            await callers.enter(context.remote_id.to_base58())
+            return await handler(request, context)
+
+        stores = callers is not None and name.endswith("rpc_store")
+        await P2P.add_protobuf_handler(self, name, handle if stores else handler, *arguments, **options)
+
+    own = {"_UNIX_SOCKET_PREFIX": f"/unix{daemon.control.parent}/", "add_protobuf_handler": add_handler}
+    client = type("OwnP2P", (P2P,), own)
+    try:
+        async with asyncio.timeout(CALL_DEADLINE):
+            return await client.replicate(Multiaddr(f"/unix{daemon.control}"))
+    except (TimeoutError, OSError, EOFError):
+        raise NodeError("p2pd started, but does not answer on its control socket: see its log with -v.") from None
+
+
+async def detach(p2p: Any) -> None:
+    """The counterpart of ``attach``; also when p2pd has died."""
+    tasks = [task for task in (p2p._client.control._read_task, p2p._client.control._write_task) if task is not None]
+    await p2p.shutdown()
+    # Their end is awaited here, or asyncio reports that nobody ever looked at how they ended.
+    await asyncio.wait(tasks, timeout=CLOSE_DEADLINE)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()
+
+
+async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
+    """Connect to a peer, by the routing of libp2p if no address is given; whether it worked.
+
+    p2pd itself waits longer and longer between two dials of an address that does not answer.
+    """
+    from lowcomm_node.libp2p.hivemind_parts import ControlFailure, PeerID
+
+    try:
+        async with asyncio.timeout(DIAL_DEADLINE):
+            await p2p._client.connect(PeerID.from_base58(peer_id), also_over_quic(entries))
+    except (ControlFailure, TimeoutError, OSError, EOFError):
+        return False
+    return True
+
+
+async def wait_routing(p2p: Any) -> None:
+    """Until p2pd has taken a peer that was just dialed into its own routing table, which it does a moment later.
+
+    Before that it finds no third peer by its id alone, and hivemind would take all of them for silent.
+    """
+    from lowcomm_node.libp2p.hivemind_parts import ControlFailure, PeerID
+
+    nobody = PeerID.from_base58(peer_id_of(bytes(32)))
+    with suppress(TimeoutError, OSError, EOFError):
+        async with asyncio.timeout(ROUTING_DEADLINE):
+            while True:
+                try:
+                    await p2p._client.connect(nobody, [])
+                except ControlFailure as failure:
+                    if "failed to find any peer in table" not in str(failure):
+                        return
+                await asyncio.sleep(0.05)
+
+
+async def ping(node: Any, peer_id: str) -> float | None:
+    """Let a connected peer take us into its routing table, and the other way round.
+
+    Seconds that its clock is ahead of ours (0 within the time that the call took); None if it does not answer.
+    """
+    from lowcomm_node.libp2p.hivemind_parts import DHTID, PeerID, dht_pb2
+
+    protocol, peer = node.protocol, PeerID.from_base58(peer_id)
+    asked = time()
+    try:
+        async with asyncio.timeout(DIAL_DEADLINE):
+            request = dht_pb2.PingRequest(peer=protocol.node_info, validate=False)
+            answer = await protocol.get_stub(peer).rpc_ping(request)
+            node_id = DHTID.from_bytes(answer.peer.node_id)
+            if not math.isfinite(answer.dht_time):
+                raise ValueError(f"its clock shows {answer.dht_time}")
+    except Exception as error:  # whatever a stranger's answer makes hivemind raise
+        log.debug("dht.silent", peer=peer_id, error=repr(error))
+        await protocol.update_routing_table(None, peer, responded=False)
+        return None
+    await protocol.update_routing_table(node_id, peer, responded=True)
+    # Hivemind keeps away from a silent peer longer and longer; this one has just answered.
+    node.blacklist.register_success(peer)
+    return answer.dht_time - min(max(answer.dht_time, asked), time())
+
+
+def read_entry(entries: Mapping[Any, Any], subkey: str) -> bytes | None:
+    """The value of a subkey among the records that a peer keeps under one key; not checked."""
+    from lowcomm_node.libp2p.hivemind_parts import MSGPackSerializer
+
+    entry = entries.get(subkey)
+    try:
+        value = MSGPackSerializer.loads(entry.value) if entry is not None else None
+    except Exception:  # msgpack of a stranger, and its extension types: anything can be raised
+        return None
+    return value if isinstance(value, bytes) else None
+
+
+def in_words(failure: str) -> str:
+    """What p2pd says of a peer that it could not connect, as an owner says it."""
+    return next((words for sign, words in _FAILURES if sign in failure), failure)
+
+
+def _import_hivemind() -> None:
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
+    os.environ.setdefault("HIVEMIND_COLORS", "0")
+    import lowcomm_node.libp2p.hivemind_parts  # noqa: F401
+
+    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for the whole process
+    logger = logging.getLogger("hivemind")
+    logger.handlers[:] = [_ToDebug()]
+    logger.propagate = False
+
+
+class _ToDebug(logging.Handler):
+    """hivemind's warnings are for its developers; what matters to an owner we say ourselves."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass a line on at level debug."""
+        log.debug("hivemind", message=record.getMessage()[:500])

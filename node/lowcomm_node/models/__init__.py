@@ -1,0 +1,1 @@
+"""Models: how they are built, loaded from a checkpoint, and sampled from."""

@@ -1,0 +1,239 @@
+"""The model: a decoder-only transformer in one file.
+
+    tokens -> embedding -> layers x (attention, SwiGLU) -> norm -> head -> logits
+
+Each half of a block reads a normed copy of the residual stream and adds to it. RMSNorm (1910.07467), rotary positions
+(2104.09864), normed queries and keys (2302.05442), SwiGLU (2002.05202); no biases, no dropout. From a demo of 230,000
+parameters to several billion by settings alone.
+"""
+
+import hashlib
+import math
+import re
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.plan.fragments import Role, TensorSpec
+
+INIT_STD = 0.02
+NORM_EPSILON = 1e-6
+_BLOCK = re.compile(r"blocks\.(\d+)\.")
+_ROLES: dict[str, Role] = {"embedding": "embedding", "norm": "norm", "head": "head"}
+"""What a tensor outside of the blocks is for, by the first part of its name."""
+
+
+class Settings(Protocol):
+    """The settings that a model is built from; ``lowcomm_protocol.spec.run.ModelSettings`` is one."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def feed_forward(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
+    @property
+    def rope_base(self) -> float: ...
+
+
+class KeyValueCache:
+    """Keys and values of the tokens that one sequence has shown the model so far; at most ``context`` of them."""
+
+    def __init__(self, settings: Settings, like: Tensor) -> None:
+        shape = (settings.layers, 1, settings.heads, settings.context, settings.width // settings.heads)
+        self.keys = like.new_empty(shape)
+        self.values = like.new_empty(shape)
+        self.length = 0
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys and values ``[1, heads, new, head width]`` of one layer; gives those of the whole text."""
+        end = self.length + key.shape[2]
+        self.keys[layer, :, :, self.length : end] = key
+        self.values[layer, :, :, self.length : end] = value
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+
+class Linear(nn.Module):
+    """A matrix without bias. Unlike torch's own it leaves the global random state alone."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """Scale vectors to a root mean square of 1, then each channel by its weight; computed in fp32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), NORM_EPSILON).type_as(x)
+
+
+class Attention(nn.Module):
+    """Causal self-attention. Separate matrices, because an optimizer such as Muon treats each as one."""
+
+    def __init__(self, settings: Settings, layer: int) -> None:
+        super().__init__()
+        width = settings.width
+        self.layer = layer
+        self.heads = settings.heads
+        self.query, self.key, self.value, self.output = (Linear(width, width) for _ in range(4))
+        self.query_norm = RMSNorm(width // settings.heads)
+        self.key_norm = RMSNorm(width // settings.heads)
+
+    def forward(self, x: Tensor, rope: Tensor, cache: KeyValueCache | None) -> Tensor:
+        batch, length, width = x.shape
+        query, key, value = (
+            projection(x).view(batch, length, self.heads, -1).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        query = rotate(self.query_norm(query), rope)
+        key = rotate(self.key_norm(key), rope)
+        if cache is not None:
+            key, value = cache.extend(self.layer, key, value)
+        past = key.shape[2] - length
+        # torch's own causal mask starts at the first key, so several tokens after a cached text need theirs.
+        mask = x.new_ones(length, past + length, dtype=torch.bool).tril(past) if past and length > 1 else None
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=length > 1 and not past)
+        return self.output(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.gate = Linear(settings.width, settings.feed_forward)
+        self.up = Linear(settings.width, settings.feed_forward)
+        self.down = Linear(settings.feed_forward, settings.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, settings: Settings, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(settings.width)
+        self.attention = Attention(settings, layer)
+        self.feed_forward_norm = RMSNorm(settings.width)
+        self.feed_forward = FeedForward(settings)
+
+    def forward(self, x: Tensor, rope: Tensor, cache: KeyValueCache | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rope, cache)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Transformer(nn.Module):
+    """The whole model. Its weights are arbitrary until ``build_model`` or a checkpoint sets them."""
+
+    rope: Tensor
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(settings.vocab, settings.width), freeze=False)
+        self.blocks = nn.ModuleList(Block(settings, layer) for layer in range(settings.layers))
+        self.norm = RMSNorm(settings.width)
+        # A tied head is no module: one matrix under one name is stored, counted and sent once.
+        self.head = None if settings.tied else Linear(settings.width, settings.vocab)
+        table = rope_table(settings.context, settings.width // settings.heads, settings.rope_base)
+        self.register_buffer("rope", table, persistent=False)
+
+    def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Logits ``[batch, length, vocab]`` for tokens ``[batch, length]``, which continue the text of the cache, if any.
+
+        Raises ConfigError if the text exceeds the context.
+        """
+        start = cache.length if cache is not None else 0
+        end = start + tokens.shape[1]
+        if end > self.settings.context:
+            raise ConfigError(f"A text of {end} tokens exceeds context = {self.settings.context}: pass fewer tokens.")
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, self.rope[:, start:end], cache)
+        if cache is not None:
+            cache.length = end
+        x = self.norm(x)
+        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats a token, for tokens and targets ``[batch, length]``."""
+        return F.cross_entropy(self(tokens).float().flatten(0, 1), targets.flatten())
+
+
+def rope_table(length: int, width: int, base: float) -> Tensor:
+    """Cosines and sines ``[2, length, width / 2]`` of the angles ``position * base ** (-2 i / width)``, fp32."""
+    if torch.get_default_device().type == "meta":  # nothing to compute, and its arange would import the whole compiler
+        return torch.empty(2, length, width // 2)
+    frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    return torch.stack((angle.cos(), angle.sin())).float()
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Turn channel pairs ``(i, i + width / 2)`` of x ``[..., length, width]`` by the angles of their positions."""
+    cosine, sine = rope
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
+
+
+def build_model(settings: Settings, seed: int) -> Transformer:
+    """A model whose weights depend on settings and seed alone: every peer of a run starts with the same ones."""
+    model = Transformer(settings)
+    residual_std = INIT_STD / math.sqrt(2 * settings.layers)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            into_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+            _fill_normal(parameter, residual_std if into_residual else INIT_STD, f"{seed}:{name}")
+    return model
+
+
+def tensor_specs(model: nn.Module) -> list[TensorSpec]:
+    """What the fragment plan must know of each parameter; the model may be on the meta device, without memory."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    specs: list[TensorSpec] = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared = names[id(parameter)]
+        block = _BLOCK.match(name)
+        specs.append(
+            TensorSpec(
+                name=name,
+                shape=tuple(parameter.shape),
+                layer=int(block[1]) if block else None,
+                role="block" if block else _ROLES[name.split(".")[0]],
+                storage=shared[0] if len(shared) > 1 else None,
+            )
+        )
+    return specs
+
+
+def _fill_normal(parameter: Tensor, std: float, stream: str) -> None:
+    """Draw from a stream of its own: independent of other tensors, of threads, and of torch's random state."""
+    # numpy, because torch draws other bits with AVX2 than without, and peers have all kinds of processors.
+    seed = int.from_bytes(hashlib.sha256(stream.encode()).digest())
+    values = np.random.default_rng(seed).standard_normal(tuple(parameter.shape), dtype=np.float32)
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(values)).mul_(std)

@@ -1,0 +1,1 @@
+"""What the owner decides: settings, limits of the network, and the hours in which this machine may train."""

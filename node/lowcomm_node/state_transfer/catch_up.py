@@ -1,0 +1,181 @@
+"""How a late peer comes to where the swarm is: it copies the state of those that are furthest, from several at once."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from random import Random
+from time import time
+from typing import Any
+
+from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerError
+from lowcomm_node.state_transfer.download import Gathering
+from lowcomm_node.state_transfer.fetch import Fetcher
+from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.swarm.membership import Membership
+from lowcomm_node.trainer.interface import Ready
+from lowcomm_node.trainer.process import Trainer
+from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.channels import Channels
+from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.plan.clock import is_supported, largest_jump
+from lowcomm_protocol.spec.run import SignedRun
+from lowcomm_protocol.state.snapshot import StateForm, tolerated_lag
+
+ROUNDS = 5
+SHOW_EVERY = 0.25
+
+
+def _reached(peers: Sequence[PeerInfo]) -> int:
+    """The swarm step that two of these peers have reached, or the only one there is: so nobody alone makes others copy."""
+    steps = sorted((info.swarm_step for info in peers), reverse=True)
+    return steps[min(1, len(steps) - 1)] if steps else 0
+
+
+def state_form(run: SignedRun, ready: Ready, steps: int) -> StateForm:
+    """What a state of this run looks like, which takes so many swarm steps at most."""
+    return StateForm.of(run.run_id, ready.plan, steps, ready.runs, ready.ranges)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatchingUp:
+    """What it takes, and whom it is told to: ``show`` what we wait for, ``warn`` what went wrong, ``tell`` events."""
+
+    run: SignedRun
+    trainer: Trainer
+    channels: Channels
+    membership: Membership
+    trusts: Callable[[str], bool]
+    down: Throttle
+    allotment: Allotment
+    folder: Path
+    show: Callable[[str], None]
+    warn: Callable[[str], None]
+    tell: Callable[[dict[str, Any]], None]
+
+    async def run_from(self, own: int, form: StateForm, drifted: bool) -> Ready | None:
+        """Copy the state of peers that are ahead of swarm step ``own`` by more than a merge can heal; what the trainer has then.
+
+        ``drifted``: also of peers that are no further. None if there is nobody to copy from, or nobody can hand it over.
+
+        A copy may take long, and the swarm trains on meanwhile. Where a copy is too old for others to believe its swarm step,
+        it is made again, as long as each is less than half as old as the one before.
+        """
+        copied: Ready | None = None
+        least = inf
+        for _ in range(ROUNDS):
+            await self.membership.acquaint()
+            await self.membership.ask()
+            if not self._donors(own, drifted):
+                return copied
+            try:
+                copied = await self._copy(own, form, drifted)
+            except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
+                self.warn(f"the state of others could not be copied: {error}")
+                if copied is not None:
+                    return copied
+                continue
+            own, drifted = copied.swarm_step, False
+            await self.membership.ask()
+            behind = _reached(self._believed(own, drifted)) - own
+            if behind <= largest_jump(self.run.spec.sync.interval) or behind > least:
+                return copied
+            least = behind // 2
+            self.warn(f"the state that was copied is {behind} swarm steps old by now: copying it again")
+        if copied is None:
+            self.warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
+        return copied
+
+    def _donors(self, own: int, drifted: bool) -> list[PeerInfo]:
+        """Whom to ask: the peers that are where the swarm is, if that is far ahead or we drift. In any order."""
+        believed, lag = self._believed(own, drifted), tolerated_lag(self.run.spec.sync)
+        reached = _reached(believed)
+        if not drifted and reached <= own + lag:
+            return []
+        near = [info for info in believed if abs(info.swarm_step - reached) <= lag]
+        return Random().sample(near, len(near))  # so that not all joiners ask the same one
+
+    def _believed(self, own: int, drifted: bool) -> list[PeerInfo]:
+        """The peers whose swarm step is plausible: nobody's that lies, as far as others tell."""
+        sync = self.run.spec.sync
+        if sync.group == 1:
+            return []
+        there = self.membership.donors()
+        # To whoever is far away himself, what honest peers bring is implausible: then he may hold it against all of them.
+        known = [info for info in there if self.trusts(info.peer_id)] or (there if drifted else [])
+        steps = {info.peer_id: info.swarm_step for info in known}
+        # Nobody alone can lead us far ahead of everybody else; but where there is one only, there is no choice. What we
+        # count ourselves supports nobody when most others do not believe it.
+        ours = 0 if drifted else own
+        return [
+            info
+            for info in known
+            if len(known) == 1
+            or is_supported(
+                info.swarm_step,
+                ours,
+                [step for peer, step in steps.items() if peer != info.peer_id],
+                largest_jump(sync.interval),
+            )
+        ]
+
+    async def _plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
+        """Whether a snapshot may be of this swarm step; the donor may have trained on since its record."""
+        jump = largest_jump(self.run.spec.sync.interval)
+        if swarm_step <= donor.swarm_step + jump:
+            return True
+        await self.membership.ask()
+        newest = self.membership.roster.get(donor.peer_id, time()) or donor
+        return swarm_step <= newest.swarm_step + jump
+
+    async def _copy(self, own: int, form: StateForm, drifted: bool) -> Ready:
+        self.allotment.require(form.size, "The state of a peer")
+        gathering = Gathering(self.folder, form, self.run.spec.sync, Random())
+        self.show("looking at what is here of the swarm's state")
+        try:
+            await asyncio.to_thread(gathering.load)
+            fetcher = Fetcher(
+                self.channels,
+                gathering,
+                lambda: self._donors(own, drifted),
+                self._plausible,
+                self.down,
+                self.warn,
+            )
+            self._forget_old(gathering, own, drifted)
+            showing = asyncio.create_task(self._keep_showing(fetcher))
+            try:
+                await fetcher.fetch()
+            finally:
+                showing.cancel()
+        finally:
+            gathering.close()
+        self.show("checking the state and loading it")
+        try:
+            # Who drifted ahead of everybody else goes back with the rest: they would go on disbelieving its swarm step.
+            jump = largest_jump(self.run.spec.sync.interval)
+            back = drifted and gathering.base is not None and gathering.base.swarm_step + jump < own
+            ready = await self.trainer.adopt(str(self.folder), back)
+        except TrainerError:  # it is of no use
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        shutil.rmtree(self.folder, ignore_errors=True)
+        donors = gathering.peers
+        event = {"event": "state.adopted", "donors": donors, "swarm_step": ready.swarm_step}
+        self.tell({**event, "bytes": fetcher.bytes_received})
+        return ready
+
+    def _forget_old(self, gathering: Gathering, own: int, drifted: bool) -> None:
+        """What was complete before we were ended is of use only if the swarm is there still."""
+        oldest = min((info.swarm_step for info in self._donors(own, drifted)), default=0) - tolerated_lag(
+            self.run.spec.sync
+        )
+        if gathering.base is not None and gathering.base.swarm_step < oldest and gathering.is_complete():
+            gathering.forget()
+
+    async def _keep_showing(self, fetcher: Fetcher) -> None:
+        while True:
+            self.show(f"copying the state of the swarm: {fetcher.describe()}")
+            await asyncio.sleep(SHOW_EVERY)

@@ -1,0 +1,169 @@
+"""The donor's side of Fetch: a joiner waits for its turn, then asks for pieces of one snapshot, and is sent them.
+
+    enter ──► position 3, 2, 1 ──► opened, manifest ──► (wanted ──► chunks)*
+
+A turn is not held for ever: a joiner that takes or asks too slowly is dropped, and while others wait a turn ends after a while
+(state_transfer/queue.py). A joiner that was served in part queues again, and goes on with what it has.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.state_transfer.queue import Turn, Turns
+from lowcomm_node.state_transfer.readahead import ReadAhead
+from lowcomm_node.storage.snapshots import Snapshot, Snapshots
+from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.stream import CalleeStream
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.state.snapshot import StateForm
+
+CHUNK_BYTES = 256 * 1024
+MAX_JOINERS = 2
+"""Peers that are served at once."""
+MAX_WAITING = 16
+"""Peers that may wait for that."""
+SHORTEST_TURN, LONGEST_TURN = 60.0, 600.0
+"""Seconds that a turn lasts while others wait: as many as the whole state takes at"""
+TURN_RATE = 1_000_000.0
+"""bytes a second."""
+MAX_REQUESTS, REQUEST_BYTES = 64, 64
+"""Requests of one joiner that may wait, and bytes of one."""
+ENTER_DEADLINE = 10.0
+STILL_HERE = 10.0
+"""Seconds between two signs of life while a snapshot is being made."""
+PATIENCE = 30.0
+"""Seconds for a joiner to ask for the next piece, or to take a chunk, and more where that takes longer at"""
+SLOWEST = 2_000.0
+"""bytes a second: a quarter of the least ``--max-down``."""
+
+
+class Donor:
+    """Serves snapshots to joiners."""
+
+    def __init__(
+        self,
+        form: StateForm,
+        snapshots: Snapshots,
+        up: Throttle | None = None,
+        may: Callable[[str], bool] = lambda peer: True,
+    ) -> None:
+        """``may``: whether a peer may take part in the run still."""
+        self._form, self._offsets = form, form.offsets
+        self._snapshots, self._up, self._may = snapshots, up or Throttle(), may
+        turn_seconds = min(LONGEST_TURN, max(SHORTEST_TURN, form.size / TURN_RATE))
+        self._turns = Turns(MAX_JOINERS, MAX_WAITING, turn_seconds)
+
+    @property
+    def joiners(self) -> int:
+        """How many peers are served now."""
+        return self._turns.busy
+
+    @property
+    def waiting(self) -> int:
+        """How many peers wait for their turn."""
+        return len(self._turns) - self._turns.busy
+
+    async def serve(self, peer: str, stream: CalleeStream) -> None:
+        """One Fetch. Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost that say how it ends."""
+        async with ReadAhead(stream, MAX_REQUESTS, REQUEST_BYTES) as requests:
+            await self._serve(peer, stream, requests)
+
+    async def _serve(self, peer: str, stream: CalleeStream, requests: ReadAhead) -> None:
+        enter = await self._receive(requests, ENTER_DEADLINE)
+        if enter is None or enter.WhichOneof("kind") != "enter":
+            raise ProtocolViolation("a fetch begins with enter")
+        turn = self._turns.enter(peer, stream.place)
+        try:
+            await self._serve_turn(turn, stream, requests, enter.enter.snapshot)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not turn.lost or task is None or task.uncancel():
+                raise
+            raise RetryLater(turn.lost) from None
+        finally:
+            turn.leave()
+
+    async def _serve_turn(self, turn: Turn, stream: CalleeStream, requests: ReadAhead, wanted: bytes) -> None:
+        async for position in turn.wait_served():
+            await self._send(stream, pb.FetchReply(position=position))
+        async with self._snapshot(turn, stream, wanted) as snapshot:
+            opened = pb.Opened(snapshot=snapshot.name, size=(snapshot.path / "manifest").stat().st_size)
+            await self._send(stream, pb.FetchReply(opened=opened))
+            if wanted != snapshot.name:
+                await self._send_file(turn, stream, snapshot.path / "manifest", 0, 0, opened.size)
+            await self._serve_pieces(turn, stream, requests, snapshot.path / "state")
+
+    @asynccontextmanager
+    async def _snapshot(self, turn: Turn, stream: CalleeStream, wanted: bytes) -> AsyncIterator[Snapshot]:
+        """Hold on to a snapshot. One of a large model takes a while to be made: meanwhile the joiner hears that we are there."""
+        async with AsyncExitStack() as stack:
+            using = asyncio.ensure_future(stack.enter_async_context(self._snapshots.use(wanted)))
+            try:
+                with turn.ours():
+                    while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
+                        await self._send(stream, pb.FetchReply(position=0))
+                yield await using
+            finally:
+                using.cancel()
+                await asyncio.gather(using, return_exceptions=True)
+
+    async def _serve_pieces(self, turn: Turn, stream: CalleeStream, requests: ReadAhead, path: Path) -> None:
+        largest = max(piece.size for piece in self._form.pieces)
+        while True:
+            request = await self._receive(requests, PATIENCE + largest / SLOWEST)
+            if request is None:
+                return
+            wanted = request.wanted
+            if request.WhichOneof("kind") != "wanted" or wanted.piece >= len(self._form.pieces):
+                raise ProtocolViolation(f"there is no piece {wanted.piece}")
+            piece = self._form.pieces[wanted.piece]
+            if wanted.offset >= piece.size:
+                raise ProtocolViolation(f"byte {wanted.offset} of a piece of {piece.size} bytes")
+            start = self._offsets[piece.index]
+            await self._send_file(turn, stream, path, start, wanted.offset, piece.size)
+
+    async def _send_file(
+        self, turn: Turn, stream: CalleeStream, path: Path, start: int, offset: int, size: int
+    ) -> None:
+        """Bytes ``offset`` to ``size`` of what begins at ``start``."""
+        with _opened(path) as descriptor:
+            while offset < size:
+                if not self._may(turn.peer):
+                    raise CheckpointError("This run does not take you any more.")
+                count = min(size - offset, self._up.piece(CHUNK_BYTES))
+                with turn.ours():
+                    data = await asyncio.to_thread(os.pread, descriptor, count, start + offset)
+                    if not data:
+                        raise CheckpointError("The snapshot is damaged: ask another peer.")
+                    await self._up.pass_(len(data))
+                await self._send(stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data))
+                turn.took(len(data))
+                offset += len(data)
+
+    async def _send(self, stream: CalleeStream, reply: pb.FetchReply, size: int = 0) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE + size / SLOWEST):
+                await stream.send(reply)
+        except TimeoutError:
+            raise LinkLost("takes what it asked for too slowly") from None
+
+    async def _receive(self, requests: ReadAhead, seconds: float) -> pb.FetchRequest | None:
+        try:
+            async with asyncio.timeout(seconds):
+                return await requests.receive()
+        except TimeoutError:
+            raise LinkLost("asks for nothing") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

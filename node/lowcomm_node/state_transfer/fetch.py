@@ -1,0 +1,448 @@
+"""The joiner's side of Fetch: a state in pieces, from several donors at once.
+
+Each donor has a line of its own (``DonorLine``): it waits for its turn there, then takes piece after piece from what is
+missing, so the fast ones give more. A stream that breaks is opened again, and goes on at the byte that it had reached while
+the donor has its snapshot still. Whoever is slow, silent or lies is left, and its pieces go to others.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import monotonic
+
+import grpc
+
+from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, RetryLater
+from lowcomm_node.state_transfer.download import Gathering, Source
+from lowcomm_node.transport.bandwidth import Arrival, Throttle, Use
+from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.stream import CallerStream
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.state.pieces import Piece
+from lowcomm_protocol.state.snapshot import Manifest, name_of, read_manifest
+
+MOST_SERVING = 3
+"""Donors that serve us at once; then we leave the queues of others."""
+SHARED_RATE = 500_000.0
+"""Bytes a second of ``--max-down`` for each of them."""
+MOST_LINES = 6
+"""Donors that we are served by, or queue at."""
+CHUNK_BYTES = 256 * 1024
+AHEAD_BYTES = 1024 * 1024
+"""Pieces are asked for so far ahead of what has come, so that the line does not stand still."""
+SILENCE = 30.0
+"""Seconds for a donor to send something, once it is our turn."""
+SLOWEST = 2_000.0
+"""Bytes a second, at least, over a piece."""
+SLOW = 10.0
+"""Seconds that the last pieces may take while others have nothing to do, or several times what theirs took."""
+OPEN_DEADLINE = 900.0
+"""Seconds for a donor to make a snapshot, while it tells us that it does."""
+MOST_POSITION = 1000
+QUEUE_DEADLINE = 3600.0
+"""Seconds in a queue that does not move."""
+STALL_DEADLINE = 120.0
+"""Seconds in which nothing comes, while nobody has us in a queue."""
+ATTEMPTS = 4
+RETRY_PAUSE = 2.0
+"""Seconds before a stream is opened again: gRPC does not dial again at once, so attempts would be used up in a moment."""
+LATER = 20.0
+"""Seconds before a donor is asked again that was busy, slow, or of another version."""
+VERSION_PATIENCE = 5.0
+"""Seconds that we wait for a donor of our version, before we take that of the others and fetch anew what does not fit."""
+TICK = 0.25
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A piece on its way. ``audit``: it is here already, and will be compared."""
+
+    piece: Piece
+    audit: bool = False
+
+
+class TurnOver(RetryLater):
+    """Others wait at a donor that has served us for long: we stand in line again."""
+
+
+class DonorLine:
+    """What goes on between us and one donor."""
+
+    def __init__(self, fetcher: "Fetcher", donor: PeerInfo) -> None:
+        self.donor = donor
+        self.position: int | None = None
+        """In its queue; 0: it serves us; None: it has not said."""
+        self.since = monotonic()
+        """When that was last told, or the last bytes came."""
+        self.began: float | None = None
+        """When the piece that comes now was awaited."""
+        self.idle = False
+        """It could give, but there is nothing to ask it for."""
+        self._fetcher, self._gathering = fetcher, fetcher.gathering
+        self._known: tuple[bytes, Manifest] | None = None
+        self._partial: tuple[bytes, Asked, bytearray] | None = None
+        """What has come of a piece when the stream broke, and of which snapshot."""
+
+    async def run(self) -> None:
+        """Until nothing is left to take. Raises LinkLost, RetryLater, CheckpointError, ProtocolViolation, DiskFull."""
+        if self._gathering.base is not None:
+            self._known = (name_of(self._gathering.base.to_bytes(self._gathering.form)), self._gathering.base)
+        failures = 0
+        while True:
+            before = self._fetcher.bytes_received
+            try:
+                await self._session()
+                return
+            except TurnOver:
+                if self._fetcher.bytes_received == before:
+                    raise
+                self.position = None
+                await asyncio.sleep(RETRY_PAUSE)
+            except LinkLost:
+                failures = 1 if self._fetcher.bytes_received > before else failures + 1
+                if failures == ATTEMPTS:
+                    raise
+                self.position = None
+                await asyncio.sleep(RETRY_PAUSE)
+
+    async def _session(self) -> None:
+        stub = await self._fetcher.channels.stub(self.donor)
+        call = stub.Fetch(metadata=self._fetcher.channels.metadata(self.donor.peer_id))
+        stream = CallerStream(call)
+        source: Source | None = None
+        try:
+            await stream.send(pb.FetchRequest(enter=pb.Enter(snapshot=self._known[0] if self._known else b"")))
+            name, manifest = await self._opened(stream)
+            self._known = (name, manifest)
+            source = self._gathering.open(self.donor.peer_id, manifest)
+            self._fetcher.changed()
+            await self._take_pieces(stream, source, name)
+            await stream.close()
+        except LinkLost:
+            if call.done() and await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise (TurnOver if self.position == 0 else RetryLater)(await call.details() or "is busy") from None
+            if call.done() and await call.code() in _REFUSED:
+                raise CheckpointError(await call.details() or "refuses us") from None
+            raise
+        finally:
+            stream.cancel()
+            self.began, self.idle = None, False
+            if source is not None:
+                self._gathering.close_source(source)
+            self._fetcher.changed()
+
+    async def _opened(self, stream: CallerStream) -> tuple[bytes, Manifest]:
+        """Wait for our turn; the snapshot that it begins with."""
+        most, ours = MOST_POSITION, monotonic()
+        while True:
+            reply = await self._reply(stream, QUEUE_DEADLINE if self.position else SILENCE)
+            kind = reply.WhichOneof("kind")
+            if kind == "opened":
+                break
+            if kind != "position" or reply.position > most:
+                raise ProtocolViolation(f"sent {kind or 'nothing'} before it was our turn, or a position that grew")
+            ours = ours if self.position == 0 else monotonic()
+            if not reply.position and monotonic() - ours > OPEN_DEADLINE:
+                raise RetryLater("takes too long to make a snapshot")
+            most = self.position = reply.position
+            self.since = monotonic()
+        self.position = 0
+        name, form = reply.opened.snapshot, self._gathering.form
+        if self._known is not None and self._known[0] == name:
+            return self._known
+        if not 0 < reply.opened.size <= form.largest_manifest:
+            raise ProtocolViolation(
+                f"a manifest of {reply.opened.size} bytes: at most {form.largest_manifest} are needed"
+            )
+        data = bytearray()
+        await self._read(stream, data, reply.opened.size)
+        if name_of(bytes(data)) != name:
+            raise ProtocolViolation("a manifest that does not match its digest")
+        manifest = read_manifest(bytes(data), form)
+        if not await self._fetcher.plausible(self.donor, manifest.swarm_step):
+            raise ProtocolViolation(f"a snapshot of swarm step {manifest.swarm_step}, which nobody else is near")
+        return name, manifest
+
+    async def _take_pieces(self, stream: CallerStream, source: Source, name: bytes) -> None:
+        asked: deque[Asked] = deque()
+        partial, self._partial = self._partial, None
+        if partial is not None and partial[0] != name:
+            partial = None
+        while True:
+            await self._ask_ahead(stream, source, asked, partial)
+            self.idle = not asked
+            if not asked:
+                if self._gathering.is_complete() or source.out:
+                    return
+                await self._fetcher.wait_changed(TICK)
+                if monotonic() - self.since > LATER:
+                    raise RetryLater(
+                        "has nothing that we miss: its state is of another version, or others give the rest"
+                    )
+                continue
+            self.began = monotonic()
+            data = bytearray(partial[2]) if partial and partial[1] == asked[0] else bytearray()
+            partial = None
+            try:
+                await self._read(stream, data, asked[0].piece.size)
+            except LinkLost:
+                self._partial = (name, asked[0], data)
+                raise
+            one = asked.popleft()
+            self._fetcher.took(self.donor.peer_id, monotonic() - self.began)
+            if not one.audit:
+                await self._gathering.put(source, one.piece, data)
+            elif not await self._gathering.compare(source, one.piece, data):
+                self._fetcher.disputed(self.donor.peer_id)
+            self._fetcher.changed()
+
+    async def _ask_ahead(
+        self, stream: CallerStream, source: Source, asked: deque[Asked], partial: tuple[bytes, Asked, bytearray] | None
+    ) -> None:
+        # Where our owner limits what comes in, that is what keeps the line busy. Nobody takes all of a small state.
+        ahead = min(AHEAD_BYTES, self._gathering.form.size // 16) if self._fetcher.down.rate is None else 0
+        while not asked or sum(one.piece.size for one in asked) < ahead:
+            offset = 0
+            if (
+                not asked
+                and partial is not None
+                and not partial[1].audit
+                and self._gathering.claim(source, partial[1].piece)
+            ):
+                one, offset = partial[1], len(partial[2])
+            elif (piece := self._gathering.audit(source)) is not None:
+                one = Asked(piece, audit=True)
+            elif (piece := self._gathering.take(source)) is not None:
+                one = Asked(piece)
+            else:
+                return
+            asked.append(one)
+            await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=one.piece.index, offset=offset)))
+
+    async def _read(self, stream: CallerStream, data: bytearray, size: int) -> None:
+        """Chunks, until ``data`` has so many bytes."""
+        arrival = Arrival(self._fetcher.down, size - len(data), CHUNK_BYTES)
+        patience = SILENCE + (size - len(data)) / SLOWEST
+        while len(data) < size:
+            await arrival.make_way()
+            began = monotonic()
+            reply = await self._reply(stream, min(SILENCE, patience))
+            patience -= monotonic() - began
+            if patience < 0:
+                raise RetryLater("sends too slowly")
+            chunk = reply.chunk
+            if reply.WhichOneof("kind") != "chunk" or chunk.offset != len(data) or not chunk.data:
+                raise ProtocolViolation("sent bytes out of place")
+            if len(data) + len(chunk.data) > size:
+                raise ProtocolViolation("sent more than was asked for")
+            arrival.took(len(chunk.data))
+            data += chunk.data
+            self.since = monotonic()
+            self._fetcher.received(len(chunk.data))
+
+    async def _reply(self, stream: CallerStream, seconds: float) -> pb.FetchReply:
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await stream.receive()
+        except TimeoutError:
+            raise LinkLost("stopped sending") from None
+        if reply is None:
+            raise LinkLost("ended the stream")
+        return reply
+
+
+_REFUSED = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
+
+
+class Fetcher:
+    """Gathers one state."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        gathering: Gathering,
+        donors: Callable[[], Sequence[PeerInfo]],
+        plausible: Callable[[PeerInfo, int], Awaitable[bool]] | None = None,
+        down: Throttle | None = None,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """``donors`` tells whom to ask, the best first, and may tell others each time.
+
+        ``plausible``: whether a donor's snapshot may be of this swarm step.
+        """
+        self.channels, self.gathering = channels, gathering
+        self.plausible = plausible or _anything
+        self.down = down or Throttle()
+        self.bytes_received = 0
+        self._donors, self._warn = donors, warn
+        self._lines: dict[str, tuple[DonorLine, asyncio.Task[None]]] = {}
+        self._later: dict[str, float] = {}
+        """When a donor may be asked again; infinity for one that is left out."""
+        self._reasons: dict[str, str] = {}
+        self._seconds: deque[float] = deque(maxlen=32)
+        self._changed = asyncio.Event()
+        self._use = Use()
+        self._stuck: float | None = None
+
+    async def fetch(self) -> None:
+        """Gather all pieces. Raises LinkLost that says why nobody gives them, or DiskFull; what has come is kept."""
+        last = monotonic()
+        try:
+            while not (self.gathering.is_complete() and self.gathering.conclude()):
+                before = self._progress()
+                self._begin_lines()
+                self._look_after_version()
+                self._leave_slow()
+                await self.wait_changed(TICK)
+                await self._end_lines()
+                if self._progress() != before:
+                    last = monotonic()
+                queued = any(line.position for line, _ in self._lines.values())
+                if monotonic() - last > (QUEUE_DEADLINE if queued else STALL_DEADLINE) or not (
+                    self._lines or self._hope()
+                ):
+                    raise LinkLost(self.why_not())
+        finally:
+            await self._cancel(list(self._lines))
+
+    def describe(self) -> str:
+        """How far it is, for people."""
+        form, serving = self.gathering.form, self._serving()
+        queued = sorted((line.position, name[-6:]) for name, (line, _) in self._lines.items() if line.position)
+        if not serving and queued:
+            return ", ".join(f"{_ordinal(position)} in the queue of {name}" for position, name in queued)
+        told = f"{self.gathering.size / 1e6:.1f} of {form.size / 1e6:.1f} MB"
+        if not serving:
+            return f"{told}, calling {len(self._lines)} peers" if self._lines else told
+        peers = "peer" if len(serving) == 1 else "peers"
+        return f"{told} from {len(serving)} {peers}, {self._use.rate(monotonic()) / 1e6:.2f} MB/s"
+
+    def why_not(self) -> str:
+        """Why nobody gives what is missing."""
+        reasons = [f"{peer[-6:]}: {reason}" for peer, reason in self._reasons.items()]
+        return "; ".join(reasons[:4]) or "nobody has what is missing"
+
+    # what lines tell
+
+    def received(self, size: int) -> None:
+        """So many bytes have come."""
+        self.bytes_received += size
+        self._use.add(size, monotonic())
+
+    def took(self, peer: str, seconds: float) -> None:
+        """A piece has come."""
+        self._seconds.append(seconds)
+        self._reasons.pop(peer, None)
+
+    def disputed(self, peer: str) -> None:
+        """A donor's piece has nothing in common with another's."""
+        self._warn(f"state of {peer[-6:]} has nothing in common with that of another peer: one of them is left out")
+
+    def changed(self) -> None:
+        """Something may be to be done."""
+        self._changed.set()
+
+    async def wait_changed(self, seconds: float) -> None:
+        """Until something has changed, or for so many seconds."""
+        changed = self._changed
+        try:
+            async with asyncio.timeout(seconds):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        if changed is self._changed and changed.is_set():
+            self._changed = asyncio.Event()
+
+    # lines
+
+    def _begin_lines(self) -> None:
+        enough = self._enough()
+        wanted = enough if len(self._serving()) >= enough else MOST_LINES
+        now = monotonic()
+        for donor in self._donors():
+            if len(self._lines) >= wanted:
+                return
+            if donor.peer_id not in self._lines and self._later.get(donor.peer_id, 0.0) <= now:
+                line = DonorLine(self, donor)
+                task = asyncio.create_task(line.run())
+                task.add_done_callback(lambda _: self.changed())
+                self._lines[donor.peer_id] = (line, task)
+
+    async def _end_lines(self) -> None:
+        """Take in how lines ended, and leave the queues that are not needed."""
+        for name, (_, task) in list(self._lines.items()):
+            if task.done():
+                del self._lines[name]
+                self._take_in(name, task)
+        if len(self._serving()) >= self._enough():
+            await self._cancel([name for name, (line, _) in self._lines.items() if line.position != 0])
+
+    def _take_in(self, name: str, task: asyncio.Task[None]) -> None:
+        self._later[name] = monotonic() + LATER
+        if task.cancelled():  # it was slow
+            return
+        try:
+            task.result()
+        except DiskFull:
+            raise
+        except (RetryLater, LinkLost) as error:
+            self._reasons[name] = str(error)
+        except LowcommError as error:
+            self._reasons[name] = str(error)
+            self._later[name] = float("inf")
+            self.gathering.strike(name)
+            self._warn(f"state of {name[-6:]}: {error}")
+
+    async def _cancel(self, names: list[str]) -> None:
+        tasks = [self._lines.pop(name)[1] for name in names]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _look_after_version(self) -> None:
+        if not self.gathering.is_stuck():
+            self._stuck = None
+        elif self._stuck is None:
+            self._stuck = monotonic()
+        elif monotonic() - self._stuck > VERSION_PATIENCE:
+            self.gathering.rebase()
+            self._stuck = None
+            self.changed()
+
+    def _leave_slow(self) -> None:
+        """Where others have nothing left to do, they take over what a slow donor has been asked for."""
+        if not any(line.idle for line, _ in self._lines.values()):
+            return
+        most, now = max(SLOW, 8 * median(self._seconds or [0.0])), monotonic()
+        for line, task in self._lines.values():
+            if line.began is not None and not line.idle and now - line.began > most:
+                task.cancel()
+                self._reasons[line.donor.peer_id] = "sends too slowly"
+
+    def _serving(self) -> list[str]:
+        return [name for name, (line, _) in self._lines.items() if line.position == 0]
+
+    def _enough(self) -> int:
+        """How many donors should serve us: where our owner allows little, each would take it from the others."""
+        rate = self.down.rate
+        return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
+
+    def _progress(self) -> tuple[float, ...]:
+        return (self.bytes_received, *(line.since for line, _ in self._lines.values()))
+
+    def _hope(self) -> bool:
+        """Whether anybody may be asked again."""
+        return any(self._later.get(donor.peer_id, 0.0) < float("inf") for donor in self._donors())
+
+
+async def _anything(donor: PeerInfo, swarm_step: int) -> bool:
+    return True
+
+
+def _ordinal(number: int) -> str:
+    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{last}"

@@ -1,0 +1,241 @@
+"""Whose turn it is: a few joiners are served at once, the others wait and know their position.
+
+Identities are free, so joiners are ordered by address, not by peer id (fair queueing):
+
+    order     each address has its first joiner served before any has its second; then by arrival
+    full      the last in that order gives way, which may be the newcomer itself
+    slow      while others wait, a served joiner that takes less than LEAST bytes in WINDOW seconds gives way
+    long      while others wait, a turn ends after ``turn_seconds``, that of the slowest first
+    idle      an address whose joiner gave way because it took next to nothing comes last for a while
+
+A joiner that gives way loses nothing: it may come again, and goes on with what it has.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from lowcomm_node.errors import RetryLater
+from lowcomm_node.system.quota import prefixes_of
+
+WINDOW, LEAST = 10.0, 160_000
+"""A served joiner takes so many bytes in so many seconds of its own, or gives way to one that waits: 16 kB/s, twice the
+least ``--max-down``. Time that we need ourselves (throttle, disk, making a snapshot) does not count."""
+IDLE = 2_000.0
+"""Bytes a second over its turn: a joiner below that gives its address a bad name."""
+BAD_NAME = 600.0
+"""Seconds for which that lasts."""
+MAX_BAD_NAMES = 4096
+PREFIX_WEIGHT = 4
+"""So many joiners of one /24 (IPv4) or /48 (IPv6) weigh as much as one of a single address."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks, while somebody waits, whether a served joiner should give way."""
+
+
+class Turn:
+    """One peer's place. Position 0: it is being served."""
+
+    def __init__(self, turns: "Turns", peer: str, place: str) -> None:
+        self.peer, self.place = peer, place
+        self.lost = ""
+        """Why its task was cancelled, if it gave way to another peer."""
+        self.began: float | None = None
+        """When it was served first."""
+        self.taken = 0
+        """Bytes."""
+        self._turns, self._clock = turns, turns.clock
+        self._task = asyncio.current_task()
+        self._moved = asyncio.Event()
+        self._ours = 0.0
+        self._ours_since: float | None = None
+        self._window = (0.0, 0)
+        """Where the present window began: seconds of its own, bytes."""
+
+    @property
+    def position(self) -> int:
+        """How many are served before it, itself included; 0 while it is served."""
+        return self._turns.position(self)
+
+    async def wait_served(self) -> AsyncIterator[int]:
+        """Its position, at once and whenever it is less, until it is served."""
+        told = 0
+        while True:
+            self._moved.clear()
+            position = self.position
+            if not position:
+                return
+            if not told or position < told:  # it may be more when a joiner of another address has come
+                told = position
+                yield position
+                continue
+            self._turns.press()
+            try:
+                async with asyncio.timeout(LOOK_EVERY):
+                    await self._moved.wait()
+            except TimeoutError:
+                continue
+
+    def took(self, count: int) -> None:
+        """It has taken so many bytes."""
+        self.taken += count
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """While it waits for us."""
+        self._ours_since = began = self._clock()
+        try:
+            yield
+        finally:
+            self._ours += self._clock() - began
+            self._ours_since = None
+
+    def own_seconds(self) -> float:
+        """How long it has been served, less what it waited for us."""
+        if self.began is None:
+            return 0.0
+        now = self._clock()
+        waiting = now - self._ours_since if self._ours_since is not None else 0.0
+        return now - self.began - self._ours - waiting
+
+    def is_slow(self) -> bool:
+        """Whether it took too little over the last window that is over."""
+        seconds, (since, before) = self.own_seconds(), self._window
+        if seconds - since < WINDOW:
+            return False
+        slow = self.taken - before < LEAST * (seconds - since) / WINDOW
+        self._window = (seconds, self.taken)
+        return slow
+
+    def rate(self) -> float:
+        """Bytes a second over its turn."""
+        return self.taken / max(self.own_seconds(), 0.1)
+
+    def leave(self) -> None:
+        """Make room; those behind it move up."""
+        self._turns.leave(self)
+
+    def begin(self) -> None:
+        """It is served from now on."""
+        self.began = self._clock()
+        self._moved.set()
+
+    def go_on_from(self, former: "Turn") -> None:
+        """Take a place as it is: coming again makes no turn longer."""
+        self.began, self.taken = former.began, former.taken
+        self._ours, self._window = former._ours, former._window
+
+    def moved(self) -> None:
+        """Its position may be another."""
+        self._moved.set()
+
+    def give_way(self, reason: str = "") -> None:
+        """Cancel whoever serves it: the same peer has come again, or, with a reason, another one is to be served."""
+        self.lost = reason
+        if self._task is not None:
+            self._task.cancel()
+
+
+class Turns:
+    """One place a peer. Who comes again, because its stream broke, takes the place that it had."""
+
+    def __init__(
+        self, served: int, waiting: int, turn_seconds: float = 600.0, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.served, self.waiting, self.turn_seconds, self.clock = served, waiting, turn_seconds, clock
+        self._serving: list[Turn] = []
+        self._line: list[Turn] = []
+        """Who waits, in the order of arrival."""
+        self._bad_names: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many are there, served or waiting."""
+        return len(self._serving) + len(self._line)
+
+    @property
+    def busy(self) -> int:
+        """How many are served."""
+        return len(self._serving)
+
+    def enter(self, peer: str, place: str = "") -> Turn:
+        """Stand in line, for the task that asks; ``place``: the address that it comes from. Raises RetryLater if it is full."""
+        turn = Turn(self, peer, place)
+        for held in (self._serving, self._line):
+            former = next((one for one in held if one.peer == peer), None)
+            if former is not None:
+                held[held.index(former)] = turn
+                turn.go_on_from(former)
+                former.give_way()
+                return turn
+        self._line.append(turn)
+        self._advance()
+        if len(self._line) > self.waiting:
+            last = self._order()[-1]
+            self._line.remove(last)
+            if last is turn:
+                raise RetryLater(f"{len(self)} joiners are served or wait here: ask another peer, or later.")
+            last.give_way("Your place is given to a joiner from another address: ask another peer, or later.")
+            self._tell_moved()
+        return turn
+
+    def position(self, turn: Turn) -> int:
+        """See Turn."""
+        return self._order().index(turn) + 1 if turn in self._line else 0
+
+    def leave(self, turn: Turn) -> None:
+        """See Turn."""
+        for held in (self._serving, self._line):
+            if turn in held:  # unless another stream of the same peer has its place
+                held.remove(turn)
+        self._advance()
+        self._tell_moved()
+
+    def press(self) -> None:
+        """While somebody waits: end the turn of a joiner that is slow, or has had enough."""
+        if not self._line or len(self._serving) < self.served:
+            return
+        slow = [turn for turn in self._serving if turn.is_slow()]
+        now = self.clock()
+        done = [turn for turn in self._serving if turn.began is not None and now - turn.began > self.turn_seconds]
+        over = slow or sorted(done, key=Turn.rate)[:1]
+        for turn in over:
+            if turn.rate() < IDLE:
+                self._give_bad_name(turn.place)
+            self._serving.remove(turn)
+            turn.give_way("Your turn is over, and others wait: come again.")
+        if over:
+            self._advance()
+            self._tell_moved()
+
+    def _advance(self) -> None:
+        while self._line and len(self._serving) < self.served:
+            turn = self._order()[0]
+            self._line.remove(turn)
+            self._serving.append(turn)
+            turn.begin()
+
+    def _tell_moved(self) -> None:
+        for turn in self._line:
+            turn.moved()
+
+    def _order(self) -> list[Turn]:
+        """Those who wait, in the order in which they will be served."""
+        held = Counter(prefix for turn in self._serving for prefix in prefixes_of(turn.place))
+        ranks: dict[Turn, tuple[bool, float, int]] = {}
+        for number, turn in enumerate(self._line):
+            prefixes = prefixes_of(turn.place)
+            load = max(held[prefixes[0]], held[prefixes[-1]] / PREFIX_WEIGHT)
+            ranks[turn] = (self._has_bad_name(prefixes[0]), load, number)
+            held.update(prefixes)
+        return sorted(self._line, key=lambda turn: ranks[turn])
+
+    def _give_bad_name(self, place: str) -> None:
+        address = prefixes_of(place)[0]
+        self._bad_names[address] = self.clock() + BAD_NAME
+        self._bad_names.move_to_end(address)
+        if len(self._bad_names) > MAX_BAD_NAMES:
+            self._bad_names.popitem(last=False)
+
+    def _has_bad_name(self, address: str) -> bool:
+        return self._bad_names.get(address, 0.0) > self.clock()

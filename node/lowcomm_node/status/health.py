@@ -1,0 +1,68 @@
+"""Is a node well? From its status alone, as the control API gives it. Pure.
+
+Unwell is a node that does not get anywhere though nobody wants it so: its daemon does not end a trainer that hangs, it
+stays in one phase for longer than anything there takes, or no peer of the swarm has answered for long. Training alone is
+not: a node trains on through an outage, but its owner should know of one that lasts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lowcomm_node.system.formatting import clean, seconds
+
+SWARM_PATIENCE = 300.0
+"""Seconds without an answer of the swarm: by then p2pd was started again twice."""
+PHASE_PATIENCE: Mapping[str, float] = {
+    "starting": 120.0,
+    "joining": 3600.0,  # text is read and the model made, too
+    "syncing": 600.0,  # nobody waits longer than 300 s for the first peers; a state that comes in changes what it shows
+    "restarting": 3600.0,
+    "finishing": 120.0,
+    "left": 60.0,
+}
+"""Seconds in which a phase, or what it waits for, has to change; those that are not named may last for ever."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether a node is well, and why."""
+
+    healthy: bool
+    reason: str
+    """One line."""
+
+
+def judge_health(status: Mapping[str, Any]) -> Health:
+    """Judge a status; a pause by its owner is health, and what ended as it should is too."""
+    phase = str(status["phase"])
+    if phase == "paused":
+        return Health(True, clean(status["waiting"] or "paused"))
+    return _unwell(status, phase) or Health(True, _doing(status, phase))
+
+
+def _unwell(status: Mapping[str, Any], phase: str) -> Health | None:
+    if status["trainer"]["overdue"]:
+        return Health(
+            False,
+            f"{clean(status['trainer']['overdue'])}: end the node and start it again, it resumes from its checkpoint",
+        )
+    patience = PHASE_PATIENCE.get(phase)
+    if status.get("leaving") is not None:
+        patience = None if status["leaving"] >= 0 else 0.0
+    if patience is not None and status["unchanged"] > patience:
+        why = f" ({clean(status['waiting'])})" if status["waiting"] else ""
+        return Health(False, f"{phase}{why} for {seconds(status['unchanged'])}: see its logs, or start it again")
+    swarm = status["swarm"] or {}
+    lost = swarm.get("state") not in (None, "connected") and swarm["seconds"] > SWARM_PATIENCE
+    if lost and phase not in ("finishing", "left"):
+        why = swarm["reason"] or f"it is {swarm['state']}"
+        return Health(False, f"not in the swarm for {seconds(swarm['seconds'])}: {clean(why)}")
+    return None
+
+
+def _doing(status: Mapping[str, Any], phase: str) -> str:
+    step, peers = status["trainer"]["swarm_step"], status["peers"]
+    if phase == "training":
+        return f"training at swarm step {step or 0}, {peers} other {'peer' if peers == 1 else 'peers'}"
+    return f"{phase}: {clean(status['waiting'])}" if status["waiting"] else phase

@@ -1,0 +1,362 @@
+"""Checkpoints on disk: never half written, always verifiable, the newest few kept.
+
+checkpoints/
+  .lock                      one writer at a time
+  step-0000000400/
+    manifest.json            sealed: step, time, meta, and size and SHA-256 of every other file
+    weights.safetensors      one file a part, e.g. weights, outer, inner
+    diverged.json            sealed; only where training went on from it and diverged: why, and where the data was by then
+  .writing-*, .removing-*    what a crash left behind; swept by the next writer
+  .replaced-step-*           the former checkpoint of a step that is being saved again
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowcomm_node.errors import CheckpointError, ConfigError, RetryLater
+from lowcomm_node.storage.durable import (
+    disk_full_error,
+    folder_lock,
+    lock,
+    read_sealed_json,
+    require_space,
+    sync_file,
+    sync_folder,
+    write_sealed_json,
+)
+from lowcomm_node.storage.manifest import (
+    PART,
+    CheckpointInfo,
+    is_complete,
+    problems_of,
+    read_manifest,
+    write_checkpoint,
+)
+from lowcomm_node.storage.quota import Allotment
+
+if TYPE_CHECKING:  # listing and verifying need no torch, which takes seconds to load
+    from torch import Tensor
+
+_STEP = re.compile(r"step-(\d{10})")
+_WRITING, _REMOVING, _REPLACED = ".writing-", ".removing-", ".replaced-"
+DIVERGED = "diverged.json"
+_OVERHEAD = 1 << 20
+"""Bytes for headers, manifest and the file system's own records, above the tensors themselves."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory: tensors by part and name."""
+
+    info: CheckpointInfo
+    tensors: "dict[str, dict[str, Tensor]]"
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the caller saved with the tensors."""
+        return self.info.meta
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that could not be used, and why."""
+
+    step: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The newest checkpoint that is sound, if there is one, and the newer ones that were passed over."""
+
+    checkpoint: Checkpoint | None
+    skipped: tuple[Skipped, ...]
+    diverged: dict[str, Any] | None = None
+    """What was noted of the newest one that training diverged from, if there is one."""
+
+
+class CheckpointStore:
+    """The checkpoints of one node. Several processes may open it: one writes at a time, others read and pin.
+
+    Raises ConfigError if ``keep`` is less than 1.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3, allotment: Allotment | None = None) -> None:
+        """``allotment``: what the home may take; where it is short, fewer are kept, and always the newest sound one."""
+        if keep < 1:
+            raise ConfigError(f"keep = {keep} would remove every checkpoint: set it to 1 or more.")
+        self.folder = folder
+        self.keep = keep
+        self._allotment = allotment or Allotment(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(folder, wait=False) as free:
+            # While another process writes, its temporary folder is no leftover; it has swept before it began.
+            if free:
+                self._sweep()
+
+    def save(
+        self, step: int, tensors_by_part: "Mapping[str, Mapping[str, Tensor]]", meta: dict[str, Any], created_at: float
+    ) -> CheckpointInfo:
+        """Write a checkpoint, then remove the oldest beyond ``keep``; it is durable when this returns.
+
+        ``meta`` must be plain JSON. A step that is saved again replaces its former checkpoint. Raises DiskFull,
+        RetryLater if that former one is pinned, CheckpointError if a name or ``meta`` can't be stored; after any of
+        them, and after a crash at any point, the earlier checkpoints are as they were.
+        """
+        _check_names(step, tensors_by_part)
+        with folder_lock(self.folder):
+            self._sweep()
+            try:
+                self._write(step, tensors_by_part, meta, created_at)
+            except BaseException:
+                with suppress(OSError):
+                    self._sweep()
+                raise
+            self._prune(step)
+            return self.info(step)
+
+    def steps(self) -> list[int]:
+        """Steps of all checkpoints, oldest first, whether they are sound or not."""
+        found = (_STEP.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def entries(self) -> list[CheckpointInfo]:
+        """The checkpoints whose manifest can be read, oldest first; ``verify`` tells about the others."""
+        infos: list[CheckpointInfo] = []
+        for step in self.steps():
+            with suppress(CheckpointError):
+                infos.append(self.info(step))
+        return infos
+
+    def latest(self) -> CheckpointInfo | None:
+        """The newest checkpoint whose manifest can be read."""
+        return next(reversed(self.entries()), None)
+
+    def info(self, step: int) -> CheckpointInfo:
+        """Read the manifest of one checkpoint. Raises CheckpointError if there is none, or it is damaged."""
+        return read_manifest(self._path(step), step)
+
+    def verify(self, step: int) -> list[str]:
+        """Read every byte of a checkpoint; what is wrong with it, or nothing if every bit is as it was written."""
+        try:
+            return problems_of(self.info(step))
+        except CheckpointError as error:
+            return [str(error)]
+
+    def load(self, step: int, parts: Sequence[str] | None = None, device: str = "cpu") -> Checkpoint:
+        """Read some parts (None: all), verified. Raises CheckpointError if one is missing, damaged or not finite."""
+        with self.pin(step):
+            info = self._sound(step, parts)
+            wanted = [file.part for file in info.parts] if parts is None else parts
+            files = {file.part: info.path / file.name for file in info.parts}
+            return Checkpoint(info, {part: _read_finite(files[part], device) for part in wanted})
+
+    def load_newest_usable(self, parts: Sequence[str] | None = None, device: str = "cpu") -> Recovery:
+        """Read the newest checkpoint that is sound; says which were passed over, and why.
+
+        Those that training diverged from come last: they are read only where there is no other.
+        """
+        notes = {step: self._diverged(step) for step in reversed(self.steps())}
+        skipped: list[Skipped] = []
+        newest = next((note for note in notes.values() if note is not None), None)
+        for step in sorted(notes, key=lambda step: notes[step] is not None):  # stable: else the newest comes first
+            try:
+                found = self.load(step, parts, device)
+            except (CheckpointError, OSError) as error:
+                skipped.append(Skipped(step, str(error)))
+                continue
+            passed = [_passed(one, note) for one, note in notes.items() if note is not None and one > step]
+            return Recovery(found, (*passed, *skipped), newest)
+        return Recovery(None, tuple(skipped), newest)
+
+    def note_divergence(self, note: dict[str, Any]) -> int | None:
+        """Training diverged from the newest checkpoint, so the next start reads the one before; its step.
+
+        A divergence that repeats so goes back one more each time. Raises OSError; ValueError if ``note`` is not plain JSON.
+        """
+        step = next((step for step in reversed(self.steps()) if self._diverged(step) is None), None)
+        if step is not None:
+            write_sealed_json(self._path(step) / DIVERGED, note)
+        return step
+
+    def _diverged(self, step: int) -> dict[str, Any] | None:
+        """What was noted of a checkpoint that training diverged from; None of any other."""
+        path = self._path(step) / DIVERGED
+        try:
+            return read_sealed_json(path) if path.exists() else None
+        except (OSError, ValueError):
+            return {}  # there is a note, and it is damaged
+
+    @contextmanager
+    def pin(self, step: int) -> Iterator[Path]:
+        """Keep a checkpoint from being removed, by any process, while its files are read; gives its folder.
+
+        Raises CheckpointError if there is none.
+        """
+        path = self._path(step)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise CheckpointError(f"{path} can't be opened ({error.strerror}): see `checkpoint ls`.") from error
+        try:
+            if not lock(descriptor, fcntl.LOCK_SH, wait=False) or not _leads_to(path, descriptor):
+                raise CheckpointError(f"{path} is being removed: use a newer checkpoint.")
+            yield path
+        finally:
+            os.close(descriptor)
+
+    def export(self, step: int, path: Path) -> Path:
+        """Write weights.safetensors, config.json (step, time and meta) and a tokenizer.json into the new folder ``path``.
+
+        Raises CheckpointError if ``path`` exists or the weights are damaged or not finite, DiskFull.
+        """
+        if path.exists():
+            raise CheckpointError(f"{path} exists: name a folder that does not.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.pin(step), disk_full_error(path.parent, self.info(step).size):
+            info = self._sound(step, ["weights"])
+            _read_finite(info.path / "weights.safetensors")
+            temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=path.parent))
+            try:
+                _write_export(info, temporary)
+                temporary.rename(path)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+            sync_folder(path.parent)
+        return path
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:010d}"
+
+    def _sound(self, step: int, parts: Sequence[str] | None) -> CheckpointInfo:
+        info = self.info(step)
+        problems = problems_of(info, parts)
+        if problems:
+            raise CheckpointError(f"{'; '.join(problems)}: use another checkpoint.")
+        return info
+
+    def _write(
+        self, step: int, tensors_by_part: "Mapping[str, Mapping[str, Tensor]]", meta: dict[str, Any], created_at: float
+    ) -> None:
+        from lowcomm_node.storage.state_file import state_bytes
+
+        needed = sum(state_bytes(tensors) for tensors in tensors_by_part.values()) + _OVERHEAD
+        self._make_room(step, needed)
+        require_space(self.folder, needed)
+        with disk_full_error(self.folder, needed):
+            temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self.folder))
+            write_checkpoint(temporary, step, tensors_by_part, meta, created_at)
+            self._publish(temporary, step)
+
+    def _make_room(self, step: int, needed: int) -> None:
+        """Remove the oldest checkpoints while the allotment is short; never the newest sound one. Raises DiskFull."""
+        if self._allotment.most is None:
+            return
+        sound = [info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None]
+        spared = {sound[-1] if sound else step}
+        for old in self.steps():
+            if self._allotment.room() >= needed:
+                return
+            if old not in spared:
+                self._remove(old)
+                self._sweep()
+        self._allotment.require(needed, "A checkpoint")
+
+    def _publish(self, temporary: Path, step: int) -> None:
+        final = self._path(step)
+        if final.exists() and not _move_if_unpinned(final, self.folder / f"{_REPLACED}{final.name}"):
+            raise RetryLater(f"{final} is being served and can't be replaced now: save again at a later step.")
+        temporary.rename(final)
+        sync_folder(self.folder)
+
+    def _prune(self, newest: int) -> None:
+        """Keep the one just saved and the newest complete ones before it.
+
+        A step beyond it was abandoned when the node resumed from an earlier one: it goes first, like a damaged one and one
+        that training diverged from.
+        """
+        sound = {info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None}
+        ranked = sorted(self.steps(), key=lambda step: (step in sound and step <= newest, step in sound, step))
+        for step in [step for step in ranked if step != newest][: max(0, len(ranked) - self.keep)]:
+            # The new checkpoint is safe by now: what can't be removed is tried again at the next save.
+            with suppress(OSError):
+                self._remove(step)
+        with suppress(OSError):
+            self._sweep()
+
+    def _remove(self, step: int) -> None:
+        """Take a checkpoint's name away, unless somebody reads it; the next sweep removes what it held."""
+        path = self._path(step)
+        _move_if_unpinned(path, self.folder / f"{_REMOVING}{path.name}")
+
+    def _sweep(self) -> None:
+        """Clear away what a crash or a removal left behind; only for the holder of the folder's lock."""
+        for path in list(self.folder.iterdir()):
+            former = path.name.removeprefix(_REPLACED)
+            if path.name.startswith(_REPLACED) and not (self.folder / former).exists():
+                path.rename(self.folder / former)
+            elif path.name.startswith((_WRITING, _REMOVING, _REPLACED)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_names(step: int, parts: Mapping[str, Any]) -> None:
+    if not 0 <= step < 10**10:
+        raise CheckpointError(f"step = {step} can't be a checkpoint's number: it must have 1 to 10 digits.")
+    for part in parts:
+        if not PART.fullmatch(part):
+            raise CheckpointError(f"{part!r} can't be a part's name: use at most 64 of a-z, 0-9, - and _.")
+
+
+def _passed(step: int, note: dict[str, Any]) -> Skipped:
+    return Skipped(step, f"training went on from it and diverged: {note.get('reason', 'the reason is lost')}")
+
+
+def _read_finite(path: Path, device: str = "cpu") -> "dict[str, Tensor]":
+    from lowcomm_node.storage.state_file import not_finite, read_state
+
+    tensors = read_state(path, device)
+    if (name := not_finite(tensors)) is not None:
+        raise CheckpointError(f"{path} holds NaN or infinity in {name}: use an older checkpoint.")
+    return tensors
+
+
+def _leads_to(path: Path, descriptor: int) -> bool:
+    """Whether a folder still has the name by which it was opened."""
+    return path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))
+
+
+def _move_if_unpinned(path: Path, target: Path) -> bool:
+    """Take a checkpoint's name away, unless somebody reads it; false if so.
+
+    It is renamed before it is removed, so that a crash in between leaves no half-empty checkpoint under a valid name.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        free = lock(descriptor, fcntl.LOCK_EX, wait=False)
+        if free:
+            path.rename(target)
+        return free
+    finally:
+        os.close(descriptor)
+
+
+def _write_export(info: CheckpointInfo, folder: Path) -> None:
+    weights = folder / "weights.safetensors"
+    config = folder / "config.json"
+    shutil.copyfile(info.path / weights.name, weights)
+    config.write_text(json.dumps({"step": info.step, "created_at": info.created_at, **info.meta}, indent=2) + "\n")
+    tokenizer = info.path.parent.parent / "tokenizer.json"  # as data.tokenizer keeps it
+    if tokenizer.is_file():
+        shutil.copyfile(tokenizer, folder / tokenizer.name)
+    for path in folder.iterdir():
+        sync_file(path)
+    sync_folder(folder)

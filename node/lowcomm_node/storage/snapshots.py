@@ -1,0 +1,162 @@
+"""Snapshots on disk: state at one moment, written once and never changed, for joiners to copy.
+
+snapshots/
+  NAME/            SHA-256 of its manifest
+    manifest       what is sent to joiners first
+    state          all pieces, in their order
+  .writing-*       what a crash left behind
+
+They are no checkpoints: nobody needs them after a restart, so nothing is synced, and all go when the node starts.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+from time import monotonic
+
+from lowcomm_node.errors import NodeError, RetryLater
+from lowcomm_node.storage.durable import disk_full_error, require_space
+from lowcomm_node.system.logs import log
+from lowcomm_protocol.state.snapshot import name_of
+
+MAX_SNAPSHOTS = 2
+"""On disk at once."""
+KEEP_SECONDS = 120.0
+"""A snapshot that nobody copies is kept for so long: who was cut off comes back."""
+SHORTEST_LIFE = 2.0
+"""Seconds before another one is made, and at least this many times what making one takes:"""
+COST_SHARE = 4.0
+FAILED_PAUSE = 30.0
+"""Seconds before it is tried again where none could be made."""
+_WRITING = ".writing-"
+
+
+def write_snapshot(folder: Path, size: int, pieces: Iterable[bytes], seal: Callable[[list[bytes]], bytes]) -> str:
+    """Write ``size`` bytes of pieces and the manifest that ``seal`` makes of their digests; the name. Raises DiskFull."""
+    folder.mkdir(parents=True, exist_ok=True)
+    require_space(folder, size)
+    temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=folder))
+    try:
+        with disk_full_error(folder, size):
+            digests: list[bytes] = []
+            with (temporary / "state").open("wb") as file:
+                for data in pieces:
+                    digests.append(sha256(data).digest())
+                    file.write(data)
+            manifest = seal(digests)
+            (temporary / "manifest").write_bytes(manifest)
+            name = name_of(manifest).hex()
+            if not (folder / name).exists():
+                temporary.rename(folder / name)
+            return name
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """One that is on disk."""
+
+    path: Path
+    swarm_step: int
+    made: float
+    took: float
+    """Seconds."""
+    users: int = 0
+    left: float = field(default_factory=monotonic)
+    """When the last joiner let go of it."""
+
+    @property
+    def name(self) -> bytes:
+        """SHA-256 of its manifest."""
+        return bytes.fromhex(self.path.name)
+
+
+class Snapshots:
+    """The snapshots of one node: made when a joiner needs one and the last is old, shared by all who come meanwhile."""
+
+    def __init__(
+        self,
+        folder: Path,
+        make: Callable[[], Awaitable[tuple[str, int]]],
+        swarm_step: Callable[[], int],
+        stale: int,
+        useless: float = inf,
+    ) -> None:
+        """``make`` writes one into ``folder``: its name and swarm step. It is old after ``stale`` swarm steps.
+
+        One from more than ``useless`` swarm steps away, as after a merge with a peer far ahead, helps nobody: it is not kept
+        for the sake of `SHORTEST_LIFE`.
+        """
+        self.folder, self._make, self._swarm_step = folder, make, swarm_step
+        self._stale, self._useless = stale, useless
+        self._held: list[Snapshot] = []
+        self._making = asyncio.Lock()
+        self._failed = float("-inf")
+        shutil.rmtree(folder, ignore_errors=True)
+
+    @asynccontextmanager
+    async def use(self, wanted: bytes = b"") -> AsyncIterator[Snapshot]:
+        """Hold on to the snapshot of this name, or to a fresh one. Raises RetryLater if none can be made now."""
+        snapshot = next((one for one in self._held if one.name == wanted), None) or await self._fresh()
+        snapshot.users += 1
+        try:
+            yield snapshot
+        finally:
+            snapshot.users -= 1
+            snapshot.left = monotonic()
+            asyncio.get_running_loop().call_later(KEEP_SECONDS, self._prune)
+
+    def close(self) -> None:
+        """Nobody needs them any more."""
+        self._held.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _fresh(self) -> Snapshot:
+        async with self._making:  # those who ask meanwhile get the same one
+            newest = self._held[-1] if self._held else None
+            if newest is not None and (not self._is_old(newest) or not self._has_room()):
+                return newest
+            if monotonic() - self._failed < FAILED_PAUSE:
+                raise RetryLater("no snapshot can be made here now: ask another peer, or later.")
+            began = monotonic()
+            try:
+                name, swarm_step = await self._make()
+            except NodeError as error:
+                self._failed = monotonic()
+                log.info("snapshot.failed", reason=str(error))
+                if newest is not None:
+                    return newest
+                # Its own words name a path of this machine, which is no stranger's business.
+                raise RetryLater("no snapshot can be made here now: ask another peer, or later.") from None
+            path = self.folder / name
+            made = Snapshot(path, swarm_step, monotonic(), monotonic() - began)
+            self._held = [one for one in self._held if one.path != path] + [made]
+            return made
+
+    def _is_old(self, one: Snapshot) -> bool:
+        away, cost = abs(self._swarm_step() - one.swarm_step), COST_SHARE * one.took
+        life = cost if away > self._useless else max(SHORTEST_LIFE, cost)
+        return away > self._stale and monotonic() - one.made > life
+
+    def _has_room(self) -> bool:
+        """Make room for one more, if there is one that is not being copied."""
+        idle = [one for one in self._held if not one.users]
+        if len(self._held) >= MAX_SNAPSHOTS and idle:
+            self._remove(idle[0])
+        return len(self._held) < MAX_SNAPSHOTS
+
+    def _prune(self) -> None:
+        now = monotonic()
+        for one in [one for one in self._held if not one.users and now - one.left >= KEEP_SECONDS]:
+            self._remove(one)
+
+    def _remove(self, one: Snapshot) -> None:
+        self._held.remove(one)
+        shutil.rmtree(one.path, ignore_errors=True)

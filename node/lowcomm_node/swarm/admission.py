@@ -1,0 +1,189 @@
+"""By what this node takes part in a run, and what it knows and keeps of who may.
+
+    claim      by which invite we came: made from the token at the first join, then kept, because the earliest hold
+    uses       claims of others, so that an invite that was used up stays so when we start again
+    removals   the newest list of whom the creator has removed: from the DHT, or written here by `lowcomm-node remove`
+    amending   what the creator has changed of the run, who may join included (swarm/amendments.py)
+
+All lie in the folder of the run. What is damaged there counts as not there: the swarm tells it again.
+"""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from time import time
+
+from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.keys import peers_key, removals_key
+from lowcomm_node.errors import NotAdmitted
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.storage.files import read_small, write_atomic
+from lowcomm_node.swarm.amendments import Amending
+from lowcomm_protocol.errors import AdmissionError, LowcommError, SignatureError
+from lowcomm_protocol.peers.admission import Admission, Rules
+from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES, Token, read_claim, verify_token
+from lowcomm_protocol.peers.records import read_record
+from lowcomm_protocol.peers.removals import MAX_REMOVALS_BYTES, Removals
+from lowcomm_protocol.spec.run import SignedRun
+
+REMOVALS_LIFE = 1800.0
+_MAX_USES_BYTES = 4 * 1024**2
+
+
+class Standing:
+    """Who may take part in one run, as this node knows it; its own claim included."""
+
+    def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
+        """Reads what the home keeps. Raises NotAdmitted if the invite that was given is none for us."""
+        self._run, self.amending = run, Amending(run, settings.paths.amendments(run.fingerprint))
+        self._reached = _saved_step(settings.paths.checkpoints(run.fingerprint))
+        """Our own swarm step; before we train the highest that a peer of the run tells."""
+        self._trains = False
+        self._spec = self.amending.course.at(self._reached)
+        self.rules = Rules.of(run, self._spec)
+        self.admission = Admission(self.rules)
+        self._settings, self._peer_id, self.claim = settings, peer_id, b""
+        self._removals = settings.paths.removals(run.fingerprint)
+        self._uses = settings.paths.uses(run.fingerprint)
+        self.admission.load(read_small(self._uses, _MAX_USES_BYTES), now)
+        self._kept = self.admission.to_bytes()
+        self._read_removals()
+        self.claim = _own_claim(settings, run, self.rules, peer_id, now)
+
+    def check_ourselves(self, now: float) -> None:
+        """Raise NotAdmitted if the run does not take us, or not any more."""
+        try:
+            self.admission.check(self._peer_id, self.claim, now)
+        except AdmissionError as error:
+            raise NotAdmitted(str(error), reason=error.reason) from None
+
+    def hear_amendments(self, data: bytes) -> bool:
+        """Take in what a peer tells of amendments; whether it is newer than what we knew."""
+        newer = self.amending.hear(data)
+        if newer:
+            self._follow_amendments(time())
+        return newer
+
+    def reach(self, swarm_step: int) -> bool:
+        """We train, and have come to a swarm step; whether that changes who may join."""
+        self._reached, self._trains = swarm_step, True
+        return self._follow_amendments(time())
+
+    def _follow_amendments(self, now: float) -> bool:
+        """Go by what holds at the swarm step that is reached; whether that changes who may join."""
+        spec = self.amending.course.at(self._reached)
+        if spec is self._spec:
+            return False
+        self._spec, rules = spec, Rules.of(self._run, spec)
+        if rules == self.rules:
+            return False  # what they remember of proofs stays
+        # A claim on an invite is none where work is asked for, and the other way round.
+        claim = self.claim if rules.admission == self.rules.admission else b""
+        self.rules = self.admission.rules = rules
+        with suppress(NotAdmitted):  # `check_ourselves` tells
+            self.claim = claim or _own_claim(self._settings, self._run, rules, self._peer_id, now)
+        return True
+
+    async def _hear_steps(self, discovery: Discovery) -> bool:
+        """Learn from peers' records how far the run is, before we train; whether that changes who may join.
+
+        A lie makes us follow early what the creator has signed; those who train refuse whom they must.
+        """
+        if self._trains or not any(at > self._reached for at, _, _ in self.amending.course.chain.admissions):
+            return False
+        now = time()
+        for data in (await discovery.lookup(peers_key(self._run.run_id))).values():
+            with suppress(LowcommError):
+                self._reached = max(self._reached, read_record(data, now).swarm_step)
+        return self._follow_amendments(now)
+
+    async def look(self, discovery: Discovery) -> bool:
+        """Compare removal lists and amendments with the DHT, and put ours there if newer; whether anything has changed.
+
+        Raises DiskFull, OSError if what is new can't be kept.
+        """
+        newer = self._read_removals() | await self.amending.look(discovery)
+        newer |= self._follow_amendments(time()) | await self._hear_steps(discovery)
+        told = (await discovery.lookup(self._key)).get(self.rules.creator, b"")
+        with suppress(LowcommError):
+            newer |= bool(told) and self.admission.hear_removals(told)
+        if self.admission.removals.data != told:
+            await self.publish(discovery)
+        # The thread must not see dictionaries that the event loop changes.
+        await asyncio.to_thread(self._keep, self.admission.removals.data, self.admission.to_bytes())
+        return newer
+
+    async def publish(self, discovery: Discovery) -> None:
+        """Keep removal list and amendments alive in the DHT: their creator need not be there."""
+        await self.amending.publish(discovery)
+        if self.admission.removals.data:
+            await discovery.publish(self._key, self.rules.creator, self.admission.removals.data, REMOVALS_LIFE)
+
+    @property
+    def _key(self) -> str:
+        return removals_key(self.rules.run_id, self.rules.creator)
+
+    def _read_removals(self) -> bool:
+        data = read_small(self._removals, MAX_REMOVALS_BYTES)
+        with suppress(LowcommError):
+            return bool(data) and self.admission.hear_removals(data)
+        return False
+
+    def _keep(self, data: bytes, uses: bytes) -> None:
+        if data and data != read_small(self._removals, MAX_REMOVALS_BYTES):
+            write_atomic(self._removals, data)
+        if uses != self._kept:
+            write_atomic(self._uses, uses, 0o600)
+            self._kept = uses
+
+
+def _saved_step(checkpoints: Path) -> int:
+    """The swarm step of the newest checkpoint; 0 if there is none."""
+    return max(CheckpointStore(checkpoints).steps(), default=0) if checkpoints.is_dir() else 0
+
+
+def newest_removals(run: SignedRun, path: Path, told: bytes) -> Removals:
+    """The newer of the list that a home keeps and the one that the DHT tells; an empty one if there is none."""
+    admission = Admission(Rules.of(run))
+    for data in (read_small(path, MAX_REMOVALS_BYTES), told):
+        with suppress(LowcommError):
+            if data:
+                admission.hear_removals(data)
+    return admission.removals
+
+
+def _own_claim(settings: NodeSettings, run: SignedRun, rules: Rules, peer_id: str, now: float) -> bytes:
+    """The claim by which this node takes part; empty where it needs none. Raises NotAdmitted."""
+    if rules.admission != "invite":
+        return b""
+    path, token = settings.paths.claim(run.fingerprint), settings.token
+    claim = b"" if settings.ephemeral else _sound_claim(read_small(path, MAX_CLAIM_BYTES), rules, peer_id)
+    # From the same invite the claim that was made before is the earlier one.
+    if token is not None and not (claim and read_claim(claim, peer_id).invite.key == token.invite.key):
+        _check_token(token, rules, peer_id, now)
+        claim = token.claim(peer_id, now).data
+        if not settings.ephemeral:
+            write_atomic(path, claim, 0o600)
+    return claim
+
+
+def _check_token(token: Token, rules: Rules, peer_id: str, now: float) -> None:
+    try:
+        verify_token(token, rules.creator)
+        token.invite.check_for(rules.run_id, peer_id, now)
+    except SignatureError:
+        raise NotAdmitted(
+            f"The invite was not signed by the creator of this run ({rules.creator}): ask that one for an invite."
+        ) from None
+    except AdmissionError as error:
+        raise NotAdmitted(str(error), reason=error.reason) from None
+
+
+def _sound_claim(data: bytes, rules: Rules, peer_id: str) -> bytes:
+    """A claim that was kept, if it is one of this peer; else nothing."""
+    try:
+        read_claim(data, peer_id).verify(rules.creator)
+    except LowcommError:
+        return b""
+    return data

@@ -1,0 +1,78 @@
+"""What this node knows of the amendments of its run: from its home, from the DHT and from peers; kept, and told on.
+
+The chain lies in the folder of the run, written by the node or by `lowcomm-node amend`. What is damaged there counts as not there.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.keys import amendments_key
+from lowcomm_node.storage.files import read_small, write_atomic
+from lowcomm_node.system.logs import log
+from lowcomm_protocol.errors import LowcommError, SpecError, VersionError
+from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, Amendment, Course, read_chain
+from lowcomm_protocol.spec.run import SignedRun
+
+AMENDMENTS_LIFE = 1800.0
+
+
+class Amending:
+    """The course of one run."""
+
+    def __init__(self, run: SignedRun, path: Path) -> None:
+        """Reads what the home keeps."""
+        self.course = Course(run.spec)
+        self.on_news: Callable[[list[Amendment]], None] = lambda news: None
+        """Told of the amendments that are new."""
+        self.on_trouble: Callable[[str], None] = lambda reason: None
+        """Told once why a chain that the creator has signed can't be followed."""
+        self._run, self._path = run, path
+        self._refused: bytes = b""
+        self.hear(read_small(path, MAX_CHAIN_BYTES))
+
+    def hear(self, data: bytes) -> bool:
+        """Take in a chain of a stranger; whether it is newer than ours."""
+        if not data or data in (self.course.chain.data, self._refused):
+            return False
+        try:
+            chain = read_chain(data, self._run.creator)
+            if chain.run_id != self._run.run_id or chain.order <= self.course.chain.order:
+                return False
+            before, self.course = len(self.course.chain.links), Course(self._run.spec, chain)
+        except (SpecError, VersionError) as error:
+            self._refused = data
+            self.on_trouble(f"the creator has amended the run in a way that this node can't follow: {error}")
+            return False
+        except LowcommError as error:
+            log.debug("amendments.refused", reason=str(error))
+            return False
+        self.on_news(list(chain.links[before:]))
+        return True
+
+    async def look(self, discovery: Discovery) -> bool:
+        """Compare with the home and the DHT, and put ours where theirs is older; whether we have heard of newer ones.
+
+        Raises DiskFull, OSError.
+        """
+        newer = self.hear(await asyncio.to_thread(read_small, self._path, MAX_CHAIN_BYTES))
+        told = (await discovery.lookup(self._key)).get(self._run.creator, b"")
+        newer |= self.hear(told)
+        data = self.course.chain.data
+        if data != told:
+            await self.publish(discovery)
+        if data and data != await asyncio.to_thread(read_small, self._path, MAX_CHAIN_BYTES):
+            await asyncio.to_thread(write_atomic, self._path, data)
+        return newer
+
+    async def publish(self, discovery: Discovery) -> None:
+        """Keep the chain alive in the DHT: its creator need not be there."""
+        with suppress(LowcommError):
+            if self.course.chain.data:
+                await discovery.publish(self._key, self._run.creator, self.course.chain.data, AMENDMENTS_LIFE)
+
+    @property
+    def _key(self) -> str:
+        return amendments_key(self._run.run_id, self._run.creator)

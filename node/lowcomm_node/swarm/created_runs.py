@@ -1,0 +1,36 @@
+"""The runs that were created in this home: those that its identity may invite to, and remove from."""
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.storage.files import load_or_create_identity
+from lowcomm_node.storage.paths import Paths
+from lowcomm_node.swarm.find_run import choose
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
+
+
+def created_run(paths: Paths, wanted: str | None) -> tuple[Identity, SignedRun]:
+    """The identity of a home and the run of it that is meant; ``wanted``: NAME or NAME@FINGERPRINT, None for the only one.
+
+    Raises ConfigError if there is none, or if it is not clear which.
+    """
+    runs: list[SignedRun] = []
+    if paths.identity.exists():
+        identity = load_or_create_identity(paths.identity)
+        # A node keeps runs in folders, a bootstrap server (which signs the run.toml it is given) in files.
+        for path in sorted([*paths.runs.glob("*/run.json"), *paths.runs.glob("*.json")]):
+            try:
+                with path.open("rb") as file:
+                    run = read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))
+            except (LowcommError, OSError):
+                continue
+            if run.creator == identity.peer_id:
+                runs.append(run)
+        chosen = choose(runs, wanted)
+        if chosen is not None:
+            return identity, chosen
+    known = ", ".join(sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in runs))
+    raise ConfigError(
+        f"{paths.home} has created {'no run' if not runs else f'no run {wanted!r}, only {known}'}: name the home where "
+        "`lowcomm-node create` was called with --home."
+    )

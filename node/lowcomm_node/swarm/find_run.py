@@ -1,0 +1,198 @@
+"""Enter the DHT and find the run that the owner means: in the swarm, or in the home, where it was found before."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from time import monotonic, time
+
+from lowcomm_node.dht.doors import by_peer
+from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.keys import RUNS_KEY
+from lowcomm_node.errors import ConfigError, NoPeers
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.swarm.membership import listening
+from lowcomm_node.swarm.remembered_peers import KnownDoors
+from lowcomm_protocol.errors import LowcommError, VersionError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.refusals import Refusals
+from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
+
+FIND_DEADLINE = 60.0
+OTHERS_DEADLINE = 15.0
+"""The same where other runs are published: the one that is named is then most often misspelt."""
+NAMED = 8
+"""Runs in a message."""
+KEPT_AFTER = 5.0
+"""Seconds after which a run that the home keeps is taken though no peer that answers publishes it: we do then."""
+
+
+def open_discovery(
+    settings: NodeSettings,
+    identity: Identity,
+    require_peers: bool = True,
+    key_file: Path | None = None,
+    refusals: Refusals | None = None,
+    remembered: Sequence[str] = (),
+) -> Discovery:
+    """The DHT as these settings have it; not started yet. Raises ConfigError on a malformed address.
+
+    ``key_file``: where the key of ``identity`` lies, if not in the home; ``refusals``: where refused records are counted;
+    ``remembered``: addresses that have answered before, the best first.
+    """
+    from lowcomm_node.dht.hivemind import HivemindDiscovery  # takes seconds to import
+    from lowcomm_node.libp2p.p2pd import listeners
+
+    if not settings.peers and not remembered:
+        raise ConfigError(
+            "No address of the swarm is known: give one with --peers, as `lowcomm-bootstrap serve` prints it."
+        )
+    host, _ = listening(settings, remembered)
+    host = host.strip("[]")
+    return HivemindDiscovery(
+        identity=identity,
+        key_file=key_file or settings.paths.identity,
+        listen=listeners(host, settings.dht_port),
+        initial_peers=settings.peers,
+        require_peers=require_peers,
+        # Nobody can know from inside whether others get through a router; on loopback there is none.
+        wants_places=host not in ("127.0.0.1", "::1"),
+        refusals=refusals,
+        learned=remembered[::-1],  # the last ones hold where there are too many
+        # What p2pd carries for others is not counted, so where traffic is limited it carries nothing.
+        relays=settings.max_up is None and settings.max_down is None,
+    )
+
+
+def remembered_run(settings: NodeSettings) -> SignedRun | None:
+    """The run that this home knows from before and that is meant, if there is one.
+
+    It is that which ``--run`` or the invite names. Without them, that which was found at the addresses in ``--peers``;
+    without any address, the only one that there is. Raises ConfigError if it is not clear which.
+    """
+    invited_to = settings.token.invite.run_id if settings.token is not None else None
+    runs = _kept(settings)
+    if settings.run is None and invited_to is None and settings.peers:
+        # Else a mistyped address of another swarm would train an old run.
+        given, now = by_peer(settings.peers), time()
+        runs = [run for run in runs if _was_entered_at(settings, run, list(given), now)]
+        return runs[0] if len(runs) == 1 else None
+    return choose(runs, settings.run, invited_to)
+
+
+async def find_run(
+    discovery: Discovery,
+    settings: NodeSettings,
+    kept: SignedRun | None = None,
+    show: Callable[[str], None] = lambda reason: None,
+) -> SignedRun:
+    """The run that ``--run`` names, or the invite is for, or the only one that there is; it is kept in the home.
+
+    ``kept``, which the home knows, is taken if it is among several, or if none is published; ``show`` hears what is
+    missing. Raises NoPeers if none is found within the deadline, which is short where others are published,
+    ConfigError if several are and none was named.
+    """
+    invited_to = settings.token.invite.run_id if settings.token is not None else None
+    began, deadline = monotonic(), FIND_DEADLINE
+    missing = missing_run([], settings.run, invited_to)
+    while monotonic() < began + deadline:
+        found, unread = await _published(discovery)
+        known = kept is not None and (any(run.run_id == kept.run_id for run in found) or _is_late(began, found))
+        chosen = kept if known else choose(found, settings.run, invited_to)
+        if chosen is not None:
+            path = settings.paths.signed_run(chosen.fingerprint)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, chosen.to_bytes(), 0o600)
+            return chosen
+        missing = missing_run(found, settings.run, invited_to, unread)
+        deadline = OTHERS_DEADLINE if found else FIND_DEADLINE
+        show(missing)
+        await asyncio.sleep(1.0)
+    remedy = "correct --run" if settings.run else "use the invite at its own swarm" if invited_to else "try again later"
+    raise NoPeers(
+        f"The swarm answers, but {missing} (within {deadline:.0f} s): {remedy}, or publish the run with "
+        "`lowcomm-node create run.toml --peers ADDR`."
+    )
+
+
+def missing_run(
+    found: list[SignedRun], wanted: str | None, invited_to: str | None = None, unread: Sequence[str] = ()
+) -> str:
+    """Why no published run is the one that is meant: what is published, and what may be meant.
+
+    ``unread``: why this release can't read other runs that are published.
+    """
+    if unread:
+        return f"{missing_run(found, wanted, invited_to)}; {len(unread)} cannot be read here: {unread[0].rstrip('.')}"
+    if not found:
+        return f"the run {wanted!r} is not published yet" if wanted else "no run is published yet"
+    names = sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in found)
+    told = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    if wanted is None:
+        return f"the run {(invited_to or '')[:12]} of the invite is not published; there are: {told}"
+    name = wanted.partition("@")[0]
+    near = get_close_matches(name, [one.partition("@")[0] for one in names], 1)
+    meant = next((f"; did you mean {one}?" for one in names if near and one.startswith(f"{near[0]}@")), "")
+    return f"no run {wanted!r} is published; there are: {told}{meant}"
+
+
+def choose(runs: list[SignedRun], wanted: str | None, invited_to: str | None = None) -> SignedRun | None:
+    """The run that is meant; None if it is not among ``runs``. Raises ConfigError if it is not clear which.
+
+    ``wanted``: NAME or NAME@FINGERPRINT; ``invited_to``: the id of the run that an invite is for.
+    """
+    if wanted is not None:
+        name, _, fingerprint = wanted.partition("@")
+        runs = [run for run in runs if run.spec.run.name == name and run.run_id.startswith(fingerprint)]
+    if invited_to is not None:
+        named, runs = runs, [run for run in runs if run.run_id == invited_to]
+        if wanted is not None and named and not runs:
+            raise ConfigError(
+                f"--invite is for another run ({invited_to[:12]}) than --run {wanted}: leave --run away, or use the "
+                "invite that you were given for it."
+            )
+    if len(runs) > 1:
+        names = ", ".join(sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in runs)[:8])
+        raise ConfigError(f"There are several runs: choose one with --run: {names}.")
+    return runs[0] if runs else None
+
+
+def _is_late(began: float, found: list[SignedRun]) -> bool:
+    return not found and monotonic() >= began + KEPT_AFTER
+
+
+def _kept(settings: NodeSettings) -> list[SignedRun]:
+    """The signed runs in the home; what is damaged there counts as not there."""
+    runs: list[SignedRun] = []
+    for path in sorted(settings.paths.runs.glob("*/run.json")):
+        try:
+            with path.open("rb") as file:
+                run = read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))
+        except (LowcommError, OSError):
+            continue
+        if settings.paths.signed_run(run.fingerprint) == path:
+            runs.append(run)
+    return runs
+
+
+def _was_entered_at(settings: NodeSettings, run: SignedRun, peer_ids: list[str], now: float) -> bool:
+    doors = KnownDoors(settings.paths.doors(run.fingerprint), now)
+    return any(peer_id in doors for peer_id in peer_ids)
+
+
+async def _published(discovery: Discovery) -> tuple[list[SignedRun], list[str]]:
+    """The runs that are published, and why others can't be read by this release."""
+    runs: list[SignedRun] = []
+    unread: list[str] = []
+    for run_id, data in (await discovery.lookup(RUNS_KEY)).items():
+        try:
+            run = read_signed_run(data, f"run {run_id[:12]}")
+        except VersionError as error:
+            unread.append(str(error))
+            continue
+        except LowcommError:
+            continue
+        if run.run_id == run_id:
+            runs.append(run)
+    return runs, unread

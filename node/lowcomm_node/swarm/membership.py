@@ -1,0 +1,459 @@
+"""Being known and knowing others: our record goes out, theirs come in, through the DHT and from peer to peer."""
+
+import asyncio
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from socket import SOCK_STREAM
+from time import monotonic, time
+
+import grpc
+
+from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.keys import RUNS_KEY, peers_key
+from lowcomm_node.errors import ConfigError, LinkLost, NotAdmitted
+from lowcomm_node.libp2p.p2pd import has_ipv6
+from lowcomm_node.libp2p.targets import places_of
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.swarm.admission import Standing
+from lowcomm_node.swarm.rejoin import Lifeline, own_addresses
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.release import release
+from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.peer_channel import OTHER_CERTIFICATE
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.liveness import PROBE_EVERY
+from lowcomm_protocol.peers.records import (
+    MAX_ADDRESSES,
+    MAX_ENTRY_POINTS,
+    MAX_RECORD_BYTES,
+    PeerInfo,
+    Phase,
+    read_record,
+    write_record,
+)
+from lowcomm_protocol.peers.roster import MAX_PEERS, Roster
+from lowcomm_protocol.refusals import Reason, Refusals, What
+from lowcomm_protocol.spec.run import SignedRun
+
+MEET_DEADLINE = 3.0
+MAX_MET = 64
+"""Peers that are told directly when we come, change phase or go; the DHT tells the others."""
+PROBE_DEADLINE = 12.0
+"""Seconds for a peer of which nothing is known yet: a tunnel to it may have to be opened first."""
+ACQUAINT_DEADLINE = 20.0
+"""Seconds that a newcomer waits at most for peers that the DHT names to prove that they are there."""
+RUN_LIFE = 1800.0
+CHECK_EVERY = 10.0
+CROWD, MOST_POLL = 32, 15.0
+"""Peers from which on looks become rarer, as each brings all their records, and seconds between two of them at most."""
+DEFECT_PAUSE = 10.0
+REMOVALS_EVERY = 10.0
+"""Seconds between two looks for peers that were removed: it must take effect within a minute."""
+MAX_RELEASE = 32
+"""Characters of the release that a peer names."""
+MAX_TOLD_OFF = 8
+"""Warnings that a peer does not take us: the first ones say why."""
+
+
+def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[str, tuple[str, ...]]:
+    """The host to listen on, and the hosts to tell others: loopback only, if all known peers are on loopback.
+
+    ``remembered``: addresses of the swarm from before; they decide where the owner gave none.
+    """
+    peers = settings.peers or tuple(remembered)
+    if settings.host is not None:
+        return settings.host, (settings.host,) if settings.host not in ("0.0.0.0", "[::]") else _own_hosts()
+    if peers and all("/ip4/127." in peer or "/ip6/::1/" in peer for peer in peers):
+        return "127.0.0.1", ("127.0.0.1",)
+    return "0.0.0.0", _own_hosts()
+
+
+async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
+    """``host:port`` with names looked up: records tell numbers only. Raises ConfigError for a name that leads nowhere."""
+    found: list[str] = []
+    for address in announced:
+        host, _, port = address.rpartition(":")
+        try:
+            answers = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=SOCK_STREAM)
+        except OSError as error:
+            raise ConfigError(
+                f"--announce {address}: {host} can't be looked up ({error.strerror}): correct it, or give its IP address."
+            ) from None
+        numbers = [answer[4][0] for answer in answers]
+        found += [f"[{one}]:{port}" if ":" in str(one) else f"{one}:{port}" for one in numbers]
+    return tuple(dict.fromkeys(found))[:MAX_ADDRESSES]
+
+
+def any_host() -> str:
+    """Where to listen to be reached at every address: IPv6 includes IPv4, where this machine has it."""
+    return "[::]" if has_ipv6() else "0.0.0.0"
+
+
+def _own_hosts() -> tuple[str, ...]:
+    numbers = [ipaddress.ip_address(text) for text in own_addresses()]
+    # Public addresses first: most peers are not in our home network. Of those IPv4, which everybody has.
+    numbers.sort(key=lambda address: (not address.is_global, address.version))
+    return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
+
+
+def look_pause(poll: float, record_life: float, peers: int) -> float:
+    """Seconds until the next look at a run of so many peers; who is new tells the others itself, and records must not expire."""
+    return max(poll, min(MOST_POLL, record_life / 2, poll * peers / CROWD))
+
+
+class Membership:
+    """Keeps the roster fresh and our own record published."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        run: SignedRun,
+        roster: Roster,
+        discovery: Discovery,
+        channels: Channels,
+        settings: NodeSettings,
+        certificate: bytes,
+        addresses: tuple[str, ...],
+        progress: Callable[[], tuple[int, int, float]],
+        warn: Callable[[str], None],
+        standing: Standing,
+        refusals: Refusals,
+        on_removals: Callable[[], None],
+        on_barred: Callable[[NotAdmitted], None],
+        lifeline: Lifeline | None = None,
+    ) -> None:
+        self.roster, self.addresses = roster, addresses
+        self.dht_peers = 0
+        self._identity, self._run, self._discovery, self._channels = identity, run, discovery, channels
+        self._settings, self._certificate = settings, certificate
+        self._progress, self._warn = progress, warn
+        self._standing, self._refusals = standing, refusals
+        self._on_removals, self._on_barred, self._lifeline = on_removals, on_barred, lifeline
+        self._removals_due, self._told_off, self._run_due = 0.0, 0, 0.0
+        self._has_looked = False
+        self._is_crowded = False
+        """Whether more peers are alive than the run is for, and our owner was told."""
+        self._phase = Phase.JOINING
+        self._changed = asyncio.Event()
+        self._last_issued = 0.0
+        self._greetings: set[asyncio.Task[None]] = set()
+        self._release = release()
+        self._releases: OrderedDict[str, str] = OrderedDict()
+        """The software of peers that have introduced themselves."""
+        self._likely: frozenset[str] = frozenset()
+        """Peers that the DHT has connected us to."""
+
+    # what the daemon asks
+
+    @property
+    def entry_points(self) -> tuple[str, ...]:
+        """Our own multiaddresses, good for another node's ``--peers``."""
+        return self._discovery.addresses()
+
+    def release_of(self, peer_id: str) -> str | None:
+        """Which software a peer runs, as it says; None if it has not said so."""
+        return self._releases.get(peer_id)
+
+    def count(self) -> int:
+        """Peers that are alive."""
+        return len(self.roster.alive(time()))
+
+    def count_silent(self) -> int:
+        """Peers that have a record and have not proved lately that they are there."""
+        now = time()
+        return len(self.roster.known(now)) - len(self.roster.alive(now))
+
+    def count_ready(self) -> int:
+        """Peers that have loaded their model, and are not paused."""
+        return sum(info.phase not in (Phase.JOINING, Phase.PAUSED) for info in self.roster.alive(time()))
+
+    def anybody_training(self) -> bool:
+        """Whether the run has begun elsewhere."""
+        return bool(self.roster.in_phase(Phase.TRAINING, time()))
+
+    def donors(self) -> list[PeerInfo]:
+        """Peers that can hand over their state, the most advanced first."""
+        return sorted(self.roster.in_phase(Phase.TRAINING, time()), key=lambda info: -info.swarm_step)
+
+    async def wait_changed(self, seconds: float) -> None:
+        """Until the roster changes, or for so many seconds."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def announce(self, phase: Phase) -> None:
+        """Tell everybody our new phase: the DHT, and directly the peers that we know."""
+        self._phase = phase
+        await asyncio.gather(self._publish(), self._greet_all())
+
+    async def say_goodbye(self) -> None:
+        """Be gone from the others' lists at once."""
+        await self.announce(Phase.LEFT)
+
+    def meet(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
+        """Answer a peer that introduces itself."""
+        self._hear_introduction(peer, introduction)
+        self._discovery.answered(peer)
+        return self._introduction()
+
+    # the loop
+
+    async def run(self) -> None:
+        """Publish, look around, and watch the connection, until cancelled."""
+        await asyncio.gather(
+            self._forever("our record is not published", self._publish, lambda: self._settings.record_life / 3),
+            self._forever("no look for other peers", self.look, self._look_pause),
+            self._forever("no probe of other peers", self._probe, lambda: PROBE_EVERY),
+            self._forever("the size of the swarm is not watched", self._look_at_size, lambda: CHECK_EVERY),
+            self._forever("the run is not published", self._watch, lambda: CHECK_EVERY if self.dht_peers else 2.0),
+        )
+
+    async def _forever(self, trouble: str, work: Callable[[], Awaitable[None]], pause: Callable[[], float]) -> None:
+        """Do a piece of work again and again; ``pause``: seconds in between. A defect must not cost the node its swarm."""
+        told = None
+        while True:
+            try:
+                await work()
+                wait = pause()
+            except Exception as error:
+                log.error("membership.defect", error=repr(error), exc_info=error)
+                if repr(error) != told:
+                    told = repr(error)
+                    self._warn(f"{trouble} (tried again in {DEFECT_PAUSE:.0f} s), because of a defect: {error!r}"[:300])
+                wait = DEFECT_PAUSE
+            await asyncio.sleep(wait)
+
+    def _look_pause(self) -> float:
+        return look_pause(self._settings.poll, self._settings.record_life, len(self.roster.known(time())))
+
+    async def _watch(self) -> None:
+        self.dht_peers = self._discovery.known_peers()
+        if self.dht_peers and monotonic() >= self._run_due:
+            await self._publish_run()
+
+    async def _look_at_size(self) -> None:
+        """Warn, once, when the swarm has outgrown the groups of a run that can't hold more together."""
+        sync, peers = self._run.spec.sync, 1 + self.count()
+        if self._is_crowded or not sync.realigns_among(peers):
+            self._is_crowded = self._is_crowded and peers >= sync.group  # one that comes and goes is no news
+            return
+        self._is_crowded = True
+        self._warn(
+            f"{peers} peers are alive, but this run is for at most {sync.group} (group = {sync.group}, consensus = 0): most "
+            "exchanges become realignments, which carry fp32 and lose momentum, as `status` counts. Train elsewhere, or ask "
+            'the creator for a run with codec = "bf16" and consensus = 1.0, or method = "lowcomm"'
+        )
+
+    async def republish(self) -> None:
+        """Publish all that is ours at once: others have forgotten it, or were not there."""
+        await asyncio.gather(self._publish(), self._publish_run())
+
+    async def _publish_run(self) -> None:
+        # Every peer keeps the run published, so that it outlives its bootstrap server.
+        await self._discovery.publish(RUNS_KEY, self._run.run_id, self._run.to_bytes(), RUN_LIFE)
+        await self._standing.publish(self._discovery)
+        self._run_due = monotonic() + RUN_LIFE / 3
+
+    async def look(self) -> None:
+        """Read the records in the DHT, and greet the peers that are new."""
+        await self._look_for_removals()
+        records = await self._discovery.lookup(peers_key(self._run.run_id))
+        if not self._has_looked:
+            self._has_looked = True
+            self._follow_ourselves(records.get(self._identity.peer_id, b""))
+        news = [info for data in records.values() if (info := self._hear(data)) is not None]
+        await self._probe()
+        now = time()
+        for info in news:
+            if self.roster.liveness.is_proved(info.peer_id, now):
+                self._learn_entry_points(info)
+        if self._lifeline is not None:
+            self._lifeline.listed(set(records) - {self._identity.peer_id})
+        try:
+            self._standing.check_ourselves(time())
+        except NotAdmitted as error:
+            self._on_barred(error)
+
+    async def acquaint(self) -> None:
+        """Look around, and wait until peers have proved to be there, or none is likely to; a newcomer knows nobody yet."""
+        await self.look()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ACQUAINT_DEADLINE):
+                while self._is_unacquainted():
+                    await self.wait_changed(PROBE_EVERY)
+                    await self._probe()
+
+    def _is_unacquainted(self) -> bool:
+        """Whether a peer that is likely to be there is still to be tried, or any peer while none has answered."""
+        now, liveness = time(), self.roster.liveness
+        known = [info.peer_id for info in self.roster.known(now)]
+        if any(liveness.is_proved(peer, now) for peer in known):
+            known = [peer for peer in known if peer in self._likely]
+        return any(liveness.is_untried(peer, now) for peer in known) or (bool(self._greetings) and bool(known))
+
+    async def ask(self) -> None:
+        """Hear from the peers that are alive where they are now: a record may be some seconds old."""
+        await self._greet_all()
+
+    async def _probe(self) -> None:
+        """Call some of the peers of which there was no sign of life of late."""
+        self._likely = await self._discovery.connected_peers()
+        now = time()
+        known = {info.peer_id: info for info in self.roster.known(now)}
+        places = ((peer, places_of(info.addresses, info.entry_points)) for peer, info in known.items())
+        room = max(0, self.roster.liveness.at_once(now) - len(self._greetings))
+        for peer in self.roster.liveness.due(places, now, self._likely, room):
+            task = asyncio.create_task(self._greet(known[peer], PROBE_DEADLINE))
+            self._greetings.add(task)
+            task.add_done_callback(self._greeted)
+
+    def _greeted(self, task: asyncio.Task[None]) -> None:
+        self._greetings.discard(task)
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("membership.defect", error=repr(error), exc_info=error)
+
+    def sign_of_life(self, peer_id: str) -> None:
+        """A peer has answered us, or has called us, and has shown who it is."""
+        now, liveness = time(), self.roster.liveness
+        is_new, info = not liveness.is_proved(peer_id, now), self.roster.get(peer_id, now)
+        liveness.heard(peer_id, now)
+        if is_new and info is not None:
+            self._changed.set()
+            self._learn_entry_points(info)
+
+    def _learn_entry_points(self, info: PeerInfo) -> None:
+        # Whoever named other peers there would send us to them.
+        entry_points = [entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")]
+        self._discovery.add_entry_points(entry_points)
+        self._tell_lifeline(info, entry_points)
+
+    def _tell_lifeline(self, info: PeerInfo, entry_points: Sequence[str]) -> None:
+        if self._lifeline is None:
+            return
+        if info.phase in (Phase.LEFT, Phase.FINISHED):
+            self._lifeline.left(info.peer_id)
+        else:
+            self._lifeline.learned(info.peer_id, entry_points)
+
+    async def _look_for_removals(self) -> None:
+        if monotonic() < self._removals_due:
+            return
+        self._removals_due = monotonic() + REMOVALS_EVERY
+        try:
+            newer = await self._standing.look(self._discovery)
+        except (LowcommError, OSError) as error:
+            self._warn(f"what is known of invites and removals could not be kept: {error}")
+            newer = True
+        if newer:
+            self._changed.set()
+            self._on_removals()
+
+    def _follow_ourselves(self, data: bytes) -> None:
+        """If our clock was set back since our last life, go on after the last record of that, or none would be believed."""
+        with suppress(LowcommError):
+            info = read_record(data, time())
+            if info.peer_id == self._identity.peer_id:
+                self._last_issued = max(self._last_issued, info.issued)
+
+    def _hear_introduction(self, peer: str, introduction: pb.Introduction) -> None:
+        """What a peer tells of itself, and of uses of invites."""
+        if introduction.record.ByteSize() > MAX_RECORD_BYTES:  # before it is copied
+            self._refusals.count(What.RECORD, Reason.TOO_LARGE)
+            return
+        if introduction.HasField("record"):  # a peer may call only to see whether we answer
+            self._hear(introduction.record.SerializeToString(), sender=peer)
+        self._hear_release(peer, introduction.release)
+        self._standing.admission.hear_uses(introduction.uses, time())
+        if self._standing.hear_amendments(introduction.amendments):
+            self._changed.set()
+            self._on_removals()
+
+    def _hear_release(self, peer: str, told: str) -> None:
+        if told and len(told) <= MAX_RELEASE and told.isascii() and told.isprintable():
+            self._releases[peer] = told
+            self._releases.move_to_end(peer)
+            if len(self._releases) > MAX_PEERS:
+                self._releases.popitem(last=False)
+
+    def _hear(self, data: bytes, sender: str | None = None) -> PeerInfo | None:
+        info = self.roster.hear(data, time(), sender)
+        if info is not None:
+            self._changed.set()
+        return info
+
+    async def _publish(self) -> None:
+        record = self._record()
+        try:
+            await self._discovery.publish(
+                peers_key(self._run.run_id), self._identity.peer_id, record, self._settings.record_life
+            )
+        except LowcommError as error:
+            self._warn(f"our record could not be published: {error}")
+
+    async def _greet_all(self) -> None:
+        known = self.roster.alive(time())[:MAX_MET]
+        await asyncio.gather(*(self._greet(info) for info in known))
+
+    async def _greet(self, info: PeerInfo, deadline: float = MEET_DEADLINE) -> None:
+        """Hand over our newest record, and take in theirs. A peer that does not answer is no error."""
+        try:
+            async with asyncio.timeout(deadline):
+                stub = await self._channels.stub(info)
+                answer = await stub.Describe(
+                    self._introduction(), metadata=self._channels.metadata(info.peer_id), timeout=deadline
+                )
+            self._hear_introduction(info.peer_id, answer)
+            self._discovery.answered(info.peer_id)
+            self.sign_of_life(info.peer_id)
+            self.roster.liveness.reached(places_of(info.addresses, info.entry_points))
+            return
+        except grpc.aio.AioRpcError as error:
+            self._take_refusal(info, error.code(), error.details() or "")
+        except (grpc.RpcError, LinkLost, LowcommError, TimeoutError):
+            pass
+        if not self.roster.liveness.is_proved(info.peer_id, time()):
+            await self._channels.forget(info.peer_id)
+
+    def _take_refusal(self, info: PeerInfo, code: grpc.StatusCode, details: str) -> None:
+        if code is grpc.StatusCode.UNAVAILABLE and OTHER_CERTIFICATE in details:
+            # Somebody else answers at its address. It may be between the two of us, so its words count for nothing.
+            self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
+        elif code is grpc.StatusCode.UNAUTHENTICATED and self._told_off < MAX_TOLD_OFF:
+            self._told_off += 1
+            self._warn(f"{info.peer_id[-6:]} does not take us: {details[:200]}")
+
+    def _introduction(self) -> pb.Introduction:
+        signed = pb.SignedRecord()
+        signed.ParseFromString(self._record())
+        alive = frozenset(info.peer_id for info in self.roster.alive(time()))
+        uses, amendments = self._standing.admission.uses_to_tell(alive), self._standing.amending.course.chain.data
+        return pb.Introduction(record=signed, release=self._release, uses=uses, amendments=amendments)
+
+    def _record(self) -> bytes:
+        swarm_step, steps, speed = self._progress()
+        # Of two records the later one holds: never issue two in the same millisecond, nor one before the last.
+        self._last_issued = max(time(), self._last_issued + 0.001)
+        info = PeerInfo(
+            peer_id=self._identity.peer_id,
+            run_id=self._run.run_id,
+            phase=self._phase,
+            issued=self._last_issued,
+            expires=self._last_issued + self._settings.record_life,
+            addresses=self.addresses,
+            certificate=self._certificate,
+            swarm_step=swarm_step,
+            steps=steps,
+            tokens_per_second=speed,
+            entry_points=self.entry_points[:MAX_ENTRY_POINTS],
+            claim=self._standing.claim,
+        )
+        return write_record(info, self._identity)

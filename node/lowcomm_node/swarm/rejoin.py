@@ -1,0 +1,249 @@
+"""What keeps a peer in its swarm: looks around, asks the watchdog what to do, and does it. Training never waits for it.
+
+own addresses ─┐
+knocks ────────┼─► watchdog ─► plan: start p2pd again, give up connections, knock, publish, read back ─► ...
+what is listed ┘        └────► status: how we stand to the swarm, and why
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic, time
+from typing import Any
+
+from lowcomm_node.dht.doors import by_peer, check_clock
+from lowcomm_node.dht.interface import Discovery, Knock
+from lowcomm_node.errors import NodeError, Unhealthy
+from lowcomm_node.libp2p.targets import held_addresses
+from lowcomm_node.swarm.remembered_peers import KnownDoors
+from lowcomm_node.swarm.watchdog import MAX_DOORS, State, Watchdog
+from lowcomm_node.system.logs import log
+
+SAVE_EVERY = 30.0
+DEFECT_PAUSE = 10.0
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Lifeline:
+    """Keeps one peer in its swarm."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        named: Sequence[str],
+        known: KnownDoors | None,
+        tell: Tell,
+        warn: Callable[[str], None] = lambda text: None,
+        addresses: Callable[[], tuple[str, ...]] | None = None,
+        restarts: bool = True,
+        held: Callable[[], tuple[str, ...]] | None = None,
+    ) -> None:
+        """``named``: the owner's addresses of the swarm; ``restarts``: see Watchdog.
+
+        ``addresses``: those of this machine that it uses; ``held``: all that it has.
+        """
+        self._discovery, self._known, self._tell, self._warn = discovery, known, tell, warn
+        self._addresses, self._held = addresses or own_addresses, held or held_addresses
+        self._named = by_peer(named)
+        remembered = {door.peer_id: door.addresses for door in known.doors()} if known is not None else {}
+        self._watchdog = Watchdog(monotonic(), self._named, remembered, restarts)
+        self._record: tuple[str, str] | None = None
+        self._publish: Callable[[], Awaitable[None]] | None = None
+        self._on_move: Callable[[], None] | None = None
+        self._saved = monotonic()
+        self._told: dict[str, str | None] = {}
+        self._state = State.LOOKING
+        self._clock_told = False
+
+    # what is told to it
+
+    def keep(self, known: KnownDoors) -> None:
+        """From now on remember doors here: the run is known."""
+        self._known = known
+        for door in known.doors():
+            self.learned(door.peer_id, door.addresses)
+        for peer_id in self._watchdog.open_doors(monotonic()):
+            known.answered(peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named)
+
+    def publish_with(self, publish: Callable[[], Awaitable[None]], record: tuple[str, str] | None) -> None:
+        """How to publish what is ours, and key and subkey of the record by which we see whether it has arrived."""
+        self._publish, self._record = publish, record
+
+    def on_move(self, move: Callable[[], None]) -> None:
+        """What to do when the addresses of this machine change."""
+        self._on_move = move
+
+    def learned(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """A peer tells where it can be dialed."""
+        if addresses:
+            self._watchdog.learned(peer_id, addresses, monotonic())
+
+    def listed(self, peer_ids: set[str]) -> None:
+        """The peers that the DHT tells of."""
+        self._watchdog.listed(peer_ids, monotonic())
+
+    def left(self, peer_id: str) -> None:
+        """A peer has said goodbye."""
+        self._watchdog.left(peer_id)
+
+    # what it tells
+
+    @property
+    def connected(self) -> bool:
+        """Whether some door answers."""
+        return self._watchdog.state(monotonic()) in (State.CONNECTED, State.UNLISTED)
+
+    @property
+    def reason(self) -> str | None:
+        """Why we are not in the swarm; None if we are."""
+        return self._watchdog.reason(monotonic())
+
+    def unanswered(self) -> str:
+        """The doors that do not answer, and why."""
+        doors = [door for door in self.describe()["doors"] if door["reason"]]
+        return "; ".join(f"{door['address']} ({door['reason']})" for door in doors[:8]) or "any address"
+
+    def describe(self) -> dict[str, Any]:
+        """For ``status``."""
+        return self._watchdog.describe(monotonic())
+
+    # the loop
+
+    async def enter(self, seconds: float) -> bool:
+        """Look for the swarm until some door answers, for so many seconds at most and to the end of a look; whether one did."""
+        end = monotonic() + seconds
+        while True:
+            wait = await self.step()
+            if self.connected or monotonic() >= end:
+                return self.connected
+            await asyncio.sleep(min(wait, max(0.0, end - monotonic())))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            wait = await self.step()
+            await asyncio.sleep(wait)
+
+    async def step(self) -> float:
+        """Look once, and do what is due; seconds until the next is. Never raises."""
+        try:
+            return await self._step()
+        except Exception as error:  # a defect here must not cost the node its swarm
+            log.error("lifeline.defect", error=repr(error), exc_info=error)
+            return DEFECT_PAUSE
+
+    async def _step(self) -> float:
+        self._look_at_ourselves()
+        await self._discovery.revive()
+        plan = self._watchdog.plan(monotonic(), isolated=not await self._discovery.has_connections())
+        if plan.restart:
+            log.info("dht.restart", reason=self.reason)
+            await self._discovery.restart()
+            self._watchdog.restarted(monotonic())
+            return 0.1
+        if plan.forget:
+            await self._discovery.forget_connections(plan.forget)
+        if plan.knock:
+            await self._knock(plan.knock)
+        if self._publish is not None and self._watchdog.must_publish(monotonic()):
+            await self._publish()
+            self._watchdog.published()
+        if plan.read_back and self._record is not None:
+            held = await self._discovery.held_by_others(*self._record) is not None
+            self._watchdog.read_back(held, monotonic())
+        self._tell_state()
+        await self._save()
+        return plan.wait
+
+    async def _knock(self, doors: Mapping[str, Sequence[str]]) -> None:
+        was_connected = self.connected
+        knocks = await self._discovery.knock(doors)
+        found = False
+        for peer_id, knock in knocks.items():
+            now = monotonic()
+            if knock.reason is None:
+                found = found or not was_connected or self._told.get(peer_id, "") is not None
+                self._watchdog.answered(peer_id, now)
+                if self._known is not None:
+                    self._known.answered(peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named)
+            else:
+                self._watchdog.silent(peer_id, knock.reason, now)
+            self._tell_door(peer_id, knock.reason)
+        self._look_at_clock(knocks)
+        if found:
+            await self._discovery.find_neighbours()
+
+    def _look_at_clock(self, knocks: Mapping[str, Knock]) -> None:
+        try:
+            check_clock(knocks)
+        except Unhealthy as error:
+            if not self._clock_told:
+                self._clock_told = True
+                self._warn(str(error))
+        else:
+            self._clock_told = False
+
+    def _tell_door(self, peer_id: str, reason: str | None) -> None:
+        """Tell of a door that the owner has named when it opens or closes."""
+        before = self._told.pop(peer_id, "")
+        self._told[peer_id] = reason
+        if len(self._told) > 2 * MAX_DOORS:
+            del self._told[next(iter(self._told))]
+        if before == reason:
+            return
+        event = {"peer_id": peer_id, "address": next(iter(self._watchdog.addresses(peer_id)), None)}
+        if peer_id not in self._named:
+            log.debug("door.open" if reason is None else "door.closed", **event, reason=reason)
+        elif reason is None:
+            self._tell({"event": "door.open", **event})
+        elif not before:  # it was open, or nothing was known of it
+            self._tell({"event": "door.closed", **event, "reason": reason})
+
+    def _tell_state(self) -> None:
+        state = self._watchdog.state(monotonic())
+        if state is not self._state:
+            self._state = state
+            self._tell({"event": f"swarm.{state.value}", "reason": self.reason})
+
+    def _look_at_ourselves(self) -> None:
+        addresses = self._addresses()
+        if self._watchdog.own_addresses(addresses, monotonic(), self._held()):
+            self._tell({"event": "addresses.changed", "addresses": list(addresses)})
+            if self._on_move is not None:
+                self._on_move()
+
+    async def _save(self) -> None:
+        if self._known is None or monotonic() - self._saved < SAVE_EVERY:
+            return
+        self._saved = monotonic()
+        await self.save()
+
+    async def save(self) -> None:
+        """Keep what is known for the next start. Never raises: it is of use, not needed."""
+        if self._known is None:
+            return
+        try:
+            await asyncio.to_thread(self._known.save)
+        except (NodeError, OSError) as error:
+            log.warning("doors.not_kept", reason=str(error))
+
+
+def own_addresses() -> tuple[str, ...]:
+    """The addresses of this machine by which others may reach it, or it them: all of IPv4, of IPv6 the one in use."""
+    numbers = [text for text in held_addresses() if _is_lasting(text)]
+    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        # Nothing is sent. Machines change their private addresses of IPv6 every day, and keep the old ones for a while.
+        probe.connect(("2001:db8::1", 9))
+        numbers.append(probe.getsockname()[0])
+    return tuple(sorted(set(numbers)))
+
+
+def _is_lasting(text: str) -> bool:
+    try:
+        address = ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return not address.is_loopback

@@ -1,0 +1,126 @@
+"""Doors that were found open: peers and bootstrap servers that answered, kept for the next start.
+
+    {"version": 1, "doors": [{"peer_id": ..., "addresses": [...], "answered": Unix time, "named": bool}, ...]}
+
+Addresses come from strangers, and anybody may have written the file: everything is checked when it is read. A damaged file
+counts as none; the swarm tells it again.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.libp2p.multiaddress import is_peer_id, parse_entry_point
+from lowcomm_node.storage.files import write_atomic
+
+MAX_KNOWN = 64
+MAX_NAMED = 16
+"""Doors that the owner has named once, which give way to none of the others."""
+MAX_ADDRESSES = 4
+"""Of one door."""
+MAX_BYTES = 128 * 1024
+MAX_AGE = 30 * 86_400.0
+"""Seconds after which a door that has not answered is forgotten."""
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Known:
+    """A door that has answered."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    answered: float
+    """Unix time, seconds, of its last answer."""
+    named: bool = False
+    """Whether the owner has named it."""
+
+
+class KnownDoors:
+    """The doors of one run, in a file. Time is an argument: Unix time, seconds."""
+
+    def __init__(self, path: Path, now: float) -> None:
+        self._path = path
+        self._doors = {door.peer_id: door for door in _read(path, now)}
+        self._written = self._content()
+
+    def doors(self) -> list[Known]:
+        """Those that answered last come first, the named ones before all others."""
+        return sorted(self._doors.values(), key=lambda door: (not door.named, -door.answered))
+
+    def __contains__(self, peer_id: str) -> bool:
+        return peer_id in self._doors
+
+    def answered(self, peer_id: str, addresses: Sequence[str], now: float, named: bool = False) -> None:
+        """Remember a door; the oldest are forgotten beyond MAX_KNOWN."""
+        before = self._doors.get(peer_id)
+        good = [text for text in addresses if _leads_to(text, peer_id)]
+        kept = tuple(dict.fromkeys([*good, *(before.addresses if before else ())]))[:MAX_ADDRESSES]
+        if kept:
+            self._doors[peer_id] = Known(peer_id, kept, now, named or (before is not None and before.named))
+        self._doors = {door.peer_id: door for door in _newest(self._doors.values())}
+
+    def save(self) -> None:
+        """Write what has changed, as a whole or not at all. Raises DiskFull, OSError."""
+        content = self._content()
+        if content != self._written:
+            write_atomic(self._path, content, 0o600)
+            self._written = content
+
+    def _content(self) -> bytes:
+        doors = [
+            {"peer_id": door.peer_id, "addresses": door.addresses, "answered": door.answered, "named": door.named}
+            for door in self.doors()
+        ]
+        return json.dumps({"version": _VERSION, "doors": doors}, indent=1).encode()
+
+
+def _newest(doors: Any) -> list[Known]:
+    newest = sorted(doors, key=lambda door: -door.answered)
+    named = [door for door in newest if door.named][:MAX_NAMED]
+    others = [door for door in newest if door not in named]
+    return [*named, *others[: MAX_KNOWN - len(named)]]
+
+
+def _read(path: Path, now: float) -> list[Known]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        content = json.loads(data) if len(data) <= MAX_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return []
+    if (
+        not isinstance(content, dict)
+        or content.get("version") != _VERSION
+        or not isinstance(content.get("doors"), list)
+    ):
+        return []
+    found = [door for entry in content["doors"][: 4 * MAX_KNOWN] if (door := _read_door(entry, now)) is not None]
+    return _newest({door.peer_id: door for door in found}.values())
+
+
+def _read_door(entry: Any, now: float) -> Known | None:
+    if not isinstance(entry, dict):
+        return None
+    peer_id, addresses, answered = entry.get("peer_id"), entry.get("addresses"), entry.get("answered")
+    if not isinstance(peer_id, str) or not is_peer_id(peer_id) or not isinstance(addresses, list):
+        return None
+    if not isinstance(answered, int | float) or isinstance(answered, bool) or not math.isfinite(answered):
+        return None
+    # What claims to be from the future is as old as can be, or it would never be forgotten.
+    answered = float(answered) if answered <= now else now - MAX_AGE
+    good = [text for text in addresses[:MAX_ADDRESSES] if isinstance(text, str) and _leads_to(text, peer_id)]
+    if not good or now - answered > MAX_AGE:
+        return None
+    return Known(peer_id, tuple(dict.fromkeys(good)), answered, entry.get("named") is True)
+
+
+def _leads_to(text: str, peer_id: str) -> bool:
+    try:
+        return str(parse_entry_point(text)) == text and parse_entry_point(text).peer_id == peer_id
+    except ConfigError:
+        return False

@@ -1,0 +1,113 @@
+"""The run.toml that ``init`` writes: every setting with a word of why."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import tomlkit
+from tomlkit.items import Table
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.spec.run import METHODS, DataSettings, ModelSettings, parse_toml
+
+if TYPE_CHECKING:  # its package loads torch
+    from lowcomm_node.data.tokenizer import Tokenizer
+
+_COMMENTS = {
+    "name": "what people type: join --run NAME",
+    "seed": "all randomness of the run derives from it",
+    "steps": "length in swarm steps; the learning rate follows them",
+    "start_peers": "how many must be there before the first step; afterwards nobody waits",
+    "admission": 'who may join: "open", "invite" (lowcomm-node invite), or "list" (members below)',
+    "work": "bits of the proof of work of each identity and week, 0 to 16; 10 takes seconds, 16 minutes (docs/admission.md)",
+    "members": "their peer ids, as `lowcomm-node id` shows them",
+    "vocab": "256 bytes, or the size of your tokenizer",
+    "feed_forward": "width of the SwiGLU layer, about 8/3 of width",
+    "context": "tokens a sequence",
+    "tied": "one matrix for embedding and head",
+    "source": '"builtin:python" is the standard library; "local": every owner names text with --data',
+    "tokenizer": '"bytes", or "local": every owner names a tokenizer.json with --tokenizer',
+    "tokenizer_sha256": "of that file; others are refused. `create --tokenizer PATH` fills it in",
+    "optimizer": '"adamw", or "muon" for the matrices of the blocks',
+    "learning_rate": "peak",
+    "adamw_share": "of learning_rate, for what Muon does not take",
+    "warmup": "swarm steps",
+    "final_learning_rate": "fraction of the peak at the end of the cosine",
+    "batch": "sequences an inner step, at every peer",
+    "clip": "largest norm of the gradient",
+    "evaluate_every": "inner steps between two looks at held-out text",
+    "method": "a preset of all below; these values override it",
+    "interval": "H: swarm steps between two syncs of a fragment",
+    "fragments": "P: pieces that are exchanged one at a time",
+    "pattern": '"strided" or "sequential" layers in a fragment',
+    "overlap": "inner steps between capture and merge, at least",
+    "codec": "fp32, bf16, int8, e3m0 (4 bits), q2, q1; in pairs also mod3, mod4, mod6, mod8",
+    "error_feedback": "what coding loses is added to the next exchange: for few bits",
+    "mean": '"clip", "median", "trimmed": what a liar among three or more can move; "mean": everything',
+    "group": "how many meet in one exchange, at most; 2 are pairs",
+    "pairing": 'of pairs: "hypercube" spreads weights fastest, "random" draws them anew each time',
+    "min_steps": "inner steps before a peer accepts the same fragment again",
+    "outer": '"nesterov" (DiLoCo) or "noloco"',
+    "outer_lr": "step of the outer optimizer (NoLoCo's beta)",
+    "momentum": "of the outer optimizer (NoLoCo's alpha)",
+    "consensus": "pull towards the group (NoLoCo's gamma); 0 where all always meet",
+    "merge": '"shift" keeps the steps done meanwhile, "mix" averages',
+    "mix": 'share of the fast weights that "mix" keeps',
+}
+
+
+def write_template(
+    name: str,
+    method: str,
+    steps: int,
+    seed: int,
+    start_peers: int = 1,
+    interval: int | None = None,
+    optimizer: str | None = None,
+    admission: str = "open",
+    members: Sequence[str] = (),
+    tokenizer: "Tokenizer | None" = None,
+) -> str:
+    """A complete, commented run.toml; the inner optimizer is the method's own unless one is named.
+
+    ``tokenizer``: the file that all peers use, in place of bytes; the model's vocabulary is as large as its.
+
+    Raises ConfigError for an unknown method, SpecError for settings out of range.
+    """
+    if method not in METHODS:
+        near = get_close_matches(method, METHODS, 1) or [", ".join(METHODS)]
+        raise ConfigError(f"--method {method} is not known: did you mean {near[0]}?")
+    sync = {"method": method} | ({"interval": interval} if interval else {})
+    train = {"optimizer": optimizer} if optimizer else {}
+    joining = {"admission": admission} | ({"members": list(members)} if members else {})
+    bare = tomlkit.dumps({"run": {"name": name, **joining}, "train": train, "sync": sync})
+    spec = parse_toml(bare, "init")
+    run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers, **joining} | (
+        {"work": 0} if admission == "open" else {}
+    )
+    document = tomlkit.document()
+    document.add(tomlkit.comment("A run specification. Publish it with: lowcomm-node create run.toml --peers ADDR"))
+    sections = {
+        "run": run,
+        "model": ModelSettings().model_dump() | ({"vocab": tokenizer.vocab} if tokenizer else {}),
+        "data": DataSettings().model_dump() | _file_of(tokenizer),
+        "train": spec.train.model_dump(),
+        "sync": spec.sync.model_dump(),
+    }
+    for title, values in sections.items():
+        document.add(title, _table(values))
+    return tomlkit.dumps(document)
+
+
+def _file_of(tokenizer: "Tokenizer | None") -> dict[str, str]:
+    return {"tokenizer": "local", "tokenizer_sha256": tokenizer.sha256} if tokenizer and tokenizer.sha256 else {}
+
+
+def _table(values: dict[str, object]) -> Table:
+    table = tomlkit.table()
+    for key, value in values.items():
+        item = tomlkit.item(value)
+        if key in _COMMENTS:
+            item.comment(_COMMENTS[key])
+        table.add(key, item)
+    return table

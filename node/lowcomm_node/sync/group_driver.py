@@ -1,0 +1,198 @@
+"""An exchange of a group at this node: everybody averages one shard, and sends the mean to the others.
+
+Three slots hold it, however many take part. Members and shards are in the same, sorted order:
+
+    shares    our contribution to the shard of each other member, one after the other
+    received  the contributions of the others to our shard, each at the place of its sender
+    means     the means of all shards, each at the place of its owner; ours, too
+
+All contributions to our shard are of one size; so are all copies of a mean. A size that differs is refused unread.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lowcomm_node.errors import LinkLost, TrainerError
+from lowcomm_node.sync import driver as base
+from lowcomm_node.sync import frames
+from lowcomm_node.sync.driver import Round
+from lowcomm_node.sync.link import GroupLink, Incoming
+from lowcomm_node.trainer.interface import Merged, Shared
+from lowcomm_node.transport.stream import Stream
+from lowcomm_protocol.codecs import codec
+from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.exchange.group import machine as gr
+from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.plan.matching import Offer
+
+if TYPE_CHECKING:
+    from lowcomm_node.sync.exchanger import Exchanger
+
+PATIENCE = 3.0
+"""Seconds between two looks at who holds up the list of members."""
+GATHERING_PART, REDUCING_PART = 0.25, 0.6
+"""Parts of the deadline in which the group must have gathered, and contributions must have come."""
+
+
+class GroupRound(Round):
+    """Carries out a ``GroupExchange``."""
+
+    exchange: gr.GroupExchange
+
+    def __init__(
+        self, node: "Exchanger", offer: Offer, candidates: Sequence[str], slots: Sequence[int], called: bool
+    ) -> None:
+        exchange = gr.GroupExchange(me=node.peer_id, candidates=candidates, group=node.spec.sync.group)
+        super().__init__(node, exchange, offer, slots, called)
+        self.sizes: tuple[int, ...] = ()
+        """Coded bytes of each shard."""
+        self._shared: Shared | None = None
+        self._mean: tuple[int, bytes] | None = None
+        """Size and digest of the mean of our shard."""
+        self._rolls: dict[str, tuple[str, ...]] = {}
+        """As they travelled, by who told them: lists of members are told by places in them."""
+
+    @property
+    def mine(self) -> int:
+        """Which shard is ours."""
+        return self.members.index(self.node.peer_id)
+
+    @property
+    def expected(self) -> int:
+        """See Round."""
+        if not self.sizes:
+            return 0
+        # A contribution to each other shard and the mean of ours to each other member: so much goes out, and comes in.
+        return 2 * (sum(self.sizes) + (len(self.sizes) - 2) * self.sizes[self.mine])
+
+    def timetable(self, deadline: float) -> list[tuple[float, Any]]:
+        """See Round."""
+        gathering, reducing = min(base.HELLO_DEADLINE, GATHERING_PART * deadline), REDUCING_PART * deadline
+        patience = min(PATIENCE, (reducing - gathering) / 4)
+        looks = int((deadline - gathering) / patience)
+        return [
+            (gathering, ex.GatheringClosed()),
+            *((gathering + look * patience, gr.AgreeingClosed()) for look in range(1, looks)),
+            (reducing, gr.ReduceClosed()),
+            (deadline + base.HELLO_DEADLINE / 2, gr.ConfirmingClosed()),
+            *super().timetable(deadline),
+        ]
+
+    # what comes
+
+    def _link(self, peer: str, stream: Stream) -> GroupLink:
+        return GroupLink(peer, stream, self.node.bandwidth, self.time_left)
+
+    async def _read(self, link: GroupLink) -> None:
+        peer = link.peer
+        await link.read(partial(self._place, peer), partial(self._take_in, peer), partial(self._on_told, peer))
+
+    def _on_told(self, peer: str, frame: pb.Frame) -> None:
+        self.handle(self._event(peer, frame))
+
+    def _event(self, peer: str, frame: pb.Frame) -> Any:
+        match frame.WhichOneof("kind"):
+            case "roll":
+                self._rolls[peer] = frames.read_roll(frame.roll)
+                return gr.RollCame(peer=peer, roll=self._rolls[peer])
+            case "members":
+                return gr.MembersCame(peer=peer, members=frames.read_members(frame.members, self._rolls[peer]))
+            case "held":
+                return gr.HeldCame(peer=peer, held=frames.read_held(frame.held))
+            case _:
+                shards, heard = frames.read_commit(frame.commit)
+                return gr.CommitCame(peer=peer, shards=shards, heard=heard)
+
+    async def _place(self, peer: str, part: pb.Part) -> memoryview:
+        """Where the share or the mean of a member goes."""
+        await self._until(self._members_known)
+        if peer not in self.members:
+            raise LinkLost("is not in the list of members")
+        _, received, means = self.slots
+        return (
+            self._view(received, *self._share_of(peer)) if part == pb.SHARE else self._view(means, *self._mean_of(peer))
+        )
+
+    async def _take_in(self, peer: str, content: Incoming) -> None:
+        self.node.own_line.came()
+        await self._until(self._captured)
+        _, received, means = self.slots
+        if content.part == pb.SHARE:
+            with self.working():
+                await self.trainer.receive_share(self.fragment, peer, received, *self._share_of(peer))
+            self.handle(gr.ShardVerified(peer=peer))
+        else:
+            with self.working():
+                await self.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
+            self.handle(gr.MeanVerified(peer=peer, digest=content.digest))
+
+    # what goes
+
+    async def _effect(self, effect: Any) -> None:
+        if isinstance(effect, gr.Reduce):
+            await self._reduce(effect.contributors)
+            return
+        link = self.links[effect.peer]
+        match effect:
+            case gr.SendRoll(roll=roll):
+                self._rolls[self.node.peer_id] = roll
+                await link.send(frames.roll(roll))
+            case gr.SendMembers(members=members):
+                await link.send(frames.members(members, self._rolls[self.node.peer_id]))
+            case gr.SendShard(peer=peer):
+                await self._send_share(link, self.members.index(peer))
+            case gr.SendMean():
+                assert self._mean is not None
+                place, digest = self._mean_of(self.node.peer_id), self._mean[1]
+                await link.send_content(self._view(self.slots[2], *place), digest, pb.MEAN)
+            case gr.SendHeld(held=held):
+                await link.send(frames.held(held))
+            case gr.SendCommit(shards=shards, heard=heard):
+                await link.send(frames.commit(shards, heard))
+
+    async def _send_share(self, link: GroupLink, shard: int) -> None:
+        assert self._shared is not None
+        offset, size = sum(self._shared.sizes[:shard]), self._shared.sizes[shard]
+        await link.send_content(self._view(self.slots[0], offset, size), self._shared.digests[shard], pb.SHARE)
+
+    async def _reduce(self, contributors: Sequence[str]) -> None:
+        offset, _ = self._mean_of(self.node.peer_id)
+        try:
+            with self.working():
+                mean = await self.trainer.reduce(self.fragment, self._tokens(contributors), self.slots[2], offset)
+        except TrainerError as error:
+            self.handle(ex.GaveUp(reason=f"our shard could not be averaged: {error}"))
+            return
+        self._mean = mean.size, mean.digest
+        self.handle(gr.Reduced(digest=mean.digest))
+        for peer, why in mean.left_out.items():
+            self.lose(peer, why)
+
+    # our contribution, and the end
+
+    def _prepare(self) -> None:
+        coding = codec("fp32" if self.realign else self.offer.codec)
+        bounds = shard_bounds(self.node.ready.numels[self.fragment], len(self.members))
+        self.sizes = tuple(coding.coded_size(stop - start) for start, stop in bounds)
+
+    async def _code(self) -> None:
+        self._shared = await self.trainer.share(self.fragment, self.slots[0], self.realign, self.members, self.ahead)
+
+    async def _merge(self, effect: ex.Apply) -> Merged:
+        owners = [owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied]
+        return await self.trainer.merge(self.fragment, owners, effect.swarm_step, self.keep_momentum)
+
+    # places in slots: offset and size
+
+    def _share_of(self, peer: str) -> tuple[int, int]:
+        size = self.sizes[self.mine]
+        return self.members.index(peer) * size, size
+
+    def _mean_of(self, peer: str) -> tuple[int, int]:
+        shard = self.members.index(peer)
+        return sum(self.sizes[:shard]), self.sizes[shard]
+
+    def _view(self, slot: int, offset: int, size: int) -> memoryview:
+        return self.arena.view(slot, offset + size)[offset:]

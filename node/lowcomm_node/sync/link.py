@@ -1,0 +1,310 @@
+"""One stream to one member of an exchange: contents go out, contents come in.
+
+Both are bytes in slots of shared memory. What comes in is checked before it is used: size against the plan before the first
+byte is read, order and bounds of every chunk, digest of the whole, and then by the trainer, which decodes it.
+
+    PairLink     both ends send their whole contribution, and a part of it again where they are asked to
+    GroupLink    both ends send one share and one mean, and tell each other what a group has to agree on
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from math import inf
+from time import monotonic
+from typing import ClassVar
+
+from lowcomm_node.errors import GaveUp, LinkLost
+from lowcomm_node.trainer.interface import Again
+from lowcomm_node.transport.bandwidth import Arrival, Bandwidth
+from lowcomm_node.transport.stream import Stream
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.messages import exchange_pb2 as pb
+
+CHUNK_BYTES = 256 * 1024
+MAX_REASON = 200
+"""Characters of a reason to give up."""
+LEAST_CHUNK, FREE_CHUNKS = 1024, 64
+"""Chunks of a content have so many bytes on average, but for the first few: each costs us as much work as a large one."""
+PACE_TIME, PACE_SHARE = 0.25, 0.1
+"""When so much of the time that a content has is over, so much of it must have come."""
+
+MEASURED_FROM = 1.0
+"""Seconds after which the part of a content that has come tells how fast the line is."""
+
+
+class Incoming:
+    """A content that comes in: chunk by chunk into its place, at least ``least`` bytes and no more than fit there."""
+
+    def __init__(self, content: pb.Content, into: memoryview, least: int) -> None:
+        if not least <= content.size <= len(into) or len(content.digest) != 32:
+            raise ProtocolViolation(f"announced {content.size} bytes where {least} to {len(into)} are due")
+        self.part, self.size, self.digest = content.part, content.size, content.digest
+        self._into, self._offset, self._hash = into, 0, sha256()
+        self._chunks_left = FREE_CHUNKS + content.size // LEAST_CHUNK
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether less has come than must have when `PACE_TIME` is over."""
+        return self._offset < PACE_SHARE * self.size
+
+    @property
+    def whole(self) -> bool:
+        """Whether all has come."""
+        return self._offset == self.size
+
+    @property
+    def come(self) -> int:
+        """Bytes that have come."""
+        return self._offset
+
+    def take(self, chunk: pb.Chunk) -> int:
+        """Take in one chunk; its bytes. Raises ProtocolViolation if it is out of place."""
+        data = chunk.data  # once: protobuf copies it each time
+        end = self._offset + len(data)
+        if chunk.offset != self._offset or not data or end > self.size:
+            raise ProtocolViolation(f"sent a chunk of {len(data)} bytes at {chunk.offset}, out of place")
+        self._chunks_left -= 1
+        if self._chunks_left < 0:
+            raise ProtocolViolation(f"sent a contribution of {self.size} bytes in pieces of less than {LEAST_CHUNK}")
+        self._into[self._offset : end] = data
+        self._hash.update(data)
+        self._offset = end
+        return len(data)
+
+    def check(self) -> None:
+        """Raise ProtocolViolation if what has come is not what was announced."""
+        if self._hash.digest() != self.digest:
+            raise ProtocolViolation("sent a contribution that does not match its checksum")
+
+
+class Link:
+    """Moves contents over one stream and counts payload bytes where they enter and leave it."""
+
+    def __init__(
+        self,
+        peer: str,
+        stream: Stream,
+        bandwidth: Bandwidth | None = None,
+        time_left: Callable[[], float] = lambda: inf,
+    ) -> None:
+        """``time_left``: seconds that there are now until what comes in must have come."""
+        self.peer = peer
+        self.stream = stream
+        self._bandwidth = bandwidth or Bandwidth()
+        self._time_left = time_left
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        # One writer at a time, in the order of asking: a stream takes no two writes at once, and what we tell may be
+        # due while our contribution is still on its way.
+        self._writing = asyncio.Lock()
+        self._incoming: Incoming | None = None
+        self._arrival: Arrival | None = None
+        self._announced = 0.0
+        """When what comes in was announced."""
+        self._slowest: float | None = None
+        self._paced = inf
+        """When a part of what comes in must have come; a time of ``monotonic``."""
+
+    def rate(self, now: float) -> float | None:
+        """Bytes a second at which contents came, the slowest, one that still comes included; None if that can't be told."""
+        rates = [] if self._slowest is None else [self._slowest]
+        waited = now - self._announced
+        if self._incoming is not None and not self._incoming.whole and self._incoming.come and waited > MEASURED_FROM:
+            rates.append(self._incoming.come / waited)
+        return min(rates, default=None)
+
+    @property
+    def share_come(self) -> float:
+        """How much of what was announced last has come."""
+        return 0.0 if self._incoming is None else self._incoming.come / max(1, self._incoming.size)
+
+    async def send(self, frame: pb.Frame) -> None:
+        """Send one frame, after all that was to be sent before. Raises LinkLost."""
+        async with self._writing:
+            await self.stream.send(frame)
+
+    async def send_content(self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE) -> None:
+        """Send coded values. Raises LinkLost."""
+        async with self._writing:
+            await self.stream.send(pb.Frame(content=pb.Content(size=len(data), digest=digest, part=part)))
+            offset = 0
+            while offset < len(data):
+                piece = bytes(data[offset : offset + self._bandwidth.up.piece(CHUNK_BYTES)])
+                await self._bandwidth.up.pass_(len(piece))
+                await self.stream.send(
+                    pb.Frame(chunk={"offset": offset, "data": piece})
+                )  # a pb.Chunk would be copied twice
+                self.bytes_sent += len(piece)
+                offset += len(piece)
+
+    async def send_abandon(self, reason: str) -> None:
+        """Tell why we give up. Raises LinkLost."""
+        await self.send(pb.Frame(abandon=pb.Abandon(reason=reason[:MAX_REASON])))
+
+    async def close(self) -> None:
+        """Say that we have no more to say, after all that was to be sent before, and let the other end read it."""
+        async with self._writing:
+            await self.stream.close()
+
+    async def _receive(self) -> pb.Frame | None:
+        """The next frame, once the owner's limit allows it; None when the other end has no more to say."""
+        if self._arrival is not None:
+            await self._arrival.make_way()
+        seconds = self._paced - monotonic()
+        if self._incoming is None or seconds == inf or not self._incoming.is_slow:
+            return await self.stream.receive()
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                return await self.stream.receive()
+        except TimeoutError:
+            raise LinkLost("sends its contribution too slowly for the deadline") from None
+
+    def _expect(self, incoming: Incoming) -> None:
+        self._incoming, self._announced = incoming, monotonic()
+        self._paced = monotonic() + PACE_TIME * max(0.0, self._time_left())
+        self._arrival = Arrival(self._bandwidth.down, incoming.size, CHUNK_BYTES)
+
+    def _take(self, chunk: pb.Chunk) -> Incoming | None:
+        """Take in one chunk; its content if that is whole now."""
+        if self._incoming is None or self._arrival is None:
+            raise ProtocolViolation("sent a chunk before its contribution was announced")
+        size = self._incoming.take(chunk)
+        self.bytes_received += size
+        self._arrival.took(size)
+        if not self._incoming.whole:
+            return None
+        self._incoming.check()
+        rate = self._incoming.size / max(1e-3, monotonic() - self._announced)
+        self._slowest = rate if self._slowest is None else min(rate, self._slowest)
+        return self._incoming
+
+
+class PairLink(Link):
+    """The stream of a pair."""
+
+    _again: Again | None = None
+    _whole = _resent = False
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the other end's contribution is here."""
+        return self._whole
+
+    async def send_confirm(self, members: bytes) -> None:
+        """Tell whose contributions we hold. Raises LinkLost."""
+        await self.send(pb.Frame(confirm=pb.Confirm(members=members)))
+
+    async def read(
+        self,
+        into: memoryview,
+        least: int,
+        on_content: Callable[[int, bool], Awaitable[Again | None]],
+        on_resend: Callable[[bytes], None],
+        on_confirm: Callable[[bytes], None],
+    ) -> None:
+        """Read frames until the other end has confirmed; its content must have ``least`` bytes and fit ``into``.
+
+        ``on_content`` gets the size of a content that has arrived whole, and whether it is what was asked for again;
+        what it returns is asked for. ``on_resend`` gets what the other end asks for again, once at most.
+
+        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends what is not allowed.
+        """
+        confirmed = False
+        while (frame := await self._receive()) is not None:
+            match frame.WhichOneof("kind"):
+                case "content":
+                    self._begin(frame.content, into, least)
+                case "chunk":
+                    if whole := self._take(frame.chunk):
+                        self._whole = True
+                        await self._ask_again(await on_content(whole.size, self._again is not None))
+                        if confirmed:
+                            return
+                case "resend":
+                    if self._resent:
+                        raise ProtocolViolation("asked for our contribution a third time")
+                    self._resent = True
+                    on_resend(frame.resend.blocks)
+                case "confirm":
+                    if confirmed or not (self._whole or self._again):
+                        raise ProtocolViolation("confirmed before its contribution had come")
+                    on_confirm(frame.confirm.members)
+                    confirmed = True
+                    if self._whole:
+                        return  # else only what we have asked for again is still to come
+                case "abandon":
+                    raise gave_up(frame.abandon)
+                case other:
+                    raise ProtocolViolation(f"sent {other!r} where a contribution was expected")
+        raise LinkLost("ended the stream")
+
+    async def _ask_again(self, again: Again | None) -> None:
+        if again is not None:
+            self._again, self._incoming, self._whole = again, None, False
+            await self.send(pb.Frame(resend=pb.Resend(blocks=again.blocks)))
+
+    def _begin(self, content: pb.Content, into: memoryview, least: int) -> None:
+        if content.part != pb.WHOLE:
+            raise ProtocolViolation("sent a part of a contribution where all of it was expected")
+        if self._incoming is not None:
+            raise ProtocolViolation("began a second contribution")
+        if self._again is not None:
+            least, into = self._again.size, into[: self._again.size]
+        self._expect(Incoming(content, into, least))
+
+
+class GroupLink(Link):
+    """The stream between two members of a group."""
+
+    # What may come after what. A mean is left out by a member that could not make it in time.
+    _NEXT: ClassVar[dict[str, set[str]]] = {
+        "": {"roll"},
+        "roll": {"members"},
+        "members": {"members", "share"},
+        "share": {"mean", "held"},
+        "mean": {"held"},
+        "held": {"commit"},
+    }
+    _PARTS: ClassVar[dict[int, str]] = {pb.SHARE: "share", pb.MEAN: "mean"}
+
+    async def read(
+        self,
+        place: Callable[[pb.Part], Awaitable[memoryview]],
+        on_content: Callable[[Incoming], Awaitable[None]],
+        on_told: Callable[[pb.Frame], None],
+    ) -> None:
+        """Read frames until the other end has committed.
+
+        ``place`` tells where a share or a mean goes, which must have exactly that size; ``on_content`` gets it when it
+        has arrived whole, ``on_told`` gets every other frame, still to be checked. All are called in the order in which
+        the other end has sent, each after the one before is done.
+
+        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends what is not allowed.
+        """
+        last = ""
+        while (frame := await self._receive()) is not None:
+            kind = frame.WhichOneof("kind")
+            if kind == "abandon":
+                raise gave_up(frame.abandon)
+            if kind == "chunk":
+                if whole := self._take(frame.chunk):
+                    await on_content(whole)
+                continue
+            what = self._PARTS.get(frame.content.part, "a whole contribution") if kind == "content" else kind
+            if what not in self._NEXT[last] or (self._incoming is not None and not self._incoming.whole):
+                raise ProtocolViolation(f"sent {what!r} after {last or 'hello'!r}, where it is not due")
+            last = what
+            if kind == "content":
+                into = await place(frame.content.part)
+                self._expect(Incoming(frame.content, into, len(into)))
+                continue
+            on_told(frame)
+            if kind == "commit":
+                return
+        raise LinkLost("ended the stream")
+
+
+def gave_up(abandon: pb.Abandon) -> GaveUp:
+    """What is told of a peer that gives up, in as many of its words as we show."""
+    return GaveUp(f"gave up: {abandon.reason[:MAX_REASON]}")

@@ -1,0 +1,104 @@
+"""An exchange of two at this node: both send their whole contribution, and a part of it again where it must be."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lowcomm_node.sync import driver as base
+from lowcomm_node.sync.driver import Round
+from lowcomm_node.sync.link import PairLink
+from lowcomm_node.trainer.interface import Again, Captured, Merged
+from lowcomm_node.transport.stream import Stream
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.plan.matching import Offer
+
+if TYPE_CHECKING:
+    from lowcomm_node.sync.exchanger import Exchanger
+
+
+class PairRound(Round):
+    """Carries out an ``Exchange``. Its slots: our contribution, and theirs."""
+
+    def __init__(
+        self, node: "Exchanger", offer: Offer, candidates: Sequence[str], slots: Sequence[int], called: bool
+    ) -> None:
+        super().__init__(node, ex.Exchange(me=node.peer_id, candidates=candidates), offer, slots, called)
+        self.least = self.most = 0
+        """Bytes that one contribution may have."""
+        self.content: Captured | None = None
+        """Ours."""
+
+    @property
+    def expected(self) -> int:
+        """See Round."""
+        return 2 * (self.content.size if self.content else self.most)
+
+    def timetable(self, deadline: float) -> list[tuple[float, Any]]:
+        """See Round."""
+        return [(min(base.HELLO_DEADLINE, deadline / 2), ex.GatheringClosed()), *super().timetable(deadline)]
+
+    def _link(self, peer: str, stream: Stream) -> PairLink:
+        return PairLink(peer, stream, self.node.bandwidth, self.time_left)
+
+    def _on_time(self, event: Any) -> None:
+        if isinstance(event, ex.DeadlinePassed) and self.exchange.stage is ex.Stage.TRADING:
+            for peer, link in self.links.items():
+                if peer in self.exchange.partners and not link.has_come:
+                    self.node.hold_stall(peer, "was too slow for the deadline")
+        super()._on_time(event)
+
+    async def _read(self, link: PairLink) -> None:
+        await self._until(self._members_known)
+        _, slot = self.slots
+        await link.read(
+            self.arena.view(slot, self.most),
+            self.least,
+            partial(self._take_in, link.peer, slot),
+            lambda blocks: self._start(self._resend(link, blocks)) and None,
+            lambda members: self.handle(ex.Confirmed(peer=link.peer, members=members)),
+        )
+
+    async def _take_in(self, peer: str, slot: int, size: int, again: bool) -> Again | None:
+        """Have a contribution decoded, or what of it came again; what is missing still."""
+        self.node.own_line.came()
+        await self._until(self._captured)
+        with self.working():
+            if again:
+                await self.trainer.patch(self.fragment, peer, slot, size)
+            elif missing := await self.trainer.receive(self.fragment, peer, slot, size):
+                return missing
+        self.handle(ex.Verified(peer=peer))
+        return None
+
+    async def _effect(self, effect: Any) -> None:
+        link = self.links[effect.peer]
+        match effect:
+            case ex.SendContent():
+                assert self.content is not None
+                await link.send_content(self.arena.view(self.slots[0], self.content.size), self.content.digest)
+            case ex.SendConfirm(members=members):
+                await link.send_confirm(members)
+
+    async def _resend(self, link: PairLink, blocks: bytes) -> None:
+        """Send blocks of our contribution again, from the slot that it lay in."""
+        try:
+            if self.content is None or link.bytes_sent < self.content.size:
+                raise ProtocolViolation("asked for what was not sent yet")
+            size, digest = await self.trainer.resend(self.fragment, blocks, self.slots[0])
+            await link.send_content(self.arena.view(self.slots[0], size), digest)
+        except LowcommError as error:
+            self.lose(link.peer, error)
+
+    def _prepare(self) -> None:
+        self.least, self.most = self.node.ready.sizes[self.fragment]
+        if self.realign:
+            self.least = self.most = self.node.ready.realign_sizes[self.fragment]
+
+    async def _code(self) -> None:
+        self.content = await self.trainer.capture(self.fragment, self.slots[0], self.realign, self.ahead)
+
+    async def _merge(self, effect: ex.Apply) -> Merged:
+        return await self.trainer.merge(
+            self.fragment, self._tokens(effect.members), effect.swarm_step, self.keep_momentum
+        )

@@ -1,0 +1,75 @@
+"""Whether this system can take part in a swarm at all, and how this program is called here.
+
+Asked before anything is loaded, so that the answer is one line.
+"""
+
+import os
+import platform
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from lowcomm_node.errors import Incompatible
+from lowcomm_node.libp2p.p2pd import find_p2pd
+from lowcomm_node.system.logs import log
+
+ONLY_ELSEWHERE = ("fcntl", "hivemind")
+"""Modules that are missing on systems where no command that needs them can work."""
+DESCRIPTORS = 65_536
+"""Open files: connections of peers (1024), of strangers (256), streams of p2pd, shards of a corpus."""
+WINDOWS = (
+    "lowcomm can't take part in a swarm on Windows: hivemind, by which peers find each other, has no package for it. "
+    "Install lowcomm-node inside WSL 2 (`wsl --install`), which is a Linux on the same machine."
+)
+
+
+def program(name: str = "lowcomm-node") -> str:
+    """How the owner starts this very program in a shell: its name if the shell finds it, else its path, else by Python."""
+    script = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if found is not None and (not script.exists() or script.samefile(found)):
+        return name
+    if not script.exists():
+        return shlex.join([sys.executable, "-m", "lowcomm_node"])
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+
+
+def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
+    """Raise the soft limit of open files as far as the hard one allows; the limit that holds then.
+
+    Many systems begin with 1024, which is less than our bounds for connections come to.
+    """
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError) as error:  # such as a sandbox that does not let us
+        log.warning("system.descriptors", limit=soft, reason=str(error))
+        return soft
+    return most
+
+
+def check_system() -> None:
+    """Raises Incompatible that says what this system lacks, NodeError if hivemind is not installed."""
+    if sys.platform == "win32":
+        raise Incompatible(WINDOWS)
+    program, here = find_p2pd(), f"{platform.system()} on {platform.machine()}"
+    if not program.is_file():
+        raise Incompatible(
+            f"This installation of hivemind has no p2pd for {here}, without which no peer is found: its wheels for "
+            "Linux (glibc) and macOS on x86-64 and ARM64 have one. Use such a machine, or a container of that kind."
+        )
+    if not os.access(program, os.X_OK):
+        raise Incompatible(
+            f"{program} can't be executed: install lowcomm-node again, on a file system that is not mounted noexec."
+        )
+    if sys.platform != "linux":
+        log.warning("system.untried", system=here, told="lowcomm is tried on Linux only: tell us how it went")

@@ -1,0 +1,123 @@
+"""What the service manager that started this process is told: systemd's ``sd_notify``, without its library.
+
+    READY=1                 once: the process does what it is for, or waits for others with a reason
+    EXTEND_TIMEOUT_USEC=... until then, and again while it leaves, at each tick: it is not stuck, what it waits for has a
+                            deadline of its own
+    STATUS=...              one line, when it has changed, each STATUS_EVERY seconds at most
+    WATCHDOG=1              twice in each period that the manager allows, while nothing is overdue
+    STOPPING=1              once
+
+Each is a datagram to the socket that ``$NOTIFY_SOCKET`` names (sd_notify(3)). Where there is none, nothing is told.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Self
+
+from lowcomm_node.system.formatting import clean
+from lowcomm_node.system.logs import log
+
+TICK = 1.0
+"""Seconds between two looks at what there is to tell: nothing tells when it changes."""
+STATUS_EVERY = 5.0
+MAX_STATUS = 400
+"""Characters; systemd drops a datagram of more than 4096 bytes."""
+EXTENSION = 60.0
+"""Seconds more that a start or a stop may take, told at each tick while nothing is overdue."""
+_MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """How the process is doing."""
+
+    ready: bool
+    """Whether its start is over."""
+    line: str
+    """What it does, and why it waits if it does."""
+    leaving: bool = False
+    """Whether its end has begun, which has a deadline of its own."""
+    overdue: str | None = None
+    """What has not happened though its own deadline is over; None while all is in time."""
+
+
+class ServiceManager:
+    """The manager of this process, if it has one."""
+
+    def __init__(self, address: str | None = None, watchdog: float | None = None) -> None:
+        """``address``: a path, or ``@`` and an abstract name; ``watchdog``: seconds without a word after which it kills us."""
+        self._address, self._watchdog = address, watchdog
+        self._ready = self._stopping = False
+        self._line, self._line_at, self._fed_at = "", -STATUS_EVERY, -float("inf")
+        self._overdue: str | None = None
+
+    @classmethod
+    def of(cls, environment: MutableMapping[str, str] = os.environ, pid: int | None = None) -> Self:
+        """As the environment tells, from which it is taken out: children have no business with it."""
+        address = environment.pop("NOTIFY_SOCKET", None)
+        period, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+        ours = not whose or whose == str(os.getpid() if pid is None else pid)
+        watchdog = int(period) / _MICROSECONDS if period.isdecimal() and int(period) > 0 and ours else None
+        if address is not None and address[:1] not in ("/", "@"):
+            log.warning("service.unknown_socket", address=address)  # such as vsock: of a virtual machine's manager
+            address = None
+        return cls(address, watchdog)
+
+    @property
+    def period(self) -> float:
+        """Seconds between two ticks."""
+        return TICK if self._watchdog is None else min(TICK, self._watchdog / 8)
+
+    def stopping(self) -> None:
+        """Tell that the end has begun."""
+        if not self._stopping:
+            self._stopping = self._tell("STOPPING=1")
+
+    async def attend(self, look: Callable[[], Condition]) -> None:
+        """Tell what there is to tell, until cancelled; returns at once where there is no manager."""
+        while self._address is not None:
+            try:
+                now = look()
+            except Exception as error:  # a defect of what is told must not end what it is about
+                log.error("service.defect", error=repr(error), exc_info=error)
+                now = Condition(ready=self._ready, line="its status can't be told: see its logs")
+            self.tick(now, monotonic())
+            await asyncio.sleep(self.period)
+
+    def tick(self, now: Condition, time: float) -> None:
+        """Tell what is due at a time (monotonic seconds)."""
+        if now.ready and not self._ready:
+            self._ready = self._tell("READY=1")
+        if (now.leaving or not (self._ready or self._stopping)) and now.overdue is None:
+            self._tell(f"EXTEND_TIMEOUT_USEC={int(EXTENSION * _MICROSECONDS)}")
+        line = clean(now.overdue or now.line)[:MAX_STATUS]
+        if line != self._line and time - self._line_at >= STATUS_EVERY and self._tell(f"STATUS={line}"):
+            self._line, self._line_at = line, time
+        self._feed(now.overdue, time)
+
+    def _feed(self, overdue: str | None, time: float) -> None:
+        if overdue is not None and overdue != self._overdue:
+            log.error("service.overdue", reason=overdue)
+        self._overdue = overdue
+        # A tick before half of the period is over: a late one must not cost us our life.
+        if self._watchdog is None or overdue is not None or time - self._fed_at < self._watchdog / 2 - self.period:
+            return
+        if self._tell("WATCHDOG=1"):
+            self._fed_at = time
+
+    def _tell(self, text: str) -> bool:
+        """Send one datagram; whether it was taken. Never waits: a manager that does not read must not hold us up."""
+        if self._address is None:
+            return True
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sender:
+            try:
+                sender.sendto(text.encode(), address)
+            except OSError as error:
+                log.debug("service.not_told", text=text, reason=error.strerror)
+                return False
+        return True

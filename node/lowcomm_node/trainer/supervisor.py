@@ -1,0 +1,187 @@
+"""Starts the trainer, follows its news, sees when it has died or hangs, and ends it.
+
+    start ──► built ──► steps, evaluations, checkpoints ──► stop
+      │         │                   │
+      └─────────┴───────────────────┴─► lost: it died, said that it failed, was silent for too long, or took too much memory
+
+What follows a loss is for the daemon: it ends the exchanges first, which use the memory of the lost trainer.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from lowcomm_node.errors import TrainerError, TrainerLost
+from lowcomm_node.trainer.failures import Failure, Kind
+from lowcomm_node.trainer.hang import LEAST, Pace
+from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.memory_watch import memory_of, too_much
+from lowcomm_node.trainer.process import STEP_DEADLINE, Trainer
+
+TICK = 1.0
+END_DEADLINE = 180.0
+"""Seconds from the loss of a trainer until it must be over with it: exchanges ended, its process gone, its memory given back."""
+FATE_DEADLINE = 10.0
+"""Seconds to learn how a trainer ended that does not answer any more."""
+_UNFIT = (5, 78)
+"""Exit codes of errors that another try would meet again."""
+
+
+class Supervisor:
+    """One trainer after the other; at most one at a time."""
+
+    def __init__(
+        self,
+        make: Callable[[], Trainer],
+        on_news: Callable[[dict[str, Any]], None],
+        first: Trainer | None = None,
+        least_silence: float = LEAST,
+    ) -> None:
+        """``first``: one that is launched already."""
+        self._make, self._on_news, self._least_silence = make, on_news, least_silence
+        self._trainer = first
+        self._built = self._training = False
+        self._lost = asyncio.Event()
+        self._failure: Failure | None = None
+        self._lost_at = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._steps = 0
+        self._pace = Pace(monotonic(), least_silence)
+        self.last_failure: Failure | None = None
+        self.restarts = 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a trainer that has built its replica, and is not lost."""
+        return self._built and not self._lost.is_set()
+
+    @property
+    def trainer(self) -> Trainer:
+        """The one of now. Raises TrainerError if there is none, or it is not ready yet."""
+        if self._trainer is None or not self._built:
+            raise TrainerError("The trainer does not run now: `lowcomm-node status` tells why.")
+        return self._trainer
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, where it has one of its own."""
+        return self._trainer.pid if self._trainer is not None else None
+
+    def overdue(self, now: float) -> str | None:
+        """What should be over with the trainer by ``now`` (monotonic seconds) and is not; None while all is in time.
+
+        Whoever asks can only end the daemon: it sees itself what a trainer fails to do, and this is that it does not.
+        """
+        if self._failure is not None:
+            late = now - self._lost_at
+            return f"the trainer was lost {late:.0f} s ago and is not over with yet" if late > END_DEADLINE else None
+        late = self._pace.silence(now) - self._pace.deadline
+        return f"nobody ended the trainer, which hangs {late:.0f} s longer than it may" if late > END_DEADLINE else None
+
+    async def start(self, settings: TrainerSettings) -> Ready:
+        """Start a trainer, which builds or resumes its replica. Raises TrainerLost if it dies, TrainerError if it can't."""
+        trainer = self._trainer = self._trainer or self._make()
+        self._pace = Pace(monotonic(), self._least_silence)
+        watch = self._watch(trainer, settings.max_memory)
+        self._tasks = [asyncio.create_task(self._follow(trainer)), asyncio.create_task(watch)]
+        ready = await trainer.start(settings)
+        self._built, self._steps = True, ready.steps
+        return ready
+
+    async def train(self, on: bool) -> None:
+        """Let it step, or hold it. Raises TrainerError."""
+        await self.trainer.train(on)
+        self._training = on
+
+    async def wait_lost(self) -> None:
+        """Wait until the trainer is lost, and raise TrainerLost with the reason."""
+        await self._lost.wait()
+        assert self._failure is not None
+        raise TrainerLost(self._failure.reason)
+
+    async def explain(self, error: TrainerError) -> Failure:
+        """What ``error``, which a request got, tells of the trainer. It must be ended now: whatever is asked of it fails."""
+        if isinstance(error, TrainerLost):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FATE_DEADLINE):
+                    await self._lost.wait()
+        if self._failure is None:
+            kind = Kind.HUNG if isinstance(error, TrainerLost) else kind_of(str(error), error.exit_code)
+            self._lose(kind, str(error))
+        assert self._failure is not None
+        self.last_failure = self._failure
+        self.restarts += 1
+        self.kill()
+        return self._failure
+
+    def kill(self) -> None:
+        """End the trainer at once."""
+        if self._trainer is not None:
+            self._trainer.kill()
+
+    async def stop(self) -> None:
+        """End the trainer, and give back its memory; one that has built lets what it writes be finished."""
+        if self._trainer is None:
+            return
+        if not self.runs:
+            self.kill()
+        self._built = self._training = False
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._trainer.stop()
+        self._trainer, self._failure = None, None
+        self._lost.clear()
+
+    async def _follow(self, trainer: Trainer) -> None:
+        while True:
+            event = await trainer.news.get()
+            match event["event"]:
+                case "step":
+                    self._steps = event["steps"]
+                    self._pace.stepped(monotonic())
+                    trainer.patience = max(STEP_DEADLINE, self._pace.deadline)
+                case "finished":
+                    self._training = False
+                case "failed":
+                    self._lose(kind_of(event["reason"], event.get("exit_code", 1), event.get("kind")), event["reason"])
+                case "ended":
+                    self._lose(Kind.DIED, event["reason"])
+                    return
+            self._on_news(event)
+
+    async def _watch(self, trainer: Trainer, max_memory: float | None) -> None:
+        while not self._lost.is_set():
+            await asyncio.sleep(TICK)
+            now = monotonic()
+            if max_memory is not None and trainer.pid is not None:
+                taken = memory_of(os.getpid()) + memory_of(trainer.pid)
+                if (reason := too_much(taken, max_memory)) is not None:
+                    self._lose(Kind.MEMORY, reason)
+                    trainer.kill()
+            if self._training and not trainer.occupied:
+                self._pace.tick(now)
+            else:
+                self._pace.hold()
+            if (silence := self._pace.silence(now)) > self._pace.deadline:
+                self._lose(Kind.HUNG, f"The trainer hangs: no step for {silence:.0f} s")
+                trainer.kill()
+
+    def _lose(self, kind: Kind, reason: str) -> None:
+        # What it says of itself tells more than how its process ended.
+        if self._failure is None:
+            self._failure, self._lost_at = Failure(kind=kind, reason=reason, step=self._steps), monotonic()
+            self._lost.set()
+
+
+def kind_of(reason: str, exit_code: int, told: str | None = None) -> Kind:
+    """What went wrong, by what a trainer told of it."""
+    if told == Kind.MEMORY or "out of memory" in reason.lower():
+        return Kind.MEMORY
+    if told == Kind.DIVERGED:
+        return Kind.DIVERGED
+    return Kind.UNFIT if exit_code in _UNFIT else Kind.ERROR

@@ -1,0 +1,100 @@
+"""The weights of several nodes compared: their average, and how far they are apart."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lowcomm_node.data import Tokenizer, open_data
+from lowcomm_node.models.inference import load_checkpoint, load_model
+from lowcomm_node.models.sampling import generate
+from lowcomm_node.models.transformer import Transformer
+from lowcomm_node.storage.checkpoint import Checkpoint
+from lowcomm_node.trainer.evaluation import held_out_loss
+
+PROMPT = "def "
+TEMPERATURE, SAMPLE_TOP_K = 0.8, 20
+DRAWS = 4
+LEAST_VISIBLE = 1 / 3
+"""Of the characters of a sample."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the checkpoints of a swarm have in common."""
+
+    average_loss: float
+    """Held-out loss of the averaged weights, nats a token."""
+    spread: float
+    """Root mean square over all parameters of the (population) standard deviation across nodes."""
+    sample: str
+
+
+def compare(
+    checkpoints: Sequence[Path], data_cache: Path, tokens: int, tell: Callable[[str], None] = lambda text: None
+) -> Comparison:
+    """Average the weights of checkpoints on the built-in text. Raises CheckpointError if one is damaged.
+
+    ``tell`` hears what is done now.
+    """
+    with _one_thread():
+        tell("averaging their weights: what is their loss on held-out text?")
+        model, spread = _average([load_checkpoint(path) for path in checkpoints])
+        average_loss, tokenizer = _held_out(model, data_cache)
+        tell("letting the averaged model write")
+        return Comparison(average_loss, spread, sample_of(model, tokenizer, tokens))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Models this small gain little from more threads, and take five times as long where other jobs hold the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _average(loaded: Sequence[Checkpoint]) -> tuple[Transformer, float]:
+    """The model of averaged weights, and their spread."""
+    weights = [checkpoint.tensors["weights"] for checkpoint in loaded]
+    squares = numel = 0.0
+    for name in weights[0]:
+        stacked = torch.stack([each[name].double() for each in weights])
+        squares += float(stacked.var(0, unbiased=False).sum())
+        numel += stacked[0].numel()
+        loaded[0].tensors["weights"][name] = stacked.mean(0).float()
+    return load_model(loaded[0]), (squares / numel) ** 0.5
+
+
+def _held_out(model: Transformer, data_cache: Path) -> tuple[float, Tokenizer]:
+    """The loss on the built-in text, and its tokenizer."""
+    dataset = open_data("builtin:python", "bytes", data_cache)
+    return held_out_loss(model, dataset, model.settings.context), dataset.tokenizer
+
+
+def sample_of(model: Transformer, tokenizer: Tokenizer, tokens: int) -> str:
+    """Text of a model, the first of a few draws in which there is something to see.
+
+    Indentation is the likeliest text after indentation. At low temperatures a small model therefore writes nothing but
+    blanks; at 0.8 of 20 tokens it writes words and still few of the bytes that it hardly knows.
+    """
+    prompt = [int(token) for token in tokenizer.encode(PROMPT.encode())]
+    samples = (
+        PROMPT + tokenizer.decode(list(generate(model, prompt, tokens, TEMPERATURE, SAMPLE_TOP_K, seed)))
+        for seed in range(DRAWS)
+    )
+    fullest = ""
+    for sample in samples:
+        if visible(sample) >= LEAST_VISIBLE:
+            return sample
+        fullest = max(fullest, sample, key=visible)
+    return fullest
+
+
+def visible(text: str) -> float:
+    """The share of characters that are not blank."""
+    return sum(not character.isspace() for character in text) / max(1, len(text))

@@ -1,0 +1,92 @@
+"""One call at its callee. Its caller must take what it is sent, or it loses its connection.
+
+A server of gRPC can't end a call whose caller has filled its window and reads no more: the status waits behind what is
+unread, and so do the places that the call holds, here and in gRPC. Cancelling the handler changes nothing of that.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote
+
+import grpc
+from grpc import aio
+
+from lowcomm_node.system.logs import log
+from lowcomm_node.transport.guard.connections import INTERNET, Endings
+from lowcomm_node.transport.tunnel.tunnels import Tunnels
+
+TAKE_DEADLINE = 180.0
+"""Seconds for a caller to take a chunk, or the end of its call: a chunk of a snapshot takes 66 at the least --max-down."""
+
+
+class Call:
+    """To be entered while it is handled."""
+
+    def __init__(self, context: Any, tunnels: Tunnels | None, endings: Endings) -> None:
+        """``context``: what gRPC gives its handler."""
+        self.context, self._tunnels, self._endings = context, tunnels, endings
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+        self._held = ExitStack()
+        context.add_done_callback(self._over)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hurry()  # its status is still to be taken
+
+    def hold(self, place: AbstractContextManager[None]) -> None:
+        """Hold a place until the caller has taken its end, which may be long after its handler is done."""
+        if not self._is_over:
+            self._held.enter_context(place)
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """While something is sent."""
+        self._hurry()
+        try:
+            yield
+        finally:
+            self._stop()
+
+    async def abort(self, code: grpc.StatusCode, words: str) -> None:
+        """End it with a reason. Raises AbortError, or CancelledError where gRPC has ended the call itself meanwhile."""
+        with self.taking():
+            try:
+                await self.context.abort(code, words)
+            except (aio.InternalError, aio.UsageError):  # such as a compressed message, which gRPC answers
+                raise asyncio.CancelledError from None
+
+    def break_off(self, reason: str) -> None:
+        """End the connection that it came by, and all that goes over it."""
+        caller = self.context.peer()
+        kind, _, name = caller.partition(":")
+        if kind in INTERNET:
+            if not self._endings.end(caller):
+                return
+        elif self._tunnels is not None:
+            self._tunnels.break_off(unquote(name))
+        log.info("call.broken_off", caller=caller, reason=reason)
+
+    def _hurry(self) -> None:
+        self._stop()
+        if not self._is_over:
+            self._timer = asyncio.get_running_loop().call_later(TAKE_DEADLINE, self._break_off)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _over(self, context: Any) -> None:
+        self._is_over = True
+        self._stop()
+        self._held.close()
+
+    def _break_off(self) -> None:
+        self.break_off(f"took nothing for {TAKE_DEADLINE:.0f} s")

@@ -1,0 +1,244 @@
+"""The calling side: channels to peers, over TLS pinned to the certificate that the signed record names, or through a tunnel."""
+
+import asyncio
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from grpc import aio
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.libp2p.targets import Targets
+from lowcomm_node.transport.bandwidth import FREE_FLOW, Bandwidth
+from lowcomm_node.transport.certificates import Certificates, OtherCertificate
+from lowcomm_node.transport.guard.peer_limit import Company
+from lowcomm_node.transport.peer_channel import MEASURE_DEADLINE, Dialers, Line, name_tunnel
+from lowcomm_node.transport.ping import RouteSpeed, measure_channel
+from lowcomm_node.transport.routes import Learned, Route
+from lowcomm_node.transport.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
+from lowcomm_node.transport.tls import SERVER_NAME, Gatekeeper, pinned
+from lowcomm_node.transport.traffic import MeteredStub, Traffic
+from lowcomm_node.transport.tunnel.tunnels import Tunnels
+from lowcomm_protocol.errors import LowcommError, RecordError
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
+from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.refusals import Reason, Refusals, What
+
+MAX_CHANNELS = 64
+"""Where there is no choice of routes; else ``Company`` says how many."""
+_OPTIONS: Options = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE),  # or a callee could fill our memory before we see a byte
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+)
+
+_TLS_OPTIONS: Options = (
+    *_OPTIONS,
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.ssl_target_name_override", SERVER_NAME),
+)
+_LOCAL_OPTIONS: Options = (
+    *_OPTIONS,
+    ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
+    ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
+    ("grpc.use_local_subchannel_pool", 1),  # or a channel could be given the connection of one that was there before
+    ("grpc.client_idle_timeout_ms", 120_000),
+)
+
+
+class Channels:
+    """Channels to the peers that we call; where there is no room for one more, the least recently called goes."""
+
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        tunnels: Tunnels | None = None,
+        traffic: Traffic | None = None,
+        refusals: Refusals | None = None,
+        company: Company | None = None,
+        flow: Options = FREE_FLOW,
+        targets: Targets | None = None,
+    ) -> None:
+        """Without ``tunnels`` there is no choice: channels lead straight to what a record tells.
+
+        ``flow``: options of gRPC for what comes in (``throttle.flow_options``); ``targets``: which addresses are dialed.
+        """
+        self.on_answer: Callable[[str], None] = lambda peer: None
+        """Told of each peer that has answered a ping of ours: a sign of life."""
+        self._company, self._flow = Company() if company is None else company, flow  # an empty one is false
+        self._company.make_room = self._drop_idle
+        self._refusals = refusals or Refusals()
+        self._gatekeeper, self._tunnels, self._traffic = gatekeeper, tunnels, traffic or Traffic()
+        self._open: OrderedDict[tuple[str, bytes], aio.Channel] = OrderedDict()
+        self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._certificates = Certificates()
+        self._learned = Learned()
+        self._dialers = Dialers(self._dial, self._dial_local, self._ping, self._doubt, targets)
+
+    async def stub(self, peer: PeerInfo) -> MeteredStub:
+        """The service of a peer, over the best route. Raises LinkLost that says why there is none."""
+        meter = self._traffic.of(peer.peer_id)
+        if self._tunnels is None:
+            return MeteredStub(ExchangeStub(await self._straight(peer)), meter)
+        line = await self._line(peer, self._tunnels)
+        line.on_call(1)  # or it could be closed before its first call
+        try:
+            channel = await line.channel(peer)
+        finally:
+            line.on_call(-1)
+        return MeteredStub(ExchangeStub(channel), meter, partial(line.measured, channel), line.on_call)
+
+    def renew(self, flow: Options) -> None:
+        """Open new channels with other options; calls under way may end on those that there are."""
+        if flow == self._flow:
+            return
+        self._flow = flow
+        for line in self._lines.values():
+            line.renew()
+
+    async def trim(self) -> None:
+        """Close idle channels until there are no more peers than the owner allows."""
+        while self._company.is_over and await self._drop_idle():
+            pass
+
+    def metadata(self, peer_id: str) -> tuple[tuple[str, bytes], ...]:
+        """What every call to ``peer_id`` carries."""
+        return self._gatekeeper.credential_for(peer_id)
+
+    async def ping(self, peer: PeerInfo, bandwidth: Bandwidth) -> list[RouteSpeed]:
+        """Latency and rate on each route that there is to a peer, one after the other, beside the calls under way."""
+        if self._tunnels is None:
+            return []
+        line = Line(peer, self._dialers, self._tunnels, Learned())
+        try:
+            return [await self._ping_over(line, route, peer.peer_id, bandwidth) for route in Route]
+        finally:
+            await line.close()
+
+    async def forget(self, peer_id: str) -> None:
+        """Give up the channel to a peer that has none open and no call: it must not take the place of one that has."""
+        line = self._lines.get(peer_id)
+        if line is not None and not line.calls and not line.is_open:
+            del self._lines[peer_id]
+            self._company.leave(peer_id)
+            await line.close()
+
+    def describe(self, peer_id: str) -> dict[str, Any]:
+        """What ``peers`` shows of how a peer is reached: route, why not the better one, seconds, bytes a second."""
+        line, meter = self._lines.get(peer_id), self._traffic.of(peer_id)
+        route: dict[str, Any] = (
+            line.describe() if line is not None else {"route": None, "route_reason": None, "round_trip": None}
+        )
+        if route["route"] is None and self._tunnels is not None and (address := self._tunnels.caller_at(peer_id)):
+            route["route"] = name_tunnel(address)  # it calls us
+        return {**route, "rate_up": meter.up.last, "rate_down": meter.down.last}
+
+    def tunnels(self) -> dict[str, int]:
+        """What ``status`` shows of all tunnels: see ``tunnel.Statistics``."""
+        return asdict(self._tunnels.statistics()) if self._tunnels is not None else {}
+
+    async def close(self) -> None:
+        """Close all channels."""
+        while self._open:
+            _, channel = self._open.popitem()
+            await channel.close()
+        for peer_id in self._lines:
+            self._company.leave(peer_id)
+        lines, self._lines = self._lines, OrderedDict()
+        await asyncio.gather(*(line.close() for line in lines.values()))
+
+    async def _straight(self, peer: PeerInfo) -> aio.Channel:
+        if not peer.addresses:
+            raise LinkLost("tells no address that can be called")
+        key = (",".join(peer.addresses), peer.certificate)
+        if key not in self._open:
+            try:
+                channel = await self._dial(peer)
+            except RecordError as error:
+                raise LinkLost(str(error)) from None
+            if key in self._open:  # another call was quicker
+                await channel.close()
+            else:
+                self._open[key] = channel
+        self._open.move_to_end(key)
+        while len(self._open) > MAX_CHANNELS:
+            _, oldest = self._open.popitem(last=False)
+            await oldest.close()
+        return self._open[key]
+
+    async def _line(self, peer: PeerInfo, tunnels: Tunnels) -> Line:
+        if peer.peer_id not in self._lines and not await self._company.has_room_for(peer.peer_id):
+            most = self._company.most
+            raise LinkLost(f"was not called: this node talks with {most} peers already: raise --max-peers")
+        if peer.peer_id not in self._lines:  # still: another call may have been quicker
+            self._lines[peer.peer_id] = Line(peer, self._dialers, tunnels, self._learned)
+            self._company.join(peer.peer_id)
+        self._lines.move_to_end(peer.peer_id)
+        return self._lines[peer.peer_id]
+
+    async def _drop_idle(self) -> bool:
+        """Close the channel that has carried no call for longest; whether there was one."""
+        quiet = [peer_id for peer_id, line in self._lines.items() if not line.calls]
+        idle = next((peer_id for peer_id in quiet if not self._lines[peer_id].is_open), next(iter(quiet), None))
+        if idle is None:
+            return False
+        line = self._lines.pop(idle)
+        self._company.leave(idle)
+        await line.close()
+        return True
+
+    async def _ping_over(self, line: Line, route: Route, peer_id: str, bandwidth: Bandwidth) -> RouteSpeed:
+        try:
+            async with line.apart(route) as (channel, name):
+                speed = await measure_channel(channel, self.metadata(peer_id), bandwidth)
+        except LowcommError as error:
+            return RouteSpeed(route=route.value, reason=str(error))
+        return RouteSpeed(route=name, round_trip=speed.round_trip, up=speed.up, down=speed.down)
+
+    async def _dial(self, peer: PeerInfo) -> aio.Channel:
+        scheme, addresses = _callable(peer.addresses)
+        try:
+            der = await self._certificates.fetch(peer.certificate, addresses)
+        except OtherCertificate:
+            self._doubt()
+            raise
+        return aio.secure_channel(scheme + ",".join(addresses), pinned(der), options=(*_TLS_OPTIONS, *self._flow))
+
+    def _dial_local(self, target: str) -> aio.Channel:
+        return aio.insecure_channel(target, options=(*_LOCAL_OPTIONS, *self._flow))
+
+    def _doubt(self) -> None:
+        self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
+
+    async def _ping(self, channel: aio.Channel, peer_id: str) -> None:
+        stub = ExchangeStub(channel)
+        await stub.Describe(pb.Introduction(), metadata=self.metadata(peer_id), timeout=MEASURE_DEADLINE)
+        self.on_answer(peer_id)
+
+
+def _callable(addresses: tuple[str, ...]) -> tuple[str, list[str]]:
+    """gRPC's scheme, and all addresses of one kind, which it tries in turn; it can't mix IPv4 and IPv6."""
+    numbers = [address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()]
+    longer = [address for address in addresses if address.startswith("[")]
+    if numbers and (not longer or _has_way(numbers[0])):
+        return "ipv4:", numbers
+    return "ipv6:", longer
+
+
+def _has_way(address: str) -> bool:
+    """Whether this machine has a route to an address of IPv4; nothing is sent."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+    except OSError:
+        return False
+    return True

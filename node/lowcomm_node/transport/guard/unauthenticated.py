@@ -1,0 +1,211 @@
+"""Connections on which nobody has shown who it is: gRPC takes as many as come, so those that are too many are ended here.
+
+    peers' connections    a call with a good credential has come over them; so many of one address, and of all together;
+                          beyond that those that have called least recently are ended, and those that carry too much
+                          beside messages (overhead.py)
+    strangers'            so many of one address, and of all together; beyond that the oldest are ended.
+                          Each has so many seconds to make a call with a good credential, and so many bytes
+    a flooding address    no new ones for a minute, and all of its strangers' are ended
+
+A caller authenticates with its first call, a moment after it has connected, so the oldest are those that mean no good. gRPC
+tells nothing of frames that are no calls (PING, WINDOW_UPDATE, CONTINUATION); the kernel tells the bytes of each connection.
+"""
+
+import asyncio
+import socket
+import struct
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from time import monotonic
+
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.quota import Allowed, Ration, network_of
+from lowcomm_node.transport.guard.blocklist import BLOCKED, Blocklist
+from lowcomm_node.transport.guard.connections import Place, connections, plain
+from lowcomm_node.transport.guard.overhead import OF_CALL, Overhead
+from lowcomm_node.transport.guard.rate_limits import UNBOUND
+from lowcomm_protocol.refusals import Reason, Refusals, What
+
+EVERY = 1.0
+"""Seconds between two looks."""
+MOST_OF_ONE, MOST = 32, 256
+"""Connections of strangers from one address of IPv4 or /64 of IPv6, and of all."""
+UNPROVEN_SECONDS = 10.0
+"""For TLS and the first call with a good credential; over a line of 1 s there and back that takes 5."""
+UNPROVEN_BYTES = 64 * 1024
+"""That may come before it: TLS, a credential of 1 KiB and a record of 8 KiB are a quarter."""
+PROVEN_OF_ONE, PROVEN = 128, 1024
+"""Connections of peers from one address, and of all: a peer has one or two."""
+NOISY = 25
+"""As many connections that are too many as one on which too many bytes came counts for."""
+ENDED = Allowed(each=100, all=UNBOUND, seconds=60.0)
+"""Connections that may be too many, of one address, until it is a flood: then it is blocked."""
+MAX_KNOWN = 4096
+_TCP_INFO, _BYTES_RECEIVED = (
+    192,
+    128,
+)  # linux/tcp.h: the size of struct tcp_info that we need, tcpi_bytes_received in it
+
+
+class Strangers:
+    """Tells which connections are too many."""
+
+    def __init__(
+        self,
+        refusals: Refusals | None = None,
+        most_of_one: int = MOST_OF_ONE,
+        most: int = MOST,
+        ended: Allowed = ENDED,
+        blocked: float = BLOCKED,
+        unproven: float = UNPROVEN_SECONDS,
+        proven_of_one: int = PROVEN_OF_ONE,
+    ) -> None:
+        """``blocked``: seconds for which an address that floods us can't connect; ``unproven``: for a first good call."""
+        self._unproven, self._proven_of_one = unproven, proven_of_one
+        self._refusals = refusals or Refusals()
+        self.overhead = Overhead()
+        """What comes over connections of peers beside messages."""
+        self._most_of_one, self._most = most_of_one, most
+        self._blocklist, self._ration = Blocklist(blocked), Ration(ended)
+        self._known: OrderedDict[Place, None] = OrderedDict()
+        """In the order of their last good call."""
+        self._vouched: set[Place] = set()
+        """On which there was a good call, also those that are a stranger's again: what they carry may be an exchange."""
+        self._since: dict[Place, float] = {}
+        self._noisy: set[Place] = set()
+        """On which too much came, as the last look has found."""
+        self._ending: set[Place] = set()
+        """Ended, but gRPC has not closed them yet."""
+        self.ended = 0
+
+    def vouch(self, place: Place) -> None:
+        """A call from there had a good credential."""
+        self._known[place] = None
+        self._known.move_to_end(place)
+        self._vouched.add(place)
+        self.overhead.explain(place, OF_CALL)
+        if len(self._known) > MAX_KNOWN:
+            self._vouched.discard(self._known.popitem(last=False)[0])
+
+    def knows(self, place: Place) -> bool:
+        """Whether somebody vouched for a connection, and it has not been forgotten."""
+        return place in self._known
+
+    def forget(self, place: Place) -> None:
+        """A call from there had a bad credential: it is a stranger's again."""
+        self._known.pop(place, None)
+
+    def block(self, host: str) -> None:
+        """An address floods us: take no new connections from there for a while, and end those of strangers."""
+        self._blocklist.block(host, monotonic())
+
+    def surplus(self, there: Iterable[Place], now: float) -> list[Place]:
+        """Those of the connections that there are now which should end."""
+        present = set(there)
+        for place in [place for place in self._known if place not in present]:
+            del self._known[place]
+        self._vouched &= present
+        self._since = {place: self._since.get(place, now) for place in present if place not in self._known}
+        return self._surplus_strangers(now) + self._surplus_peers()
+
+    def _surplus_strangers(self, now: float) -> list[Place]:
+        blocked = self._blocklist.networks(now)
+        left, each = len(self._since), Counter(network_of(host) for host, _ in self._since)
+        over: list[Place] = []
+        for place in sorted(self._since, key=lambda place: self._since[place]):
+            network = network_of(place[0])
+            too_many = each[network] > self._most_of_one or left > self._most
+            is_late = place not in self._vouched and now - self._since[place] >= self._unproven
+            if network in blocked or too_many or is_late:
+                over.append(place)
+                each[network] -= 1
+                left -= 1
+        return over
+
+    def _surplus_peers(self) -> list[Place]:
+        left, each = len(self._known), Counter(network_of(host) for host, _ in self._known)
+        over: list[Place] = []
+        for place in self._known:
+            network = network_of(place[0])
+            if each[network] > self._proven_of_one or (left > PROVEN and each[network] == max(each.values())):
+                over.append(place)
+                each[network] -= 1
+                left -= 1
+        return over
+
+    def noisy(self, received: Callable[[Place], int]) -> list[Place]:
+        """Strangers' connections on which too much has come, at this look and at the one before.
+
+        Once is not enough: its first call may wait for our event loop, as we do.
+        """
+        before = self._noisy
+        self._noisy = {
+            place for place in self._since if place not in self._vouched and received(place) > UNPROVEN_BYTES
+        }
+        return sorted(self._noisy & before)
+
+    def look(self, port: int) -> None:
+        """End those of a server's connections that are too many, and keep out whom we have blocked."""
+        with ExitStack() as opened:
+            ours = [opened.enter_context(one) for one in connections(port)]
+            there = {place: one for one in ours if (place := _other_end(one)) is not None}
+            now = monotonic()
+            self._ending &= set(there)
+            for place in self.surplus(set(there) - self._ending, now):
+                self._end(place, there[place], now)
+            for place in self.noisy(lambda place: _received(there[place])):
+                if place not in self._ending:
+                    self._end(place, there[place], now, NOISY)
+            peers = {place: _received(there[place]) for place in self._vouched - self._ending}
+            for place in self.overhead.excess(peers, now):
+                log.info("strangers.noisy_peer", host=place[0], reason="its frames belong to no message")
+                self._end(place, there[place], now, NOISY)
+            self._blocklist.enforce((one for one in ours if _listens(one)), now)
+
+    def _end(self, place: Place, connection: socket.socket, now: float, weight: int = 1) -> None:
+        self.ended += 1
+        self._refusals.count(What.CONNECTION, Reason.TOO_MANY)
+        self._ending.add(place)
+        if not self._ration.take(network_of(place[0]), weight, now):
+            self.block(place[0])
+        with suppress(OSError):  # it has ended meanwhile
+            connection.shutdown(socket.SHUT_RDWR)
+
+    async def run(self, port: int) -> None:
+        """Look every second."""
+        told = 0
+        while True:
+            try:
+                self.look(port)
+            except OSError as error:  # such as too many open files: it passes
+                log.warning("strangers.not_looked", reason=str(error))
+            if self.ended > told:
+                log.info("strangers.ended", connections=self.ended - told)
+                told = self.ended
+            await asyncio.sleep(EVERY)
+
+
+def _received(connection: socket.socket) -> int:
+    """Bytes that have come over a connection; 0 where the kernel does not tell (other than Linux)."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO)
+    except OSError:
+        return 0
+    return struct.unpack_from("=Q", told, _BYTES_RECEIVED)[0] if len(told) >= _BYTES_RECEIVED + 8 else 0
+
+
+def _listens(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _other_end(connection: socket.socket) -> Place | None:
+    """Who is at the other end of a connection; None if nobody is."""
+    try:
+        host, number = connection.getpeername()[:2]
+        return plain(host), number
+    except (OSError, ValueError):
+        return None

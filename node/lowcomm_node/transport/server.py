@@ -1,0 +1,429 @@
+"""The gRPC server: every call is authenticated first, then handed on.
+
+over TLS          the caller proves who it is by a credential in each call
+through a tunnel  libp2p has proven it already; our own end of the tunnel tells it by the name of its unix socket
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc import aio
+
+from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
+from lowcomm_node.transport.bandwidth import FREE_FLOW
+from lowcomm_node.transport.call import Call
+from lowcomm_node.transport.guard.connections import INTERNET, Endings, Place, place_of
+from lowcomm_node.transport.guard.overhead import Explaining
+from lowcomm_node.transport.guard.peer_limit import Company
+from lowcomm_node.transport.guard.rate_limits import MAX_CALLS, Turnstile
+from lowcomm_node.transport.guard.unauthenticated import Strangers
+from lowcomm_node.transport.ping import Echo
+from lowcomm_node.transport.stream import CalleeStream
+from lowcomm_node.transport.tls import Certificate, Gatekeeper
+from lowcomm_node.transport.traffic import Meter, Traffic
+from lowcomm_node.transport.tunnel.dialer import KEEP
+from lowcomm_node.transport.tunnel.tunnels import Tunnels
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.refusals import Reason, Refusals, What
+
+SERVICE = "lowcomm.v1.Exchange"
+REQUEST_DEADLINE = 10.0
+"""Seconds for the request of a call that has only one."""
+HANDSHAKE_SECONDS = 15.0
+"""For TLS and the beginning of HTTP/2; gRPC's own two minutes let strangers hold many connections."""
+IDLE_SECONDS = 900.0
+"""After which a connection without calls is closed."""
+MAX_MESSAGE = 2 * 1024 * 1024
+"""Bytes of one incoming message: a chunk has at most 1 MiB."""
+MAX_METADATA = 8 * 1024
+"""Bytes of the metadata of a call: a credential has 1 KiB at most."""
+MAX_STREAMS = 32
+"""Calls at once over one connection: a peer has 8."""
+PING_EVERY_MS = 5_000
+MAX_PING_STRIKES = 32
+"""Pings that come sooner than we allow, between two messages of ours, until a connection is ended. Ours ping every 20 s."""
+SHUTDOWN_GRACE = 3.0
+PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
+"""For the answer to a ping of gRPC's: a tunnel that was cut off must not be taken for dead while it may be resumed."""
+RETIRE_GRACE = 300.0
+"""Seconds for the calls on connections that were made with other options."""
+Options = tuple[tuple[str, Any], ...]
+M = TypeVar("M", bound=Message)
+
+
+class Handlers(Protocol):
+    """What the daemon does with authenticated calls."""
+
+    async def swap(self, peer: str, stream: CalleeStream) -> None:
+        """Answer one Swap; returns when the stream is done."""
+        ...
+
+    async def fetch(self, peer: str, stream: CalleeStream) -> None:
+        """Serve a joiner; returns when it has what it wanted."""
+        ...
+
+    def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
+        """Take in a peer's record, and tell our own. Raises RetryLater."""
+        ...
+
+
+class ExchangeService:
+    """The Exchange service of one node.
+
+    To gRPC each method takes a stream, also where the caller sends one request: on the wire that is the same, and gRPC hands
+    the call over when it begins. Otherwise it would hold requests of strangers, as they trickle in, and nobody could end that.
+    """
+
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        handlers: Handlers,
+        tunnels: Tunnels | None = None,
+        traffic: Traffic | None = None,
+        echo: Echo | None = None,
+        company: Company | None = None,
+        refusals: Refusals | None = None,
+        turnstile: Turnstile | None = None,
+    ) -> None:
+        """``tunnels``: through which others may call; None: none may."""
+        self._gatekeeper, self._handlers, self._tunnels = gatekeeper, handlers, tunnels
+        self._traffic, self._echo = traffic or Traffic(), echo or Echo()
+        self._company = Company() if company is None else company  # an empty one is false
+        self._refusals, self._turnstile = refusals or Refusals(), turnstile or Turnstile()
+        self._endings = Endings()
+        self.strangers = Strangers(self._refusals)
+        """Who of those that are connected over TCP has not shown who it is."""
+        self.on_caller: Callable[[str], None] = lambda peer: None
+        """Told of each call of a peer that has shown who it is: a sign of life."""
+
+    @property
+    def open_calls(self) -> int:
+        """How many calls of peers are served now."""
+        return self._turnstile.open_calls
+
+    @property
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """For a server."""
+        methods = {
+            "Swap": grpc.stream_stream_rpc_method_handler(
+                self.Swap, pb.Frame.FromString, pb.Frame.SerializeToString
+            ),
+            "Fetch": grpc.stream_stream_rpc_method_handler(
+                self.Fetch, pb.FetchRequest.FromString, pb.FetchReply.SerializeToString
+            ),
+            "Describe": grpc.stream_unary_rpc_method_handler(
+                self.Describe, pb.Introduction.FromString, pb.Introduction.SerializeToString
+            ),
+            "Ping": grpc.stream_stream_rpc_method_handler(
+                self.Ping, pb.Ping.FromString, pb.Pong.SerializeToString
+            ),
+        }  # fmt: skip
+        return _Methods(
+            {f"/{SERVICE}/{name}": method for name, method in methods.items()},
+            grpc.stream_stream_rpc_method_handler(self._unknown),
+        )
+
+    async def _unknown(self, request_iterator: Any, context: Any) -> None:
+        """A call of a method that there is not: gRPC would answer it without end, and count nothing."""
+        with Call(context, self._tunnels, self._endings) as call:
+            place = self._place(context)
+            if (words := self._turnstile.refuses_place(place, monotonic())) is not None:
+                await self._turn_away(call, place, words)
+            self._turnstile.bad(place, monotonic())
+            self._refusals.count(What.CALL, Reason.MALFORMED)
+            await call.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
+
+    async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the name in the .proto
+        """One exchange of one fragment with the caller."""
+        with Call(context, self._tunnels, self._endings) as call:
+            peer = await self._welcome(call)
+            stream = self._stream(context, self._traffic.of(peer))
+            await self._guard(call, peer, lambda: self._handlers.swap(peer, stream))
+
+    async def Fetch(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        """Pieces of a snapshot of ours, for a joiner."""
+        with Call(context, self._tunnels, self._endings) as call:
+            peer = await self._welcome(call)
+            stream = self._stream(context, self._traffic.of(peer), call.taking)
+            await self._guard(call, peer, lambda: self._handlers.fetch(peer, stream))
+
+    async def Describe(self, request_iterator: Any, context: Any) -> pb.Introduction:  # noqa: N802
+        """Hello and goodbye: both sides hand over their newest signed record."""
+        with Call(context, self._tunnels, self._endings) as call:
+            peer = await self._authenticate(call)
+            call.hold(self._turnstile.open(peer, self._address(context)))
+            introduction = await self._request(call, pb.Introduction)
+            try:
+                return self._handlers.describe(peer, introduction)
+            except RetryLater as error:
+                await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                raise
+
+    async def Ping(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        """How long and how fast is the line?"""
+        with Call(context, self._tunnels, self._endings) as call:
+            peer = await self._welcome(call)
+            stream = self._stream(context, Meter())
+            await self._guard(call, peer, lambda: self._echo.answer(peer, stream))
+
+    def _stream(
+        self, context: Any, meter: Meter, taking: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> CalleeStream:
+        """Our end of a call; its messages are counted, and explain what comes over its connection."""
+        connection = self._connection(context)
+        counts = Explaining(meter, self.strangers.overhead, connection) if connection is not None else meter
+        return CalleeStream(context, counts, taking, self._address(context))
+
+    async def _authenticate(self, call: Call) -> str:
+        place, connection = self._place(call.context), self._connection(call.context)
+        # Peers that share an address with a flood are heard still, over the connections that they have.
+        is_known = connection is not None and self.strangers.knows(connection)
+        if not is_known and (words := self._turnstile.refuses_place(place, monotonic())) is not None:
+            await self._turn_away(call, place, words)
+        try:
+            peer = self._caller(call.context)
+        except LowcommError as error:
+            self._turnstile.bad(place, monotonic())
+            if connection is not None:
+                self.strangers.forget(connection)
+            await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            raise
+        if connection is not None:
+            self.strangers.vouch(connection)
+        if (words := self._turnstile.refuses(peer, monotonic(), self._address(call.context))) is not None:
+            await self._turn_away(call, place, words, peer)
+        self.on_caller(peer)
+        return peer
+
+    async def _turn_away(self, call: Call, place: str, words: str, peer: str = "") -> None:
+        """``peer``: who calls, if that is known."""
+        self._refusals.count(What.CALL, Reason.TOO_MANY)
+        if self._turnstile.is_flood(place, monotonic(), peer):
+            if (connection := self._connection(call.context)) is not None:
+                self.strangers.block(connection[0])
+            call.break_off("goes on calling beyond its limits")
+        await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+
+    async def _request(self, call: Call, kind: type[M]) -> M:
+        """The one request of a call."""
+        request = None
+        try:
+            async with asyncio.timeout(REQUEST_DEADLINE):
+                request = await call.context.read()
+        except TimeoutError:
+            await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come in time")
+        except DecodeError:
+            pass
+        if not isinstance(request, kind):
+            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected one {kind.DESCRIPTOR.name}")
+            raise ProtocolViolation("sent another request than the call has")
+        return request
+
+    async def _welcome(self, call: Call) -> str:
+        """Who calls, where the call takes its time: there must be room for one more peer."""
+        peer = await self._authenticate(call)
+        if not await self._company.has_room_for(peer, self._address(call.context)):
+            words = "talks with as many peers as its owner allows: call another one, or later"
+            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+        return peer
+
+    def _connection(self, context: Any) -> Place | None:
+        """By which connection over TCP a call comes; None if by a tunnel."""
+        return place_of(context.peer()) if context.peer().startswith(INTERNET) else None
+
+    def _place(self, context: Any) -> str:
+        """Where a call comes from: an address, or whom libp2p vouches for."""
+        connection = self._connection(context)
+        if connection is not None:
+            return connection[0]
+        name = context.peer().partition(":")[2]
+        return (self._tunnels.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
+
+    def _address(self, context: Any) -> str:
+        """What quotas by address count a call by: the address that it comes from, or the relay if it comes through one."""
+        connection = self._connection(context)
+        if connection is not None:
+            return connection[0]
+        return self._tunnels.place_of(unquote(context.peer().partition(":")[2])) if self._tunnels is not None else ""
+
+    def _caller(self, context: Any) -> str:
+        metadata = dict(context.invocation_metadata() or ())
+        kind, _, name = context.peer().partition(":")
+        if kind in INTERNET:  # as the kernel tells: nobody can choose to come from elsewhere
+            return self._gatekeeper.caller(metadata, self._address(context))
+        name = unquote(name)
+        peer = self._tunnels.peer_of(name) if self._tunnels is not None and kind == "unix-abstract" else None
+        if self._tunnels is None or peer is None:
+            raise RecordError("A call from this machine that comes through none of our tunnels is refused.")
+        caller = self._gatekeeper.tunneled(peer, metadata, self._address(context))
+        self._tunnels.accept(name)
+        return caller
+
+    async def _guard(self, call: Call, peer: str, work: Callable[[], Awaitable[None]]) -> None:
+        place = self._address(call.context)
+        call.hold(self._turnstile.open(peer, place))
+        with self._company.with_(peer, place):
+            try:
+                await work()
+            except ProtocolViolation as error:
+                await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except LinkLost:
+                await call.abort(grpc.StatusCode.CANCELLED, "the stream broke off")
+            except RetryLater as error:
+                await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            except CheckpointError as error:
+                await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+
+class _Methods(grpc.GenericRpcHandler):
+    """Our methods, and what handles calls of all others."""
+
+    def __init__(self, methods: dict[str, Any], other: Any) -> None:
+        self._methods, self._other = methods, other
+
+    def service(self, handler_call_details: Any) -> Any:
+        """The handler of a call."""
+        return self._methods.get(handler_call_details.method, self._other)
+
+
+class ExchangeServer:
+    """The listening side of a node."""
+
+    def __init__(self, certificate: Certificate, service: ExchangeService, flow: Options = FREE_FLOW) -> None:
+        """``flow``: options of gRPC for what comes in (``throttle.flow_options``)."""
+        self._certificate, self._service, self._flow = certificate, service, flow
+        self._server = self._make(flow)
+        self._folder: Path | None = None
+        self._local: int | None = None
+        self._address = ""
+        self._renewing = asyncio.Lock()
+        self._retiring: dict[aio.Server, asyncio.Task[None]] = {}
+
+    @property
+    def local(self) -> str:
+        """The path by which this process, and no other, can dial the server without TLS."""
+        return f"/proc/self/fd/{self._local}"
+
+    def listen_locally(self, folder: Path) -> None:
+        """Listen on a unix socket for tunnels too; to be called before ``start``. ``folder``: nobody else's.
+
+        The socket loses its name at once: no other process finds it, and a killed one leaves nothing behind.
+        """
+        self._local, self._folder = _listen_locally(self._server, folder), folder
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; the port. Raises PortInUse."""
+        # gRPC shares a port so that ``renew`` leaves no gap; with another program we share none.
+        port = _find_free(host, port)
+        self._address = f"{host}:{port}"
+        await self._start(self._server)
+        return port
+
+    async def renew(self, flow: Options) -> None:
+        """Take new connections with other options; calls under way may end on those that there are.
+
+        Raises PortInUse; then all stays as it was.
+        """
+        async with self._renewing:
+            if flow == self._flow:
+                return
+            server, local = self._make(flow), None
+            try:
+                if self._folder is not None:
+                    local = _listen_locally(server, self._folder)
+                if self._address:
+                    await self._start(server)
+                if local is not None and self._local is not None:
+                    # Whoever knows the path finds the new socket behind it.
+                    os.dup2(local, self._local, inheritable=False)
+            finally:
+                if local is not None:
+                    os.close(local)
+            before, self._server, self._flow = self._server, server, flow
+            task = self._retiring[before] = asyncio.create_task(before.stop(RETIRE_GRACE))
+            task.add_done_callback(lambda _: self._retiring.pop(before, None))
+
+    async def close(self) -> None:
+        """Answer no more calls; those under way get a moment."""
+        try:
+            async with asyncio.timeout(2 * SHUTDOWN_GRACE):
+                servers = (self._server, *self._retiring)
+                await asyncio.gather(*(server.stop(SHUTDOWN_GRACE) for server in servers))
+        except TimeoutError:
+            return
+        finally:
+            if self._local is not None:
+                os.close(self._local)
+                self._local = None
+
+    async def _start(self, server: aio.Server) -> None:
+        host, _, port = self._address.rpartition(":")
+        try:
+            bound = server.add_secure_port(self._address, self._certificate.server_credentials())
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise _in_use(host, int(port))
+        await server.start()
+
+    def _make(self, flow: Options) -> aio.Server:
+        server = aio.server(
+            maximum_concurrent_rpcs=MAX_CALLS,
+            options=(
+                ("grpc.max_receive_message_length", MAX_MESSAGE),
+                ("grpc.so_reuseport", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", PING_EVERY_MS),
+                ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
+                ("grpc.max_concurrent_streams", MAX_STREAMS),
+                ("grpc.max_metadata_size", MAX_METADATA),
+                ("grpc.absolute_max_metadata_size", MAX_METADATA),
+                ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what is inflated has no size beforehand
+                ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+                ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
+                ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
+                *flow,
+            ),
+        )
+        server.add_generic_rpc_handlers((self._service.handlers,))
+        return server
+
+
+def _listen_locally(server: aio.Server, folder: Path) -> int:
+    """Have a server listen on a unix socket without a name; the descriptor that leads there."""
+    path = folder / f"{secrets.token_hex(8)}.grpc"
+    server.add_insecure_port(f"unix:{path}")
+    try:
+        return os.open(path, os.O_PATH)
+    finally:
+        path.unlink()
+
+
+def _find_free(host: str, port: int) -> int:
+    """A port that nobody listens on: ``port``, or any if that is 0. Raises PortInUse."""
+    name = host.strip("[]")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+            return probe.getsockname()[1]
+    except OSError:
+        raise _in_use(host, port) from None
+
+
+def _in_use(host: str, port: int) -> PortInUse:
+    return PortInUse(f"Port {port} of {host} is in use: choose another with --port, or 0 for any free one.")

@@ -1,0 +1,179 @@
+"""The caller's end of the tunnels to one peer: what gRPC dials, and what leads its connections there, whatever happens.
+
+    gRPC ── unix socket ── Way: Session, Pipe ══ stream of the moment ══ peer
+                            └── cut off: open another one, again and again for KEEP seconds, and send on
+
+Each connection of gRPC is a session of its own.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+from itertools import count
+from typing import TYPE_CHECKING
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.libp2p.interface import OpenStream
+from lowcomm_node.libp2p.multiaddress import relay_of
+from lowcomm_node.libp2p.streams import caller
+from lowcomm_node.system.logs import log
+from lowcomm_node.transport.tunnel.frames import SESSION
+from lowcomm_node.transport.tunnel.pump import Pipe
+from lowcomm_node.transport.tunnel.session import Session
+from lowcomm_protocol.errors import LowcommError
+
+if TYPE_CHECKING:
+    from lowcomm_node.transport.tunnel.tunnels import Tunnels
+
+MAX_OPENING = 8
+"""Connections of gRPC to one peer at once, which get a session each."""
+KEEP = 30.0
+"""Seconds for which a session whose stream broke off is kept; gRPC's own patience must be longer (channels, service)."""
+PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each attempt to resume; the last one for all further ones."""
+CLOSE_DEADLINE = 2.0
+"""Seconds for a session to end as it should when its way is closed."""
+
+
+class Forgotten(LinkLost):
+    """The other end does not know a session any more, so it can't be resumed."""
+
+
+class Way:
+    """The caller's end to one peer: a unix socket for gRPC, and a session for each of its connections."""
+
+    def __init__(self, tunnels: "Tunnels", peer_id: str, name: str) -> None:
+        self._tunnels, self._peer_id = tunnels, peer_id
+        self.target = f"unix-abstract:{name}"
+        self.entry_points: tuple[str, ...] = ()
+        """Where the peer can be dialed, as its newest record tells."""
+        self.address = ""
+        """Multiaddress of the connection that carries, or last carried, a stream."""
+        self.reason = ""
+        """Why the last session could not be begun, or was lost."""
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(f"\0{name}")
+        self._socket.listen(MAX_OPENING)
+        self._socket.setblocking(False)
+        self._pipes: dict[asyncio.Task[None], Pipe] = {}
+        self._news = asyncio.Event()
+        """That a session has got a stream, or has ended."""
+        self._accepting = asyncio.create_task(self._accept())
+        self._accepting.add_done_callback(log_defect)
+
+    def carries(self, peer_id: str) -> bool:
+        """Whether it has a stream to a peer."""
+        return peer_id == self._peer_id and any(pipe.carried for pipe in self._pipes.values())
+
+    @property
+    def cut(self) -> str:
+        """Why no session has a stream though one had, while that is being resumed; empty if that is not so."""
+        pipes = self._pipes.values()
+        return "" if any(pipe.carried for pipe in pipes) else next((pipe.cut for pipe in pipes if pipe.cut), "")
+
+    @property
+    def relay(self) -> str | None:
+        """The peer id of the relay that the last stream went through; None if it went through none."""
+        return relay_of(self.address)
+
+    async def wait_carried(self) -> None:
+        """Wait while it is ``cut``. No deadline but KEEP."""
+        while self.cut:
+            self._news.clear()
+            await self._news.wait()
+
+    async def close(self) -> None:
+        """End its sessions."""
+        self._tunnels.forget(self)
+        self._accepting.cancel()
+        tasks = [self._accepting, *self._pipes]
+        ending = {task: pipe for task, pipe in self._pipes.items() if pipe.carried}
+        for pipe in ending.values():
+            pipe.hang_up()
+        try:
+            if ending:  # or the other end would keep them to be resumed
+                await asyncio.wait(ending, timeout=CLOSE_DEADLINE)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._socket.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                local, _ = await loop.sock_accept(self._socket)
+                self._take(local)
+            except OSError as error:  # such as too many open files: it passes, or nothing works any more
+                log.warning("tunnel.not_accepted", reason=str(error))
+                await asyncio.sleep(1.0)
+
+    def _take(self, local: socket.socket) -> None:
+        """Begin a session for a connection of gRPC."""
+        try:
+            # Any process of this machine can dial the name; ours alone is gRPC.
+            if caller(local) != os.getpid() or len(self._pipes) >= MAX_OPENING:
+                local.close()
+                return
+            pipe = Pipe(local, Session(self._tunnels.slabs), calls=True)
+        except BaseException:
+            local.close()
+            raise
+        task = asyncio.create_task(self._carry(pipe))
+        self._pipes[task] = pipe
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._pipes[task]
+        self._news.set()
+        log_defect(task)
+
+    async def _carry(self, pipe: Pipe) -> None:
+        """Carry a session to its end, over as many streams as it takes."""
+        session_id = secrets.token_bytes(SESSION)
+        try:
+            with self._tunnels.minding(pipe):
+                stream, number = await self._tunnels.open(self._peer_id, self.entry_points, session_id)
+                self._attach(pipe, stream, number)
+                while await pipe.wait_cut():
+                    log.debug("tunnel.cut", peer=self._peer_id, end="caller", reason=pipe.cut)
+                    await self._resume(pipe, session_id)
+        except (LowcommError, OSError) as error:
+            self.reason = str(error)
+            log.debug("tunnel.lost", peer=self._peer_id, end="caller", reason=self.reason)
+
+    def _attach(self, pipe: Pipe, stream: OpenStream, number: int) -> None:
+        self.address, self.reason = stream.address, ""
+        pipe.attach(stream.socket, number)
+        self._news.set()
+
+    async def _resume(self, pipe: Pipe, session_id: bytes) -> None:
+        """Lead a session that was cut off over another stream. Raises LinkLost."""
+        why = pipe.cut
+        last = "did not answer in time"
+        try:
+            async with asyncio.timeout(KEEP):
+                for attempt in count():
+                    await asyncio.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
+                    try:
+                        stream, number = await self._tunnels.open(
+                            self._peer_id, self.entry_points, session_id, pipe.received
+                        )
+                    except Forgotten as error:
+                        raise LinkLost(f"{why}, and can't be resumed: {error}") from None
+                    except (LowcommError, OSError) as error:
+                        last = str(error)
+                        continue
+                    self._attach(pipe, stream, number)
+                    log.debug("tunnel.resumed", peer=self._peer_id, attempts=attempt + 1, address=self.address)
+                    return
+        except TimeoutError:
+            raise LinkLost(f"{why}, and could not be resumed within {KEEP:.0f} s: {last}") from None
+
+
+def log_defect(task: asyncio.Task[None]) -> None:
+    """Tell of a task that has ended as none should."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("tunnel.defect", error=repr(error), exc_info=error)

@@ -1,0 +1,515 @@
+"""One exchange of one fragment in a group: reduce-scatter and all-gather over direct streams, at most eight members.
+
+    GATHERING   call all of the slice at once, accept calls
+    AGREEING    tell all partners whom we hold a stream with (roll); the lowest peer id names a list of members, of whom
+                each holds a stream with each; everybody names it to all in it. It is agreed when all have named it
+    CAPTURING   the fragment is cut in one shard a member, in sorted order; our contribution is captured and coded
+    REDUCING    everybody sends every member its contribution to the shard that this member owns
+    AVERAGING   every owner sends all the mean of its shard
+    CONFIRMING  everybody tells all the digests of the means that it holds (held)
+    COMMITTING  everybody tells all which shards it would apply, and whose digests it has heard of (commit)
+    APPLIED     the shards that nobody left out are applied;   ENDED otherwise: nothing is applied, training goes on
+
+A member that is lost costs its own shard, and no more. No clock, no sockets: events go in, effects come out.
+
+**Lists.** If the leader dies half-way, or some hear of its loss before others, more than one list may be under way. Lists
+are ordered; everybody goes over to the lowest that it hears of until all of a list have named it, and never back. So of
+two lists that differ no two members can both agree on one while they count on each other: whoever still goes over after
+we have agreed is lost for us.
+
+**Shards.** ``tally.py`` tells which are applied, and whether others may have applied less. We are in doubt if they may, or if
+somebody did not answer our commit.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange.group.table import HAVE_GIVEN, Input, State, step
+from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, Tally
+from lowcomm_protocol.exchange.pair.machine import (
+    Accepted,
+    Apply,
+    Capture,
+    Captured,
+    DeadlinePassed,
+    Dial,
+    Effect,
+    Gathering,
+    GatheringClosed,
+    GaveUp,
+    Lost,
+    Member,
+    Refused,
+    Stage,
+    no_partner,
+)
+
+MAX_PEER_ID = 64
+"""Characters of a peer id in a roll; ours have 52."""
+
+# Events, besides those of every exchange. What one peer sent is reported in the order in which it was sent.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollCame:
+    """A partner told whom it holds a stream with."""
+
+    peer: str
+    roll: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersCame:
+    """A partner named a list of members."""
+
+    peer: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreeingClosed:
+    """Time is up for who holds up the list of members; to be told every few seconds after gathering has closed.
+
+    The leader gives up at once who has sent no roll. The others let pass one more or two, because the leader may have
+    waited until now itself: then they give up the leader, or who has not named the list.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardVerified:
+    """A member's contribution to our shard has arrived whole and decodes to what is allowed, be it too late or not."""
+
+    peer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceClosed:
+    """Time is up for contributions to our shard; who is missing is not in the mean, but takes part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """The mean of our shard is coded and can be sent."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanVerified:
+    """The mean of a member's own shard has arrived whole and decodes to what is allowed."""
+
+    peer: str
+    digest: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldCame:
+    """A member told which means it holds: a digest for each member, empty where it holds none."""
+
+    peer: str
+    held: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmingClosed:
+    """Time is up for helds; to be told between the two ``DeadlinePassed``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitCame:
+    """A member told which shards it would apply, and whose helds it knows; one of each for each member."""
+
+    peer: str
+    shards: tuple[bool, ...]
+    heard: tuple[bool, ...]
+
+
+Event = (
+    Accepted
+    | Refused
+    | GatheringClosed
+    | RollCame
+    | MembersCame
+    | AgreeingClosed
+    | Captured
+    | ShardVerified
+    | ReduceClosed
+    | Reduced
+    | MeanVerified
+    | HeldCame
+    | ConfirmingClosed
+    | CommitCame
+    | Lost
+    | DeadlinePassed
+    | GaveUp
+)
+
+# Effects, besides those of every exchange. What goes to a peer that called us goes after our acceptance.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendRoll(Effect):
+    """Tell a partner whom we hold a stream with, sorted, our own id included."""
+
+    peer: str
+    roll: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendMembers(Effect):
+    """Name a list of members to one of them."""
+
+    peer: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendShard(Effect):
+    """Send a member our contribution to the shard that it owns."""
+
+    peer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduce(Effect):
+    """Average our shard over these members' contributions, our own included."""
+
+    contributors: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendMean(Effect):
+    """Send a member the mean of our shard."""
+
+    peer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendHeld(Effect):
+    """Tell a member which means we hold."""
+
+    peer: str
+    held: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendCommit(Effect):
+    """Tell a member which shards we would apply, and whose helds we know."""
+
+    peer: str
+    shards: tuple[bool, ...]
+    heard: tuple[bool, ...]
+
+
+def clique(rolls: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """Peers that all hold streams with each other: taken in sorted order, each that fits those taken before."""
+    taken: list[str] = []
+    for peer in sorted(rolls):
+        if all(peer in rolls[other] and other in rolls[peer] for other in taken):
+            taken.append(peer)
+    return tuple(taken)
+
+
+@dataclass
+class GroupExchange(Gathering):
+    """The decisions of one peer in one exchange of a group. ``handle`` takes an event and gives effects to carry out."""
+
+    members: tuple[str, ...] = ()
+    """The list that we have named, and agreed on once we are past AGREEING: sorted; shard k belongs to the k-th."""
+    tally: Tally = field(init=False)
+    """What was told of the means; begins anew when the list is agreed on."""
+    _rolls: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    _lists: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """What every partner told us, and what we told ourselves, by peer id."""
+    _proposed: tuple[str, ...] = ()
+    """The list that we made ourselves, as leader."""
+    _waited: int = 0
+    _reduce_closed: bool = False
+    _late: bool = False
+    _unanswered: bool = False
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(self.me, ())
+
+    def start(self) -> list[Effect]:
+        """Begin to call the slice."""
+        room = self.group - 1 - len(self._members)
+        peers = [peer for peer in self.candidates if peer not in self._members][: max(0, room)]
+        self._members.update({peer: Member(State.OFFERED) for peer in peers})
+        return [Dial(peer=peer) for peer in peers] or self._gather()
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Take in one event. Raises ProtocolViolation where a peer did what is not allowed in its state."""
+        if self.over:
+            return []
+        match event:
+            case Accepted():
+                return self._on_accepted(event)
+            case Refused(peer=peer, reason=reason, detail=detail):
+                return self._on_refused(peer, reason, detail)
+            case GatheringClosed():
+                return self._on_gathering_closed()
+            case RollCame(peer=peer, roll=roll):
+                return self._on_roll(peer, roll)
+            case MembersCame(peer=peer, members=members):
+                return self._on_members(peer, members)
+            case AgreeingClosed():
+                return self._on_agreeing_closed()
+            case Captured():
+                return self._on_captured()
+            case ShardVerified(peer=peer):
+                return self._advance(peer, Input.SHARD) + self._settle()
+            case ReduceClosed():
+                self._reduce_closed = True
+                return self._settle()
+            case Reduced(digest=digest):
+                return self._on_reduced(digest)
+            case MeanVerified(peer=peer, digest=digest):
+                return self._on_mean(peer, digest)
+            case HeldCame(peer=peer, held=held):
+                return self._on_held(peer, held)
+            case ConfirmingClosed():
+                return self._on_confirming_closed()
+            case CommitCame(peer=peer, shards=shards, heard=heard):
+                return self._on_commit(peer, shards, heard)
+            case Lost(peer=peer, reason=reason):
+                return self._on_lost(peer, reason or "was lost")
+            case DeadlinePassed():
+                return self._on_deadline()
+            case GaveUp(reason=reason):
+                return self._give_in(reason)
+
+    # AGREEING
+
+    def _begin(self) -> list[Effect]:
+        self.stage = Stage.AGREEING
+        roll = self._rolls[self.me] = tuple(sorted([self.me, *self.partners]))
+        return [*(SendRoll(peer=peer, roll=roll) for peer in self.partners), *self._agree()]
+
+    def _on_roll(self, peer: str, roll: tuple[str, ...]) -> list[Effect]:
+        if self._would(peer, Input.ROLL) is None:
+            return []
+        self._check_list(peer, roll)
+        self._advance(peer, Input.ROLL)
+        self._rolls[peer] = roll
+        return self._agree()
+
+    def _on_members(self, peer: str, members: tuple[str, ...]) -> list[Effect]:
+        after = self._would(peer, Input.NAMED)
+        if after is None:
+            return []
+        self._check_list(peer, members)
+        self._check_named(peer, members)
+        if after is State.LOST:
+            return self._give_up([peer], "has agreed with others on another list of members") + self._go_on()
+        self._advance(peer, Input.NAMED)
+        self._lists[peer] = members
+        return self._agree()
+
+    def _check_list(self, peer: str, ids: tuple[str, ...]) -> None:
+        in_form = len(ids) <= self.group and all(0 < len(one) <= MAX_PEER_ID for one in ids)
+        if not in_form or list(ids) != sorted(set(ids)) or not {peer, self.me} <= set(ids):
+            raise ProtocolViolation(f"{peer} sent a list of peers that is malformed, or lacks one of us.")
+
+    def _check_named(self, peer: str, members: tuple[str, ...]) -> None:
+        # A list is made from the rolls of all in it. So it comes after ours, and names nobody whom ours does not.
+        if not set(members) <= set(self._rolls.get(self.me, ())):
+            raise ProtocolViolation(f"{peer} named members that we hold no streams with.")
+        if members[0] == self.me and members != self._proposed:
+            raise ProtocolViolation(f"{peer} named a list of which we are the leader and that is not ours.")
+        if peer in self._lists and members >= self._lists[peer]:
+            raise ProtocolViolation(f"{peer} named a list of members after a lower one.")
+
+    def _agree(self) -> list[Effect]:
+        """Name the lowest list, and go on if all in it have named it."""
+        if self.stage is not Stage.AGREEING:
+            return []
+        if not self.partners:
+            return self._end(no_partner(self.refusals))
+        if not self._others_in_list():
+            self.members = ()  # We have lost all that we named it to: it binds nobody.
+        effects = self._name()
+        others = self._others_in_list()
+        if not others or any(self._lists.get(peer) != self.members for peer in others):
+            return effects
+        self.stage, self.tally = Stage.CAPTURING, Tally(self.me, self.members)
+        for peer in others:
+            self._advance(peer, Input.AGREED)
+        left_out = [peer for peer in self.partners if peer not in others]
+        effects += self._give_up(left_out, "is not in the list of members")
+        return [*effects, Capture(members=self.members)]
+
+    def _name(self) -> list[Effect]:
+        leader = self._leader()
+        # What our leader named only he can tell. A list of a later one waits: our leader may still name a lower one.
+        named = [(peer, self._lists[peer]) for peer in self.partners if peer in self._lists]
+        lists = [members for peer, members in named if members[0] < leader or members[0] == leader == peer]
+        if leader == self.me and not self.members and not self._in(State.LINKED):
+            self._proposed = clique({peer: self._rolls[peer] for peer in (self.me, *self.partners)})
+            lists.append(self._proposed)
+        lowest = min(lists, default=self.members)
+        if not lowest or (self.members and lowest >= self.members):
+            return []
+        self.members, self._waited = lowest, 0
+        return [SendMembers(peer=peer, members=lowest) for peer in self._others_in_list()]
+
+    def _leader(self) -> str:
+        return min(self.me, *self.partners)
+
+    def _others_in_list(self) -> list[str]:
+        return [peer for peer in self.partners if peer in self.members]
+
+    def _on_agreeing_closed(self) -> list[Effect]:
+        if self.stage is not Stage.AGREEING:
+            return []
+        leader = self._leader()
+        if not self.members and leader == self.me:
+            return self._give_up(self._in(State.LINKED), "did not tell its links in time") + self._agree()
+        self._waited += 1
+        if self._waited < self._patience(leader):
+            return []
+        self._waited = 0
+        late = [peer for peer in self._others_in_list() if self._lists.get(peer) != self.members]
+        return self._give_up(late if self.members else [leader], "did not name the members in time") + self._agree()
+
+    def _patience(self, leader: str) -> int:
+        """How often time must be up until others are given up: whoever waits for somebody that waits has more of it."""
+        if self.members:
+            return 3  # others may be waiting for the leader, who told us but not them
+        return 2 + sum(peer < leader for peer in self._rolls.get(leader, ()))
+
+    # CAPTURING, REDUCING, AVERAGING
+
+    def _on_captured(self) -> list[Effect]:
+        if self.stage is not Stage.CAPTURING:
+            raise ProtocolViolation(f"A capture is not expected while {self.stage.value}.")
+        self.stage = Stage.REDUCING
+        return [*(SendShard(peer=peer) for peer in self.partners), *self._settle()]
+
+    def _on_reduced(self, digest: bytes) -> list[Effect]:
+        if self.me in self.tally.helds:
+            return []  # We have told that we do not hold it: it comes too late.
+        if self.stage is not Stage.AVERAGING or self.me in self.tally.means or len(digest) != DIGEST_BYTES:
+            raise ProtocolViolation(f"A mean of ours is not expected while {self.stage.value}.")
+        self.tally.means[self.me] = digest
+        return [*(SendMean(peer=peer) for peer in self.partners), *self._settle()]
+
+    def _on_mean(self, peer: str, digest: bytes) -> list[Effect]:
+        if self._would(peer, Input.MEAN) is None:
+            return []
+        if len(digest) != DIGEST_BYTES:
+            raise ProtocolViolation(f"The mean of {peer} has a digest of {len(digest)} bytes, not {DIGEST_BYTES}.")
+        self._advance(peer, Input.MEAN)
+        self.tally.means[peer] = digest
+        return self._settle()
+
+    # CONFIRMING, COMMITTING
+
+    def _on_held(self, peer: str, held: tuple[bytes, ...]) -> list[Effect]:
+        if self._would(peer, Input.HELD) is None:
+            return []
+        self.tally.add_held(peer, held)
+        self._advance(peer, Input.HELD)
+        return self._settle()
+
+    def _on_commit(self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]) -> list[Effect]:
+        if self._would(peer, Input.COMMIT) is None:
+            return []
+        self.tally.add_commit(peer, shards, heard)
+        self._advance(peer, Input.COMMIT)
+        return self._settle()
+
+    def _on_confirming_closed(self) -> list[Effect]:
+        if self.stage is not Stage.CONFIRMING:
+            return []
+        silent = self._in(State.MEMBER, State.GIVEN, State.AVERAGED)
+        return self._give_up(silent, "did not tell in time what it holds") + self._go_on()
+
+    # From stage to stage: as far as what has come allows
+
+    def _settle(self) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.stage is Stage.REDUCING and (self._reduce_closed or not self._in(State.MEMBER)):
+            effects += self._reduce()
+        if self.stage in (Stage.REDUCING, Stage.AVERAGING) and not self._awaits_means():
+            effects += self._confirm()
+        if self.stage is Stage.CONFIRMING and not self._in(State.MEMBER, State.GIVEN, State.AVERAGED):
+            effects += self._commit()
+        if self.stage is Stage.COMMITTING and not self._in(State.TOLD):
+            effects += self._conclude()
+        return effects
+
+    def _awaits_means(self) -> bool:
+        return any(self.tally.awaits(peer) for peer in (self.me, *self.partners))
+
+    def _reduce(self) -> list[Effect]:
+        self.stage = Stage.AVERAGING
+        return [Reduce(contributors=tuple(sorted([self.me, *self._in(*HAVE_GIVEN)])))]
+
+    def _confirm(self) -> list[Effect]:
+        self.stage, held = Stage.CONFIRMING, self.tally.hold()
+        return [SendHeld(peer=peer, held=held) for peer in self.partners]
+
+    def _commit(self) -> list[Effect]:
+        self.stage, (shards, heard) = Stage.COMMITTING, self.tally.commit()
+        return [SendCommit(peer=peer, shards=shards, heard=heard) for peer in self.partners]
+
+    def _conclude(self) -> list[Effect]:
+        doubt = self._unanswered or not self.tally.is_certain()
+        shards = self.tally.applied()
+        if not any(shards):
+            return self._end("the members hold no mean of any shard alike", in_doubt=doubt)
+        self.stage, self.in_doubt = Stage.APPLIED, doubt
+        swarm_step = max(offer.swarm_step for offer in self.offers(self.partners))
+        return [Apply(members=self.members, swarm_step=swarm_step, shards=shards)]
+
+    # any stage
+
+    def _on_lost(self, peer: str, reason: str) -> list[Effect]:
+        if not self.is_open(peer):
+            return []
+        self._lose(peer, reason)
+        return self._go_on()
+
+    def _go_on(self) -> list[Effect]:
+        """Go on without those that are lost."""
+        if self.stage is Stage.GATHERING:
+            return self._gather()
+        if self.stage is Stage.AGREEING:
+            return self._agree()
+        if not self.partners:
+            return self._give_in(f"nobody else is left of the group: {no_partner(self.refusals)}")
+        return self._settle()
+
+    def _lose(self, peer: str, reason: str) -> None:
+        self._unanswered = self._unanswered or (self.stage is Stage.COMMITTING and peer in self._in(State.TOLD))
+        super()._lose(peer, reason)
+
+    def _on_deadline(self) -> list[Effect]:
+        first, self._late = not self._late, True
+        if self.stage in (Stage.REDUCING, Stage.AVERAGING):
+            if not set(self.tally.means) - {self.me}:
+                # To tell that we hold nothing would keep everybody from applying what they all hold.
+                return self._give_in("no mean of another member came before its deadline")
+            return self._confirm() + self._settle()
+        if self.stage in (Stage.CONFIRMING, Stage.COMMITTING) and first:
+            return []  # What others tell may be on its way.
+        if self.stage is Stage.COMMITTING:
+            # Those that have committed apply what we know of, most likely: they are more, and so we go with them.
+            return self._give_up(self._in(State.TOLD), "did not commit in time") + self._go_on()
+        return self._give_in("ran past its deadline")
+
+    def _give_in(self, reason: str) -> list[Effect]:
+        return self._end(reason, in_doubt=self.stage is Stage.COMMITTING)
+
+    def _would(self, peer: str, event: Input) -> State | None:
+        """The state that an event leads to; None if it was on its way when we gave the member up."""
+        member = self._members.get(peer)
+        if member is None:
+            raise ProtocolViolation(f"{peer}: {event.value!r} from a peer that has no part in this exchange.")
+        return None if member.state == State.LOST else step(State(member.state), event)
+
+    def _step(self, peer: str, member: Member, event: str) -> list[Effect]:
+        member.state = step(State(member.state), Input(event))
+        return []

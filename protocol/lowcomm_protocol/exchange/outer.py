@@ -1,0 +1,182 @@
+"""The outer step: what a group of any size does with its members' progress, from one vector a peer.
+
+``theta`` fast weights, ``phi`` slow weights, ``delta`` outer momentum, ``D = theta - phi`` progress, all of one
+fragment as flat float32 vectors on one device. Means are over the group, ``gamma`` is ``consensus``::
+
+    nesterov    pooled = mean(D) - gamma * (phi - mean(phi))            DiLoCo, 2311.08105, for gamma = 0
+                delta  = momentum * delta - pooled
+                phi    = phi - outer_lr * (-pooled + momentum * delta)
+    noloco      delta  = momentum * delta + outer_lr * mean(D) - gamma * (phi - mean(phi))      NoLoCo, 2506.10911
+                phi    = phi + delta
+
+A peer sends one vector, ``c = gain * D + gamma * phi`` (gain is outer_lr for noloco, 1 for nesterov), because
+``gain * mean(D) - gamma * (phi_i - mean(phi)) = gain * D_i - (c_i - mean(c))``. For gamma = 0 that is ``mean(c)``
+itself: nothing is subtracted and added again, so members that start equal stay equal to the bit.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from lowcomm_protocol.codecs import BLOCK
+from lowcomm_protocol.codecs.base import Vector
+from lowcomm_protocol.errors import PlanError, SpecError
+from lowcomm_protocol.exchange.outer_kernels import add_scaled, nesterov, scaled, scaled_sum
+from lowcomm_protocol.spec.outer_settings import OuterSettings
+
+MAX_CLAIM = 2
+_PIECE = 256 * BLOCK
+"""Values that `worst_block_spread` looks at in one go."""
+
+
+def contribution(
+    settings: OuterSettings,
+    phi: torch.Tensor,
+    theta: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What a peer sends: ``c = gain * (theta - phi) + consensus * phi``; float32 [numel], into ``out``.
+
+    Raises `PlanError` for vectors that are not alike.
+    """
+    _check_alike(phi=phi, theta=theta, out=phi if out is None else out)
+    sent = torch.sub(theta, phi, out=out)
+    if settings.gain != 1.0:
+        sent.mul_(settings.gain)
+    return sent.add_(phi, alpha=settings.consensus) if settings.consensus else sent
+
+
+def mean_contribution(contributions: Sequence[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
+    """Mean of the group's contributions as everyone decoded them: a new float32 [numel] vector.
+
+    Summed in the order given, which all members must share, so all get the same bits. ``weights`` (at least 0, any sum)
+    weigh whole contributions, so with a consensus term also the slow weights that it pulls to: whoever has trained on
+    more counts for more in both. Raises `PlanError` for vectors that are not alike, `SpecError` for invalid weights.
+    """
+    if not contributions:
+        raise PlanError("a mean of no contributions: pass at least the peer's own")
+    _check_alike(**{f"contribution {index}": one for index, one in enumerate(contributions)})
+    if weights is None:
+        total = contributions[0].clone()
+        for one in contributions[1:]:
+            total.add_(one)
+        return total.div_(len(contributions))
+    shares = _normalized(weights, len(contributions))
+    total = torch.empty_like(contributions[0])
+    out, arrays, factors = _array(total), [_array(one) for one in contributions], [np.float32(one) for one in shares]
+    if len(arrays) == 1:
+        scaled(out, arrays[0], factors[0])
+        return total
+    scaled_sum(out, arrays[0], arrays[1], factors[0], factors[1])
+    for one, factor in zip(arrays[2:], factors[2:], strict=True):
+        add_scaled(out, one, factor)
+    return total
+
+
+def token_weights(tokens: Sequence[int]) -> list[float]:
+    """Weights of contributions from the tokens that each member claims to have trained on.
+
+    A claim can't be checked, so none counts for more than `MAX_CLAIM` times the lower median of the group's; in a pair
+    that bounds a liar's weight to two thirds. One who has trained on nothing counts as one token.
+    """
+    usual = sorted(max(1, claim) for claim in tokens)[(len(tokens) - 1) // 2]
+    return [float(min(max(1, claim), MAX_CLAIM * usual)) for claim in tokens]
+
+
+def worst_block_spread(vectors: Sequence[torch.Tensor]) -> float:
+    """Standard deviation across vectors, as root mean square in the block of 256 values where that is largest.
+
+    Of weights of a healthy swarm it stays below 6e-3. A single block that runs away shows here long before it shows in the
+    loss. Raises `PlanError` for vectors that are not alike.
+    """
+    _check_alike(**{f"vector {index}": one for index, one in enumerate(vectors)})
+    # Piece by piece, so that intermediate results stay in the cache; torch's var over a dimension of 2 costs 30 times as much.
+    starts = range(0, vectors[0].numel(), _PIECE)
+    worst = max((_worst_variance([one[start : start + _PIECE] for one in vectors]) for start in starts), default=0.0)
+    return worst**0.5
+
+
+def _worst_variance(vectors: Sequence[torch.Tensor]) -> float:
+    """Mean variance across vectors in the block where it is largest."""
+    mean = mean_contribution(vectors)
+    squares = torch.zeros_like(mean)
+    for one in vectors:
+        apart = one - mean
+        squares.addcmul_(apart, apart)
+    blocks = torch.nn.functional.pad(squares, (0, -squares.numel() % BLOCK)).view(-1, BLOCK)
+    return float(blocks.sum(1).max()) / (BLOCK * len(vectors))
+
+
+def outer_step(
+    settings: OuterSettings,
+    phi: torch.Tensor,
+    delta: torch.Tensor,
+    mean_c: torch.Tensor,
+    progress: torch.Tensor | None = None,
+    own_decoded: torch.Tensor | None = None,
+) -> None:
+    """One outer step of one peer, in place on ``phi`` and ``delta``; all vectors float32 [numel].
+
+    ``mean_c`` is the group's mean. A pair also gives ``progress``, D at capture, and ``own_decoded``, the peer's
+    contribution as the others decoded it: then what coding lost stays with its owner. Without them all who start equal
+    end equal to the bit, as the members of a group must. Raises `PlanError` for vectors that are not alike.
+    """
+    _check_alike(phi=phi, delta=delta, mean_c=mean_c)
+    pooled = mean_c
+    if settings.consensus and progress is not None and own_decoded is not None:
+        _check_alike(phi=phi, progress=progress, own_decoded=own_decoded)
+        pooled = (progress * settings.gain).sub_(own_decoded - mean_c)
+    elif settings.consensus:
+        pooled = torch.sub(mean_c, phi, alpha=settings.consensus)
+    if settings.kind == "noloco":
+        phi.add_(delta.mul_(settings.momentum).add_(pooled))
+        return
+    # The operations of torch.optim.SGD(nesterov=True), in its order, each of them rounded: where torch does not fuse them
+    # its result is the same to the bit.
+    rate, momentum = np.float32(settings.outer_lr), np.float32(settings.momentum)
+    nesterov(_array(phi), _array(delta), _array(pooled), rate, momentum)
+
+
+def merge(settings: OuterSettings, theta: torch.Tensor, phi_new: torch.Tensor, theta_captured: torch.Tensor) -> None:
+    """Bring a finished outer step into the fast weights, in place on ``theta``; all vectors float32 [numel].
+
+    shift: ``theta += phi_new - theta_captured``, which keeps the inner steps done since the capture; a value that has
+    not moved since becomes ``phi_new`` exactly, without rounding. mix: ``theta = mix * theta + (1 - mix) * phi_new``.
+    Raises `PlanError` for vectors that are not alike.
+    """
+    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured)
+    if settings.merge == "mix":
+        theta.lerp_(phi_new, 1.0 - settings.mix)
+        return
+    unmoved = theta == theta_captured
+    theta.add_(phi_new - theta_captured)
+    torch.where(unmoved, phi_new, theta, out=theta)
+
+
+def _array(vector: torch.Tensor) -> Vector:
+    """The same memory for a kernel: of a vector in host memory."""
+    return vector.detach().numpy()  # pyright: ignore[reportUnknownMemberType]
+
+
+def _normalized(weights: Sequence[float], count: int) -> list[float]:
+    valid = len(weights) == count and all(0.0 <= one < math.inf for one in weights)
+    total = sum(weights) if valid else 0.0
+    if not 0.0 < total < math.inf:
+        raise SpecError(
+            f"weights {list(weights)} of {count} contributions: give one finite number of at least 0 each, not all 0"
+        )
+    return [one / total for one in weights]
+
+
+def _check_alike(**vectors: torch.Tensor) -> None:
+    """All float32, 1-D, of one length: torch would broadcast or promote what is not, without a word."""
+    names = list(vectors)
+    numel = vectors[names[0]].numel()
+    for name, vector in vectors.items():
+        if vector.dtype != torch.float32 or vector.shape != (numel,):
+            raise PlanError(
+                f"{name}: a vector of {vector.dtype} and shape {tuple(vector.shape)} beside {names[0]} with {numel}"
+                f" values: pass float32 of shape ({numel},)"
+            )

@@ -1,0 +1,1 @@
+"""An exchange of two."""

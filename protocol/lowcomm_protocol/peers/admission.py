@@ -1,0 +1,260 @@
+"""Who may take part in a run, as its specification says.
+
+    open     whoever knows it; if it asks for work, whoever shows a proof of work of this week (work.py)
+    list     the peers that it names
+    invite   whoever shows a claim on an invite of its creator (invites.py)
+
+Its creator always may; whom the creator has removed (removals.py) never may.
+
+**How many uses an invite has** nobody can count alone, so all peers follow one rule: of all claims on an invite that are
+known, the earliest hold, by (time of claim, peer id), as many as it has uses. What a peer keeps of them is a set that only
+depends on which claims it has heard, not on their order, so peers that have heard the same claims decide the same; and no
+more than ``uses`` of them are ever kept. Limits (docs/admission.md): whoever holds the token chooses the time of its claim,
+so it can push out others who came by *the same* invite, never members that came by another.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from google.protobuf.message import DecodeError
+
+from lowcomm_protocol.errors import AdmissionError, LowcommError
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.invites import Claim, Invite, read_claim
+from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW
+from lowcomm_protocol.peers.removals import Removals, read_removals
+from lowcomm_protocol.refusals import Reason
+from lowcomm_protocol.spec.run import RunSpec, SignedRun
+from lowcomm_protocol.work import MAX_PROVED, Proofs
+
+MAX_CLAIMS = 4096
+"""Claims of one run that are kept, of all invites together."""
+MAX_PEER_ID = 64
+"""Characters of a peer id, at most."""
+MAX_TOLD = 32
+"""Uses in one Introduction."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a run's specification says about who may join; needs no memory, so any peer of the DHT can apply it."""
+
+    run_id: str
+    creator: str
+    admission: Literal["open", "invite", "list"] = "open"
+    members: frozenset[str] = frozenset()
+    work: int = 0
+    """Bits of the proof of work that a peer of an open run shows as its claim."""
+    _proofs: Proofs = field(default_factory=Proofs, compare=False, repr=False)
+
+    def asks_for_work(self, peer_id: str) -> bool:
+        """Whether a peer has to show a proof of work."""
+        return bool(self.work) and peer_id != self.creator
+
+    @property
+    def lets_everybody_in(self) -> bool:
+        """Whether nobody has to show anything."""
+        return self.admission == "open" and not self.work
+
+    @classmethod
+    def of(cls, run: SignedRun, spec: RunSpec | None = None) -> "Rules":
+        """The rules of a run; ``spec``: its settings, where it was amended."""
+        settings = (spec or run.spec).run
+        return cls(run.run_id, run.creator, settings.admission, frozenset(settings.members), settings.work)
+
+    def check(self, peer_id: str, claim: bytes, now: float) -> Claim | None:
+        """The claim by which a peer may join at Unix time ``now``, None where it needs none. Raises AdmissionError."""
+        if self.lets_everybody_in or peer_id == self.creator:
+            return None
+        if self.admission == "open":
+            self._proofs.check(claim, self.run_id, peer_id, self.work, now)
+            return None
+        if self.admission == "list":
+            if peer_id not in self.members:
+                raise AdmissionError(
+                    f"{peer_id} is not on the list of this run's members: its creator ({self.creator}) would have to "
+                    "publish a run that names it.",
+                    reason=Reason.NOT_LISTED,
+                )
+            return None
+        if not claim:
+            raise AdmissionError(
+                f"This run takes invited peers only, and {peer_id} shows no invite: ask the run's creator for one, and "
+                "join with --invite."
+            )
+        read = read_claim(claim, peer_id)
+        read.invite.check_for(self.run_id, peer_id, now)
+        if read.claimed_ms / 1000 > min(read.invite.expires, now + MAX_CLOCK_SKEW):
+            raise AdmissionError(
+                "A claim from the future is refused: set both clocks right.", reason=Reason.FROM_FUTURE
+            )
+        return read
+
+
+class Admission:
+    """What one peer knows of who may take part in its run. Memory is bounded by ``MAX_CLAIMS``."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.removals = Removals()
+        self._uses: dict[bytes, dict[str, Claim]] = {}
+        """By the key of the invite: the claims that hold, by peer id."""
+        self._came_by: dict[str, Claim] = {}
+        """The claim that each peer showed last, of those that hold."""
+        self._proved: OrderedDict[str, bytes] = OrderedDict()
+        """The good proof of work that each peer showed last."""
+        self._told = 0
+
+    def check(self, peer_id: str, claim: bytes, now: float) -> None:
+        """Let a peer in that shows ``claim`` (may be empty) at Unix time ``now``. Raises AdmissionError, SignatureError."""
+        known = self._came_by.get(peer_id) if self.rules.admission == "invite" else None
+        if known is not None and known.data == claim:
+            self._check_known(known, now)
+        else:
+            read = self.rules.check(peer_id, claim, now)
+            if read is not None:
+                self._take(read, now, shown=True)
+                self._check_invite(read.invite)
+            elif self.rules.work:
+                self._keep_proof(peer_id, claim)
+        # Last, because a peer that was removed has used up its invite all the same.
+        self._check_removed(peer_id)
+
+    def check_again(self, peer_id: str, now: float) -> None:
+        """Raise AdmissionError unless a peer that showed what lets it in may still take part at Unix time ``now``."""
+        self._check_removed(peer_id)
+        known = self._came_by.get(peer_id) if self.rules.admission == "invite" else None
+        if known is not None:
+            self._check_known(known, now)
+        else:
+            self.rules.check(peer_id, self._proved.get(peer_id, b""), now)
+
+    def _keep_proof(self, peer_id: str, proof: bytes) -> None:
+        self._proved[peer_id] = proof
+        self._proved.move_to_end(peer_id)
+        if len(self._proved) > MAX_PROVED:
+            self._proved.popitem(last=False)
+
+    def barred(self, peer_id: str, now: float) -> bool:
+        """Whether a peer that was let in may not take part any more, or one that was not is none of the run."""
+        try:
+            self.check_again(peer_id, now)
+        except AdmissionError:
+            return True
+        return False
+
+    def hear_removals(self, data: bytes) -> bool:
+        """Take in a removal list; whether it is newer than ours. Raises RecordError or SignatureError."""
+        if data == self.removals.data:
+            return False
+        heard = read_removals(data, self.rules.creator)
+        if heard.run_id != self.rules.run_id or heard.order <= self.removals.order:
+            return False
+        self.removals = heard
+        return True
+
+    # uses that were made, told to those who have not met who made them
+
+    def hear_uses(self, uses: Iterable[pb.Use], now: float) -> None:
+        """Take in what another peer tells of claims, up to the first that no honest peer would tell."""
+        for use in list(uses)[:MAX_TOLD]:
+            if len(use.peer_id) > MAX_PEER_ID:
+                return
+            known = self._came_by.get(use.peer_id)
+            if self.rules.admission != "invite" or (known is not None and known.data == use.claim):
+                continue
+            try:
+                read = self.rules.check(use.peer_id, use.claim, now)
+                if read is not None:
+                    self._take(read, now, shown=False)
+            except LowcommError as error:
+                if error.reason not in (Reason.INVITE_USED_UP, Reason.INVITE_EXPIRED):
+                    return
+
+    def uses_to_tell(self, alive: frozenset[str]) -> list[pb.Use]:
+        """Some claims of peers that are not alive, others each time; those of the living are in their records."""
+        absent = [claim for claim in self._claims() if claim.peer_id not in alive]
+        start = self._told % len(absent) if absent else 0
+        self._told += MAX_TOLD
+        chosen = (absent[start:] + absent[:start])[:MAX_TOLD]
+        return [pb.Use(peer_id=claim.peer_id, claim=claim.data) for claim in chosen]
+
+    def to_bytes(self) -> bytes:
+        """All claims that hold, to be kept on disk."""
+        uses = [pb.Use(peer_id=claim.peer_id, claim=claim.data) for claim in self._claims()]
+        return pb.Uses(uses=uses).SerializeToString()
+
+    def load(self, data: bytes, now: float) -> None:
+        """The counterpart of ``to_bytes``; what is damaged or has expired is left out."""
+        try:
+            uses = pb.Uses.FromString(data).uses
+        except DecodeError:
+            return
+        for use in uses:
+            self.hear_uses([use], now)
+
+    # the rule
+
+    def _take(self, claim: Claim, now: float, *, shown: bool) -> None:
+        """Verify a claim and keep it if it is one of the earliest. Raises AdmissionError, SignatureError.
+
+        ``shown``: by the peer itself. What others tell never takes the place of that: whoever holds an invite can claim
+        by it in anybody's name, and could then have that claim pushed out.
+        """
+        uses = self._uses.get(claim.invite.key, {})
+        earlier = sum(other.rank < claim.rank for other in uses.values() if other.peer_id != claim.peer_id)
+        if earlier >= claim.invite.uses:
+            # Before signatures are verified: an invite that many have got hold of costs us little.
+            raise AdmissionError(
+                f"All {claim.invite.uses} uses of the invite {claim.invite.invite_id} were claimed before "
+                f"{claim.peer_id} came: ask the run's creator for another invite.",
+                reason=Reason.INVITE_USED_UP,
+            )
+        claim.verify(self.rules.creator)
+        mine = uses.get(claim.peer_id)
+        if mine is None and sum(map(len, self._uses.values())) >= MAX_CLAIMS:
+            self._forget_expired(now)
+            if sum(map(len, self._uses.values())) >= MAX_CLAIMS:
+                raise AdmissionError(
+                    f"More than {MAX_CLAIMS} peers came by invites of this run: no more are taken.",
+                    reason=Reason.TOO_MANY,
+                )
+        if mine is None or claim.rank < mine.rank:
+            uses = self._uses.setdefault(claim.invite.key, {})
+            uses[claim.peer_id] = claim
+            while len(uses) > claim.invite.uses:
+                latest = max(uses.values(), key=lambda other: other.rank)
+                del uses[latest.peer_id]
+                if self._came_by.get(latest.peer_id) == latest:
+                    del self._came_by[latest.peer_id]
+            mine = claim
+        known = self._came_by.get(claim.peer_id)
+        if shown or known is None or known.invite.key == claim.invite.key:
+            self._came_by[claim.peer_id] = mine
+
+    def _check_known(self, known: Claim, now: float) -> None:
+        known.invite.check_for(self.rules.run_id, known.peer_id, now)
+        self._check_invite(known.invite)
+
+    def _check_removed(self, peer_id: str) -> None:
+        if peer_id in self.removals.ids and peer_id != self.rules.creator:
+            raise AdmissionError(f"{peer_id} was removed from this run by its creator.", reason=Reason.REMOVED)
+
+    def _check_invite(self, invite: Invite) -> None:
+        if self.removals.ids and invite.invite_id in self.removals.ids:
+            raise AdmissionError(
+                f"The invite {invite.invite_id} was taken back by the run's creator: ask for another.",
+                reason=Reason.REMOVED,
+            )
+
+    def _claims(self) -> Iterator[Claim]:
+        for uses in self._uses.values():
+            yield from uses.values()
+
+    def _forget_expired(self, now: float) -> None:
+        for key, uses in list(self._uses.items()):
+            if all(claim.invite.expires <= now for claim in uses.values()):
+                del self._uses[key]
+        self._came_by = {peer: claim for peer, claim in self._came_by.items() if claim.invite.expires > now}

@@ -1,0 +1,256 @@
+"""Signed records: what a peer tells of itself, and proof of who calls.
+
+A record is accepted only when the peer that it speaks of has signed it, when it does not live too long, and when every
+field is within bounds. Nothing in a record is used before that.
+"""
+
+import ipaddress
+import math
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from google.protobuf.message import DecodeError
+
+from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.errors import RecordError, VersionError
+from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES
+from lowcomm_protocol.refusals import Reason
+
+MAX_RECORD_BYTES = 2048
+"""The longest that a node writes has 1650: an invite, eight addresses of IPv6 and four relays. Most have 330 to 1200."""
+MAX_ADDRESSES = 8
+MAX_ENTRY_POINTS = 4
+MAX_CREDENTIAL_BYTES = 1024
+MAX_MULTIADDRESS = 256
+"""Characters of an entry point."""
+MAX_LIFE = 600.0
+"""Longest life of a record in seconds; a stranger could otherwise store one for centuries."""
+MAX_CLOCK_SKEW = 60.0
+DIGEST_BYTES = 32
+CREDENTIAL_LIFE = 60.0
+"""Seconds that a credential is good for, before and after its time of issue."""
+_RECORD, _CREDENTIAL = "peer record", "credential"
+# No names: whoever owns a name can aim all readers of a record at any host, and again at another one later.
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})")
+
+
+class Phase(StrEnum):
+    """What a peer is doing, as others see it."""
+
+    JOINING = "joining"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerInfo:
+    """One peer, as its newest signed record tells."""
+
+    peer_id: str
+    run_id: str
+    phase: Phase
+    issued: float
+    """Unix time, seconds."""
+    expires: float
+    addresses: tuple[str, ...] = ()
+    """``host:port`` of its Exchange service, best first."""
+    certificate: bytes = b""
+    """SHA-256 of its TLS certificate (DER); empty: it can't be called directly."""
+    swarm_step: int = 0
+    steps: int = 0
+    tokens_per_second: float = 0.0
+    stage: int = 0
+    entry_points: tuple[str, ...] = ()
+    """Multiaddresses of its DHT peer."""
+    claim: bytes = b""
+    """By which invite it came, serialized; empty where the run needs none."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, as a credential proves."""
+
+    peer_id: str
+    nonce: bytes
+    """Which the callee must not have seen before."""
+    claim: bytes
+    """By which invite it came, serialized; not checked yet."""
+    issued: float
+    """When it was made, by the caller's clock; Unix time, seconds."""
+
+
+def write_record(info: PeerInfo, identity: Identity) -> bytes:
+    """Sign what a peer tells of itself; the serialized SignedRecord. The last addresses are left out if it is too long."""
+    data = _sign_record(info, identity)
+    while len(data) > MAX_RECORD_BYTES and (info.addresses or info.entry_points):
+        longer = "addresses" if len(info.addresses) >= len(info.entry_points) else "entry_points"
+        info = replace(info, **{longer: getattr(info, longer)[:-1]})
+        data = _sign_record(info, identity)
+    return data
+
+
+def _sign_record(info: PeerInfo, identity: Identity) -> bytes:
+    payload = pb.PeerRecord(
+        protocol=PROTOCOL_VERSION,
+        run_id=bytes.fromhex(info.run_id),
+        peer_id=info.peer_id,
+        # Rounded, or a record issued a millisecond after another could carry the same number.
+        issued_ms=round(info.issued * 1000),
+        expires_ms=int(info.expires * 1000),
+        phase=info.phase.value,
+        addresses=info.addresses,
+        certificate=info.certificate,
+        swarm_step=info.swarm_step,
+        steps=info.steps,
+        tokens_per_second=info.tokens_per_second,
+        stage=info.stage,
+        entry_points=info.entry_points,
+        claim=info.claim,
+    ).SerializeToString()
+    return pb.SignedRecord(payload=payload, signature=identity.sign(_RECORD, payload)).SerializeToString()
+
+
+def read_record(data: bytes, now: float) -> PeerInfo:
+    """Check a serialized SignedRecord at Unix time ``now`` (seconds).
+
+    Raises RecordError if it is malformed, expired or lives too long, VersionError if it is of another protocol version,
+    SignatureError if the peer that it names has not signed it.
+    """
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordError(
+            f"A peer record of {len(data)} bytes is refused: at most {MAX_RECORD_BYTES}.", reason=Reason.TOO_LARGE
+        )
+    signed, record = pb.SignedRecord(), pb.PeerRecord()
+    try:
+        signed.ParseFromString(data)
+        record.ParseFromString(signed.payload)
+    except DecodeError:
+        raise RecordError("A peer record that is not a SignedRecord message is refused.") from None
+    if record.protocol != PROTOCOL_VERSION:
+        raise VersionError(f"A peer record of protocol {record.protocol} is refused: this is {PROTOCOL_VERSION}.")
+    verify(record.peer_id, _RECORD, signed.payload, signed.signature)
+    _check_times(record, now)
+    _check_fields(record)
+    return PeerInfo(
+        peer_id=record.peer_id,
+        run_id=record.run_id.hex(),
+        phase=Phase(record.phase),
+        issued=record.issued_ms / 1000,
+        expires=record.expires_ms / 1000,
+        addresses=tuple(record.addresses),
+        certificate=record.certificate,
+        swarm_step=record.swarm_step,
+        steps=record.steps,
+        tokens_per_second=record.tokens_per_second,
+        stage=record.stage,
+        entry_points=tuple(record.entry_points),
+        claim=record.claim,
+    )
+
+
+def write_credential(
+    identity: Identity, callee: str, run_id: str, now: float, nonce: bytes, claim: bytes = b""
+) -> bytes:
+    """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``; ``nonce``: 16 fresh random bytes."""
+    payload = pb.Credential(
+        caller=identity.peer_id,
+        callee=callee,
+        run_id=bytes.fromhex(run_id),
+        issued_ms=int(now * 1000),
+        nonce=nonce,
+        claim=claim,
+    ).SerializeToString()
+    return pb.SignedCredential(payload=payload, signature=identity.sign(_CREDENTIAL, payload)).SerializeToString()
+
+
+def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller:
+    """Check a credential; who calls. What needs no signature is checked first.
+
+    Raises RecordError if it is malformed, stale or meant for someone else, SignatureError if it is forged.
+    """
+    if len(data) > MAX_CREDENTIAL_BYTES:
+        raise RecordError(
+            f"A credential of {len(data)} bytes is refused: at most {MAX_CREDENTIAL_BYTES}.", reason=Reason.TOO_LARGE
+        )
+    signed, credential = pb.SignedCredential(), pb.Credential()
+    try:
+        signed.ParseFromString(data)
+        credential.ParseFromString(signed.payload)
+    except DecodeError:
+        raise RecordError("A credential that is not a SignedCredential message is refused.") from None
+    if len(signed.signature) != SIGNATURE_BYTES or len(credential.nonce) != 16:
+        raise RecordError("A credential with a signature or nonce of the wrong length is refused.")
+    if credential.callee != callee or credential.run_id.hex() != run_id:
+        raise RecordError("A credential that was made for another peer or run is refused.", reason=Reason.MISPLACED)
+    age = now - credential.issued_ms / 1000
+    if abs(age) > CREDENTIAL_LIFE:
+        raise RecordError(
+            f"A credential more than {CREDENTIAL_LIFE:.0f} s off is refused: set both clocks right.",
+            reason=Reason.EXPIRED if age > 0 else Reason.FROM_FUTURE,
+        )
+    verify(credential.caller, _CREDENTIAL, signed.payload, signed.signature)
+    return Caller(credential.caller, credential.nonce, credential.claim, credential.issued_ms / 1000)
+
+
+def _check_times(record: pb.PeerRecord, now: float) -> None:
+    issued, expires = record.issued_ms / 1000, record.expires_ms / 1000
+    if issued > now + MAX_CLOCK_SKEW:
+        raise RecordError(
+            f"The record of {record.peer_id} is from {issued - now:.0f} s ahead: set both clocks right.",
+            reason=Reason.FROM_FUTURE,
+        )
+    if expires <= now:
+        raise RecordError(f"The record of {record.peer_id} expired {now - expires:.0f} s ago.", reason=Reason.EXPIRED)
+    if expires - issued > MAX_LIFE:
+        life = expires - issued
+        raise RecordError(
+            f"The record of {record.peer_id} claims a life of {life:.0f} s: at most {MAX_LIFE:.0f}.",
+            reason=Reason.LIVES_TOO_LONG,
+        )
+
+
+def _check_fields(record: pb.PeerRecord) -> None:
+    if len(record.run_id) != 32:
+        raise RecordError(f"The record of {record.peer_id} names a run of {len(record.run_id)} bytes: expected 32.")
+    if record.phase not in tuple(Phase):
+        raise RecordError(f"The record of {record.peer_id} tells of an unknown phase {record.phase[:20]!r}.")
+    if len(record.certificate) not in (0, DIGEST_BYTES):
+        raise RecordError(f"The record of {record.peer_id} names a certificate by {len(record.certificate)} bytes.")
+    if len(record.claim) > MAX_CLAIM_BYTES:
+        raise RecordError(f"The record of {record.peer_id} holds a claim of {len(record.claim)} bytes.")
+    if not math.isfinite(record.tokens_per_second) or record.tokens_per_second < 0:
+        raise RecordError(f"The record of {record.peer_id} claims {record.tokens_per_second} tokens a second.")
+    if max(record.swarm_step, record.steps) >= 2**53:
+        raise RecordError(f"The record of {record.peer_id} claims step {max(record.swarm_step, record.steps)}.")
+    if len(record.addresses) > MAX_ADDRESSES or len(record.entry_points) > MAX_ENTRY_POINTS:
+        raise RecordError(
+            f"The record of {record.peer_id} names {len(record.addresses)} addresses and {len(record.entry_points)} entry "
+            f"points: at most {MAX_ADDRESSES} and {MAX_ENTRY_POINTS}."
+        )
+    if any(
+        len(entry) > MAX_MULTIADDRESS or not (entry.isascii() and entry.isprintable()) for entry in record.entry_points
+    ):
+        raise RecordError(f"The record of {record.peer_id} names an entry point that is not a multiaddress.")
+    for address in record.addresses:
+        _check_address(address, record.peer_id)
+
+
+def _check_address(address: str, peer_id: str) -> None:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[3]) < 65536 or not _is_number(match[1], match[2]):
+        raise RecordError(
+            f"The record of {peer_id} names the address {address[:80]!r}: expected an IP address and a port."
+        )
+
+
+def _is_number(long: str | None, short: str | None) -> bool:
+    try:
+        return ipaddress.ip_address(long or short or "").version == (6 if long else 4)
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""What is due when, and with whom: fragments, their schedule, the swarm step, and the order of candidates."""

@@ -1,0 +1,178 @@
+"""Whom to meet: the order of candidates, and whether to accept an offer, with the reason.
+
+For every (run seed, fragment, round) all peers compute the same permutation of the live roster, by sorting the hashes
+of peer ids; peers whose views differ in one peer still agree on the order of the rest. Groups are consecutive slices of it.
+
+Pairs are drawn in one of two ways (``pairing``), and equal views give a perfect matching in both:
+
+    hypercube   one permutation for a cycle of log2(n) rounds; in round r of it the peer at place k first calls the one at
+                place ``k xor 2**r``. After a cycle everybody has met, directly or through others, the weights of all
+                (exactly, where n is a power of two)
+    random      a permutation for each round; its first peer meets the second, the third the fourth (NoLoCo, section 3)
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+
+from lowcomm_protocol.spec.names import Pairing
+
+
+class Refusal(StrEnum):
+    """Why an offer is refused; the value travels and is shown."""
+
+    BUSY = "busy"
+    CROSSED = "crossed"
+    TOO_SOON = "too-soon"
+    FULL = "full"
+    TOO_SLOW = "too-slow"
+    NOT_TRAINING = "not-training"
+    OTHER_PROTOCOL = "other-protocol"
+    OTHER_RUN = "other-run"
+    OTHER_PLAN = "other-plan"
+    OTHER_CODEC = "other-codec"
+    UNKNOWN_FRAGMENT = "unknown-fragment"
+    IMPLAUSIBLE_STEP = "implausible-step"
+    NOT_ALLOWED = "not-allowed"
+    NOT_TRUSTED = "not-trusted"
+
+
+REFUSAL_TEXT: dict[Refusal, str] = {
+    Refusal.BUSY: "takes part in an exchange of this fragment already",
+    Refusal.CROSSED: "has called us at the same moment",
+    Refusal.TOO_SOON: "has merged this fragment a few steps ago",
+    Refusal.FULL: "holds as many contributions as it can",
+    Refusal.TOO_SLOW: "would wait too long: its steps and limits on traffic or ours need more than its --exchange-deadline",
+    Refusal.NOT_TRAINING: "is not training now",
+    Refusal.OTHER_PROTOCOL: "speaks another protocol version",
+    Refusal.OTHER_RUN: "takes part in another run",
+    Refusal.OTHER_PLAN: "cuts the model in another way",
+    Refusal.OTHER_CODEC: "uses another codec",
+    Refusal.UNKNOWN_FRAGMENT: "does not know this fragment",
+    Refusal.IMPLAUSIBLE_STEP: "does not believe our swarm step",
+    Refusal.NOT_ALLOWED: "does not know us yet",
+    Refusal.NOT_TRUSTED: "leaves us out for a while, after a contribution that it could not use",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one side brings to an exchange, checked for size and type."""
+
+    protocol: int
+    run_id: str
+    plan: str
+    codec: str
+    fragment: int
+    stage: int
+    round: int
+    swarm_step: int
+    steps: int
+    tokens: int
+    version: int
+    slow_digest: bytes
+    seconds: int = 0
+    """That it needs: to the end of a step, for coding, and for contents at the rates which its owner allows or its line has."""
+    momentum_digest: bytes = b""
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What decides whether we take part in an exchange of one fragment now."""
+
+    training: bool
+    busy: bool
+    has_room: bool
+    min_steps: int
+    step_is_supported: bool
+    fragment_count: int
+    longest: float = float("inf")
+    """Seconds that an exchange may take."""
+
+
+def order(seed: int, fragment: int, number: int, peers: Iterable[str]) -> list[str]:
+    """The permutation number ``number`` of ``peers`` for one fragment, the same at every peer."""
+    prefix = f"{seed}/{fragment}/{number}/".encode()
+    return sorted(set(peers), key=lambda peer: sha256(prefix + peer.encode()).digest())
+
+
+def candidates(
+    seed: int, fragment: int, round_: int, me: str, peers: Iterable[str], group: int, pairing: Pairing = "hypercube"
+) -> list[str]:
+    """Whom ``me`` should meet, best first.
+
+    In pairs (``group`` = 2) that is everybody: the partner by ``pairing``, then the others in an order of our own.
+    In larger groups it is the rest of our slice, all of whom take part; a group of 1 meets nobody.
+    """
+    everybody = {me, *peers}
+    if group == 2:
+        levels = max(1, (len(everybody) - 1).bit_length()) if pairing == "hypercube" else 1
+        cycle, level = divmod(round_, levels)
+        partner = _mirrored(order(seed, fragment, cycle, everybody), me, 1 << level)
+        others = [peer for peer in everybody if peer not in (me, partner)]
+        others.sort(key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest())
+        return ([partner] if partner else []) + others
+    line = order(seed, fragment, round_, everybody)
+    place = line.index(me)
+    start = place - place % group
+    return [peer for peer in line[start : start + group] if peer != me]
+
+
+def _mirrored(line: Sequence[str], me: str, bit: int) -> str | None:
+    """Who stands across ``bit`` from ``me``; those without anybody there make pairs among themselves, in order."""
+    place = line.index(me)
+    if place ^ bit < len(line):
+        return line[place ^ bit]
+    left = [peer for other, peer in enumerate(line) if other ^ bit >= len(line)]
+    place = left.index(me) ^ 1
+    return left[place] if place < len(left) else None
+
+
+def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:
+    """Whether we accept an offer: None, or the first reason against it."""
+    reasons = (
+        (theirs.protocol != ours.protocol, Refusal.OTHER_PROTOCOL),
+        (theirs.run_id != ours.run_id, Refusal.OTHER_RUN),
+        (theirs.plan != ours.plan or theirs.stage != ours.stage, Refusal.OTHER_PLAN),
+        (theirs.codec != ours.codec, Refusal.OTHER_CODEC),
+        (theirs.fragment >= ready.fragment_count, Refusal.UNKNOWN_FRAGMENT),
+        (not ready.training, Refusal.NOT_TRAINING),
+        (not ready.step_is_supported, Refusal.IMPLAUSIBLE_STEP),
+        (ready.busy, Refusal.BUSY),
+        (ours.steps < ready.min_steps, Refusal.TOO_SOON),
+        (not ready.has_room, Refusal.FULL),
+        (max(theirs.seconds, ours.seconds) > ready.longest, Refusal.TOO_SLOW),
+    )
+    return next((refusal for applies, refusal in reasons if applies), None)
+
+
+def must_realign(ours: Offer, others: Iterable[Offer]) -> bool:
+    """Whether slow weights that should be equal are not. Every member sees it alike, in the offers of all."""
+    return any(theirs.slow_digest != ours.slow_digest for theirs in others)
+
+
+def keeps_momentum(ours: Offer, others: Iterable[Offer]) -> bool:
+    """Whether a realignment leaves the outer momentum as it is: all members say that theirs is the same.
+
+    Only then do they hold equal bits afterwards, as they must. That is so where slow weights came apart by rounding, or in a
+    few values: the momentum sums what everybody received alike. Where somebody has missed an outer step it differs, nobody
+    could make it equal without sending it, and so all begin anew from zeros.
+    """
+    return bool(ours.momentum_digest) and all(theirs.momentum_digest == ours.momentum_digest for theirs in others)
+
+
+def steps_ahead(ours: Offer, others: Iterable[Offer], interval: int) -> int:
+    """How many inner steps longer than we the others have trained since they last synced this fragment, as they claim.
+
+    A merge that only one of both has taken moves its slow weights, too: it counts as half an interval.
+    """
+    return max(
+        (theirs.steps - ours.steps + abs(theirs.version - ours.version) * interval // 2 for theirs in others),
+        default=0,
+    )
+
+
+def wins_crossing(me: str, other: str) -> bool:
+    """Of two calls that cross, the one of the smaller peer id goes on."""
+    return me < other

@@ -1,0 +1,1 @@
+"""The specification of a run: what its creator decides, signs, and may amend."""

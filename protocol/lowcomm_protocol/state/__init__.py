@@ -1,0 +1,1 @@
+"""A replica's state for peers that copy it: in pieces, each with its digest."""
