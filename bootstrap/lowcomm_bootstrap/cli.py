@@ -10,6 +10,7 @@ import platformdirs
 import typer
 
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
+from lowcomm_node.libp2p.p2pd import find_p2pd
 from lowcomm_node.libp2p.relay import RelayLimits
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.support import check_system, raise_descriptors
@@ -89,7 +90,7 @@ def serve(
 ) -> None:
     """Serve until stopped. Prints what volunteers have to type."""
     _prepare(quiet, verbose)
-    check_system()
+    check_system(find_p2pd)
     raise_descriptors()
     from lowcomm_bootstrap.serving import ServeSettings, run_server
 

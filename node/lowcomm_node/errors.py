@@ -23,7 +23,6 @@ LowcommError                 anything that we raise on purpose; str() names the 
 """
 
 from lowcomm_protocol.deeds import Deed
-
 from lowcomm_protocol.errors import LowcommError
 
 

@@ -37,7 +37,7 @@ def like_windows(package: str, *arguments: str) -> subprocess.CompletedProcess[s
 
 
 def test_this_system_will_do() -> None:
-    check_system()
+    check_system(find_p2pd)
 
 
 @pytest.mark.parametrize("command", [["join", "--peers", NOWHERE], ["demo"]])
@@ -64,19 +64,16 @@ def test_what_needs_no_swarm_works_there() -> None:
     assert like_windows("node", "--version").returncode == 0
 
 
-def test_a_hivemind_without_p2pd_or_with_one_that_may_not_run_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_hivemind_without_p2pd_or_with_one_that_may_not_run_is_named(tmp_path: Path) -> None:
     program = tmp_path / "p2pd"
-    monkeypatch.setattr(system, "find_p2pd", lambda: program)
     with pytest.raises(Incompatible, match="hivemind has no p2pd for Linux on "):
-        check_system()
+        check_system(lambda: program)
     program.write_bytes(find_p2pd().read_bytes()[:64])
     program.chmod(0o644)
     if os.access(program, os.X_OK):
         pytest.skip("this user may execute everything")
     with pytest.raises(Incompatible, match=r"p2pd can't be executed: .* noexec"):
-        check_system()
+        check_system(lambda: program)
 
 
 def test_macos_is_let_in_with_a_word_that_nobody_has_tried_it(
@@ -85,7 +82,7 @@ def test_macos_is_let_in_with_a_word_that_nobody_has_tried_it(
     warned: list[str] = []
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(system.log, "warning", lambda event, **_: warned.append(event))
-    check_system()
+    check_system(find_p2pd)
     assert warned == ["system.untried"]
 
 
@@ -98,7 +95,8 @@ def test_the_bootstrap_server_tells_its_version() -> None:
 
 def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_hard_one_allows() -> None:
     code = (
-        "import resource as r; from lowcomm_node.system.support import raise_descriptors as up; r.setrlimit(r.RLIMIT_NOFILE, (256, 700));"
+        "import resource as r; from lowcomm_node.system.support import raise_descriptors as up;"
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, 700));"
         "print(up(512), up(9000), up(100), *r.getrlimit(r.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

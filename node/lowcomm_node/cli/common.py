@@ -70,12 +70,13 @@ def _run(app: typer.Typer) -> int:
     except LowcommError as error:
         return _tell(str(error), exit_code(error))
     except ModuleNotFoundError as error:
+        from lowcomm_node.libp2p.p2pd import find_p2pd
         from lowcomm_node.system.support import ONLY_ELSEWHERE, check_system
 
         if error.name not in ONLY_ELSEWHERE:
             raise
         try:
-            check_system()
+            check_system(find_p2pd)
         except NodeError as reason:
             return _tell(str(reason), exit_code(reason))
         raise

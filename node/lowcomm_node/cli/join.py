@@ -92,13 +92,14 @@ def join(
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     flags = {key: value for key, value in locals().items() if key not in ("json_", "quiet", "verbose")}
+    from lowcomm_node.libp2p.p2pd import find_p2pd
     from lowcomm_node.system.support import check_system, raise_descriptors
 
     loaded = read_settings(flags)
     settings = loaded.settings
     showing = _print_events if json_ else _show_panel if sys.stdout.isatty() else _print_words
     configure_logs(verbose - quiet - 1)
-    check_system()
+    check_system(find_p2pd)
     raise_descriptors()
     from lowcomm_node.owner.availability import Availability
 

@@ -25,6 +25,7 @@ from lowcomm_node.daemon.report import report, report_peers
 from lowcomm_node.dht.doors import nobody_answers
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import peers_key
+from lowcomm_node.doctor.case import RunningNode
 from lowcomm_node.doctor.examining import examine_node
 from lowcomm_node.errors import NodeError, NoPeers, NotAdmitted, RetryLater, TrainerError
 from lowcomm_node.libp2p.p2pd import runtime_folder
@@ -187,9 +188,26 @@ class Daemon:
         """What is wrong with this machine or its network; ``peers`` are asked first. Takes a minute or so. Raises RetryLater."""
         try:
             async with asyncio.timeout(EXAMINE_DEADLINE), self._examining:
-                return [finding.to_json() for finding in await examine_node(self, peers)]
+                return [finding.to_json() for finding in await examine_node(self._shown(), peers)]
         except TimeoutError:
             raise RetryLater(f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again.") from None
+
+    def _shown(self) -> RunningNode:
+        """What the doctor is shown of us."""
+        membership = self.membership
+        members = membership.roster.alive(time()) if membership is not None else ()
+        port, certificate = self.serving or (None, b"")
+        return RunningNode(
+            settings=self.settings,
+            status=self.status(),
+            members=self.peers(),
+            trouble=self.bulletin.waiting or f"the node is {self.bulletin.phase}",
+            discovery=self.discovery,
+            entry_points=[entry for info in members for entry in info.entry_points],
+            addresses=membership.addresses if membership is not None else (),
+            port=port,
+            certificate=certificate,
+        )
 
     async def ping(self, peer: str) -> dict[str, Any]:
         """Latency and rate on each route to a peer, which is named as ``peers`` does. Raises ConfigError, NodeError."""

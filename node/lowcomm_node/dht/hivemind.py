@@ -315,7 +315,7 @@ class HivemindDiscovery:
         try:
             self._daemon = await self._start_daemon(listen)
             self._refuse_closed()
-            self._p2p = await attach(self._daemon, Callers(self._control().connections))
+            self._p2p = await attach(self._daemon, Callers(self._control().connections).enter)
             self._node = await self._make_node()
             await self._whereabouts.look_at_ourselves()
             await self._served.tell(self._control(), self._daemon.pid)

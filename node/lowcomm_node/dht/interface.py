@@ -1,28 +1,15 @@
-"""What the node asks of a DHT, and of the streams to its peers."""
+"""What the node asks of a DHT."""
 
-import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lowcomm_node.libp2p.interface import Streams
 from lowcomm_node.libp2p.targets import Targets
 from lowcomm_protocol.errors import RecordError
 
 MAX_VALUE = 30 * 1024
 """Bytes of one record: larger ones disturb hivemind's DHT."""
-
-
-@dataclass(frozen=True)
-class OpenStream:
-    """A stream to another peer, whose identity is proven."""
-
-    peer_id: str
-    address: str
-    """Multiaddress of the other end, which tells whether it goes through a relay; empty if it is not known."""
-    socket: socket.socket
-    """Non-blocking; whoever takes the stream closes it."""
-    protocol: str = ""
-    """Of a stream that came in: what the other end wants of us."""
 
 
 @dataclass(frozen=True)
@@ -33,43 +20,6 @@ class Knock:
     """Why it is not there; None: it answered."""
     ahead: float = 0.0
     """Seconds that its clock is ahead of ours; 0 within the time that the call took."""
-
-
-TakeStream = Callable[[OpenStream], None]
-"""Takes over a stream that came in."""
-
-
-class Streams(Protocol):
-    """Streams of bytes between peers, also where only one of the two, or neither, can be dialed."""
-
-    async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
-        """Be connected to a peer: at these addresses, or through our own entry points as relays.
-
-        Raises LinkLost that says why it failed.
-        """
-        ...
-
-    async def disconnect(self, peer_id: str) -> None:
-        """Give up all connections to a peer, such as those that are dead; never raises."""
-        ...
-
-    async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
-        """Open a stream to a connected peer. Raises LinkLost.
-
-        That the other end serves the protocol, and that the connection still works, shows only when it answers.
-        """
-        ...
-
-    async def serve_streams(self, protocol: str, take: TakeStream) -> None:
-        """Have ``take`` called with every stream of a protocol that comes in, from now on. Raises LinkLost.
-
-        Each protocol can be served once.
-        """
-        ...
-
-    async def connected_at(self, peer_id: str) -> tuple[str, ...]:
-        """The addresses of the connections to a peer that there are now; empty if none, or if that can't be told."""
-        ...
 
 
 class Discovery(Streams, Protocol):

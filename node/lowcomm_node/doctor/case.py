@@ -5,8 +5,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.doctor.machine import Machine
 from lowcomm_node.doctor.sights import Names, Silence, Subject, Survey
+from lowcomm_node.owner.settings import NodeSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningNode:
+    """What the doctor is shown of a node that runs."""
+
+    settings: NodeSettings
+    status: Mapping[str, Any]
+    members: Sequence[Mapping[str, Any]]
+    """Peers of the run, as ``peers`` tells them."""
+    trouble: str
+    """What it waits for, or its phase."""
+    discovery: Discovery | None
+    """None while it is not in the DHT."""
+    entry_points: Sequence[str]
+    """Where the peers of its run enter the DHT."""
+    addresses: Sequence[str]
+    """Where others are told to call it."""
+    port: int | None
+    """Of its Exchange service, once that listens."""
+    certificate: bytes
+    """DER; empty before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from time import time
-from typing import TYPE_CHECKING
 
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY
-from lowcomm_node.doctor.case import Case
+from lowcomm_node.doctor.case import Case, RunningNode
 from lowcomm_node.doctor.findings import Finding
 from lowcomm_node.doctor.judging import judge
 from lowcomm_node.doctor.line import look_at_names, look_behind_silence
@@ -26,23 +24,17 @@ from lowcomm_node.swarm.find_run import open_discovery
 from lowcomm_node.swarm.membership import listening
 from lowcomm_node.transport.tls import make_certificate
 
-if TYPE_CHECKING:
-    from lowcomm_node.daemon.daemon import Daemon
 
-
-async def examine_node(node: "Daemon", peers: Sequence[str]) -> tuple[Finding, ...]:
+async def examine_node(node: RunningNode, peers: Sequence[str]) -> tuple[Finding, ...]:
     """Findings of a node that runs, with its own identity, ports and peers; ``peers`` are asked before those."""
     settings, discovery = node.settings, node.discovery
     case = await _look(settings.home, [*peers, *settings.peers])
-    case = replace(case, status=node.status(), members=node.peers(), peers=settings.peers)
+    case = replace(case, status=node.status, members=node.members, peers=settings.peers)
     if discovery is None:
-        case = replace(case, trouble=node.bulletin.waiting or f"the node is {node.bulletin.phase}")
-        return judge(await _behind_silence(case, [*peers, *settings.peers]))
-    members = node.membership.roster.alive(time()) if node.membership is not None else ()
-    entries = [*peers, *settings.peers, *(entry for info in members for entry in info.entry_points)]
-    told = node.membership.addresses if node.membership is not None else ()
-    port, certificate = node.serving or (None, b"")
-    subject = _subject(discovery, settings, _announced(settings) or port, certificate, told)
+        return judge(await _behind_silence(replace(case, trouble=node.trouble), [*peers, *settings.peers]))
+    entries = [*peers, *settings.peers, *node.entry_points]
+    direct = _announced(settings) or node.port
+    subject = _subject(discovery, settings, direct, node.certificate, tuple(node.addresses))
     dht_peers = await discovery.check_connection()
     case = replace(case, subject=subject, dht_peers=dht_peers, survey=await survey(discovery, subject, entries))
     return judge(await _behind_silence(case, entries))
@@ -116,7 +108,7 @@ def _announced(settings: NodeSettings) -> int | None:
 @asynccontextmanager
 async def _serving(settings: NodeSettings) -> AsyncIterator[tuple[int, bytes, tuple[str, ...]]]:
     """Something that answers calls as the Exchange service does: its port, its certificate, and where it is."""
-    from grpc import aio  # kept quiet by lowcomm_node.exchange, if that is imported first
+    from grpc import aio  # kept quiet by lowcomm_node.transport, if that is imported first
 
     certificate = make_certificate(datetime.datetime.now(datetime.UTC))
     server = aio.server(options=(("grpc.so_reuseport", 0),))

@@ -4,12 +4,11 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from time import time
 from typing import Any
 
-from lowcomm_node.dht.callers import Callers
 from lowcomm_node.errors import NodeError
 from lowcomm_node.libp2p.multiaddress import EntryPoint, also_over_quic
 from lowcomm_node.libp2p.p2pd import P2pDaemon
@@ -44,20 +43,20 @@ async def load_hivemind() -> None:
     await asyncio.to_thread(_import_hivemind)
 
 
-async def attach(daemon: P2pDaemon, callers: Callers | None = None) -> Any:
+async def attach(daemon: P2pDaemon, storing: Callable[[str], Awaitable[None]] | None = None) -> Any:
     """Hivemind's client (``P2P``) of a running p2pd. Raises NodeError if that does not answer.
 
-    ``callers``: told who stores something here, before that is handled.
+    ``storing``: awaited with the peer id of a caller that stores something here, before that is handled.
     """
     from lowcomm_node.libp2p.hivemind_parts import P2P, Multiaddr
 
     async def add_handler(self: Any, name: str, handler: Any, *arguments: Any, **options: Any) -> None:
         async def handle(request: Any, context: Any) -> Any:
-            assert callers is not None
-            await callers.enter(context.remote_id.to_base58())
+            assert storing is not None
+            await storing(context.remote_id.to_base58())
             return await handler(request, context)
 
-        stores = callers is not None and name.endswith("rpc_store")
+        stores = storing is not None and name.endswith("rpc_store")
         await P2P.add_protobuf_handler(self, name, handle if stores else handler, *arguments, **options)
 
     own = {"_UNIX_SOCKET_PREFIX": f"/unix{daemon.control.parent}/", "add_protobuf_handler": add_handler}

@@ -7,12 +7,11 @@ events: steps take ``1 / speed`` seconds, captures and merges wait for step boun
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lowcomm_protocol.deeds import Deed
-
 from lowcomm_node.simulation.network import Stream
 from lowcomm_node.simulation.rounds import GroupRound, PairRound, Round
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.exchange.pair.machine import Accepted, GaveUp
 from lowcomm_protocol.peers.liveness import PROBE_EVERY, Liveness
 from lowcomm_protocol.peers.trust import Trust

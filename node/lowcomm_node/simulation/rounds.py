@@ -8,10 +8,9 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from lowcomm_protocol.deeds import Deed
-
 from lowcomm_node.simulation.network import Stream
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
+from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange.group import machine as gr
 from lowcomm_protocol.exchange.pair import machine as ex

@@ -17,7 +17,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from lowcomm_protocol.deeds import Deed
 
 from lowcomm_node.errors import GaveUp, LinkLost, TrainerError, Unusable
 from lowcomm_node.sync import offers
@@ -26,6 +25,7 @@ from lowcomm_node.sync.link import Link
 from lowcomm_node.system.logs import log
 from lowcomm_node.trainer.interface import Merged
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
+from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange.pair import machine as ex
 from lowcomm_protocol.messages import exchange_pb2 as pb

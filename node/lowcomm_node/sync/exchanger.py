@@ -15,8 +15,6 @@ from math import ceil
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_protocol.deeds import Deed
-
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.state_transfer.rest import Rest
 from lowcomm_node.sync import offers
@@ -35,6 +33,7 @@ from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange.pair import machine as ex
 from lowcomm_protocol.peers.records import Phase

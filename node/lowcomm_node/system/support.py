@@ -8,10 +8,10 @@ import platform
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from lowcomm_node.errors import Incompatible
-from lowcomm_node.libp2p.p2pd import find_p2pd
 from lowcomm_node.system.logs import log
 
 ONLY_ELSEWHERE = ("fcntl", "hivemind")
@@ -57,8 +57,8 @@ def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
     return most
 
 
-def check_system() -> None:
-    """Raises Incompatible that says what this system lacks, NodeError if hivemind is not installed."""
+def check_system(find_p2pd: Callable[[], Path]) -> None:
+    """Raises Incompatible that says what this system lacks; what ``find_p2pd`` raises passes."""
     if sys.platform == "win32":
         raise Incompatible(WINDOWS)
     program, here = find_p2pd(), f"{platform.system()} on {platform.machine()}"

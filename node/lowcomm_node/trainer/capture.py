@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from lowcomm_protocol.deeds import Deed
 from torch import Tensor
 
 from lowcomm_protocol.codecs import BLOCK, Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
+from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ImplausibleError
 from lowcomm_protocol.exchange.outer import mean_contribution, token_weights, worst_block_spread
 from lowcomm_protocol.exchange.repeats import Brought, Repeats

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lowcomm_protocol.deeds import Deed
 
 from lowcomm_node.errors import Diverged, NotFinite, TrainerError
 from lowcomm_node.models.sampling import TOP_K, generate
@@ -44,6 +43,7 @@ from lowcomm_node.trainer.saving import HANGS, Saving
 from lowcomm_node.trainer.state import Parts
 from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
+from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import CodecError, ImplausibleError
 from lowcomm_protocol.exchange.outer import mean_contribution, outer_step
 from lowcomm_protocol.spec.amendments import newest

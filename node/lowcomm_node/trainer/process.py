@@ -22,8 +22,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from lowcomm_protocol.deeds import Deed
-
 from lowcomm_node.errors import Diverged, TrainerError, TrainerLost, Unusable
 from lowcomm_node.trainer.arena import Arena, create_file
 from lowcomm_node.trainer.interface import (
@@ -38,6 +36,7 @@ from lowcomm_node.trainer.interface import (
     is_foreseen,
     said,
 )
+from lowcomm_protocol.deeds import Deed
 
 BUILD_DEADLINE = 3600.0
 """Seconds that building may be silent: while text is tokenized it tells how far it is."""

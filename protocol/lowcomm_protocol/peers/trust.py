@@ -22,7 +22,8 @@ Time is our own inner steps.
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
+
+from lowcomm_protocol.deeds import Deed
 
 MAX_PEERS = 4096
 """Peers that are remembered; the one whose last deed is longest ago is forgotten first."""
@@ -40,15 +41,6 @@ MEMORY = 128
 """Intervals after which a heavy deed counts half."""
 MAX_REASON = 200
 """Characters of a reason that are kept."""
-
-
-class Deed(StrEnum):
-    """What a peer did."""
-
-    STUMBLE = "stumble"
-    """What happens to honest peers: see ``Trust.stumbled``."""
-    LIGHT = "light"
-    HEAVY = "heavy"
 
 
 @dataclass(frozen=True)
