@@ -5,7 +5,7 @@
 Prints and writes (out/refusals.json) the median and the 95th percentile in microseconds, and the peak of memory that Python
 allocated, in KiB. Not in these figures: what gRPC and libp2p hold of a message before they hand it over (at most 2 MiB and 4 MiB),
 and OpenSSL's own memory in the handshake. Every repetition is of fresh bytes, for known ones are refused by their digest.
-tests/unit/test_refusals.py holds that each of these is refused, counted, and stays below MAX_KIB.
+tests/unit/protocol/test_refusals.py holds that each of these is refused, counted, and stays below MAX_KIB.
 """
 
 import argparse

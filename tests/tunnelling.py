@@ -8,7 +8,6 @@ from time import time
 from typing import Any
 
 from lowcomm_node.libp2p.interface import Streams
-
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.server import ExchangeServer, ExchangeService
 from lowcomm_node.transport.stream import CalleeStream, CallerStream

@@ -2,7 +2,7 @@
 
 ``python tests/golden/make.py RELEASE`` in a checkout of that release writes ``tests/golden/RELEASE``: a signed run a file, and in
 ``expected.json`` the run id and all settings of each, as that release reads them. Every later release must read the same
-(``tests/unit/test_document.py``). For a release from before this file: PYTHONPATH=OLD/protocol python tests/golden/make.py.
+(``tests/unit/spec/test_document.py``). For a release from before this file: PYTHONPATH=OLD/protocol python tests/golden/make.py.
 """
 
 import json

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from kit import command, environment
 from laboratory import Host, Lab
 from nat import Block, Nat
 from residents import PORT, Server
 
+from kit import command, environment
 from lowcomm_node.doctor.between import judge_names, judge_silence
 from lowcomm_node.doctor.findings import State
 from lowcomm_node.doctor.line import look_at_names, look_behind_silence
@@ -44,7 +44,7 @@ def examine(host: Host, home: Path, *addresses: str, code: int = 0) -> dict[str,
     return {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
-@pytest.mark.soak  # most of a minute; what doctor makes of such sights is in tests/unit/test_doctor_findings.py
+@pytest.mark.soak  # most of a minute; what doctor makes of such sights is in tests/unit/doctor/test_doctor_findings.py
 def test_a_home_and_a_public_host_are_told_apart(lab: Lab, tmp_path: Path) -> None:
     address = serve(lab.public("server"), tmp_path)
     home, public = lab.home("home", nat=Nat.PORT_RESTRICTED), lab.public("public")

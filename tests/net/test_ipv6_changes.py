@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from dht import Peer
 from laboratory import Host, Lab
-from lowcomm_node.libp2p.interface import OpenStream
 from residents import Swarm
 
+from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.p2pd import listeners
 from lowcomm_node.swarm.rejoin import Lifeline
 

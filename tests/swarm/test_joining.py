@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import Node, Process, Swarm, run
 from test_mistakes import assert_one_clear_line
 
+from kit import Node, Process, Swarm, run
 from waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
@@ -107,7 +107,7 @@ def test_an_open_run_that_asks_for_work_takes_who_has_done_it_and_nobody_else(sw
     assert (idle.status() or {})["exchanges"]["completed"] == 0
 
 
-@pytest.mark.soak  # minutes; the rules are in tests/unit/test_admission.py and test_admitting.py
+@pytest.mark.soak  # minutes; the rules are in tests/unit/peers/test_admission.py and test_run_admission.py
 def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(swarm: Swarm, stubborn: Any) -> None:
     swarm.bootstrap()
     create(swarm, 'admission = "invite"')

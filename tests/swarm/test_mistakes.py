@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit import Swarm, run
 
+from kit import Swarm, run
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
@@ -52,7 +52,7 @@ def test_a_wrong_peer_id_at_a_right_address(swarm: Swarm) -> None:
     assert_one_clear_line(done, 6, wrong, "check the peer id")
 
 
-@pytest.mark.soak  # each mistake is made in tests/unit/test_run.py
+@pytest.mark.soak  # each mistake is made in tests/unit/spec/test_run.py
 def test_mistakes_in_a_specification(swarm: Swarm) -> None:
     swarm.bootstrap()
     path = swarm.folder / "bad.toml"
@@ -104,7 +104,7 @@ def test_a_port_of_a_node_that_is_in_use(swarm: Swarm, flag: str) -> None:
         assert_one_clear_line(done, 75, port, "choose another")
 
 
-@pytest.mark.soak  # a minute; the lock is in tests/unit/test_identity_files.py
+@pytest.mark.soak  # a minute; the lock is in tests/unit/storage/test_identity_files.py
 def test_a_home_that_is_in_use(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     node = swarm.node("a")
@@ -119,7 +119,7 @@ def test_commands_without_a_daemon(tmp_path: Path) -> None:
         assert_one_clear_line(run("lowcomm_node", command, "--home", str(tmp_path)), 3, "join")
 
 
-@pytest.mark.soak  # each byte is flipped in tests/unit/test_checkpoint.py
+@pytest.mark.soak  # each byte is flipped in tests/unit/storage/test_checkpoint.py
 def test_a_flipped_byte_costs_only_the_newest_checkpoint(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     node = swarm.node("a", "--checkpoint-every", "50")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from dht import KEY, Dht, free_port
-from kit import Node, Process, Swarm, environment, run
 
+from kit import Node, Process, Swarm, environment, run
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_protocol.identity import Identity
 from waiting import until, until_async
@@ -93,7 +93,7 @@ def test_a_node_that_nobody_answers_trains_alone_says_why_and_joins_when_somebod
     assert a.until(lambda s: s["swarm"]["state"] == "connected", "connected")["swarm"]["reason"] is None
 
 
-@pytest.mark.soak  # its rules are in tests/unit/test_finding.py
+@pytest.mark.soak  # its rules are in tests/unit/swarm/test_find_run.py
 def test_what_a_home_remembers_is_not_used_for_a_mistyped_address_of_another_swarm(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a = swarm.node("a")

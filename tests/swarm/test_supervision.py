@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kit import START, Node, Swarm, alive, run
 
+from kit import START, Node, Swarm, alive, run
 from lowcomm_node.trainer.failures import MOST
 from waiting import until
 
@@ -100,7 +100,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
             until(lambda: leaver not in [peer["peer_id"] for peer in a.peers()], 20, "it said goodbye")
 
 
-@pytest.mark.soak  # two minutes; counting is tested in tests/unit/test_supervisor.py
+@pytest.mark.soak  # two minutes; counting is tested in tests/unit/trainer/test_supervisor.py
 def test_a_trainer_that_dies_again_and_again_takes_its_node_along_with_a_reason(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a, b = (swarm.node(name, "--record-life", "600") for name in "ab")
@@ -126,7 +126,7 @@ def test_a_trainer_that_dies_again_and_again_takes_its_node_along_with_a_reason(
     until(lambda: leaver not in [peer["peer_id"] for peer in a.peers()], 20, "it said goodbye")
 
 
-@pytest.mark.soak  # over a minute of silence; the same with real processes is in tests/unit/test_supervisor.py
+@pytest.mark.soak  # over a minute of silence; the same with real processes is in tests/unit/trainer/test_supervisor.py
 def test_a_trainer_that_hangs_is_started_again(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a = swarm.node("a", *OFTEN)

@@ -6,7 +6,7 @@ seconds for code that never runs. So these three packages are put into place as 
 ``__init__`` is not executed; ``hivemind.utils`` gets the names that hivemind's other modules take from it. Where somebody has
 imported the whole of hivemind before, that is used.
 
-Held by tests/unit/test_hivemind_parts.py: an upgrade of hivemind that needs more fails there.
+Held by tests/unit/libp2p/test_hivemind_parts.py: an upgrade of hivemind that needs more fails there.
 """
 # ruff: noqa: E402
 

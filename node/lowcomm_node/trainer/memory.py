@@ -3,7 +3,7 @@
 Counted are float32 values a token or a parameter; ``benchmarks/reckoning.py`` measures real trainers beside it.
 W, F, H, V are width, feed_forward, heads and vocab.
 
-A layer keeps for the backward pass 15 W + 4 F + 3 H + 2 values a token (``test_reckoning.py`` counts them): attention is torch's
+A layer keeps for the backward pass 15 W + 4 F + 3 H + 2 values a token (``test_memory.py`` counts them): attention is torch's
 own, which keeps no matrix of context x context. The loss holds two copies of the logits beside the one that is kept.
 """
 

@@ -1,0 +1,193 @@
+"""What must hold for the score by which peers are left out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.peers.trust import (
+    BOUND,
+    FORGIVEN,
+    GOOD,
+    LIGHT,
+    MAX_DOUBLINGS,
+    MAX_PEERS,
+    MAX_REASON,
+    MEMORY,
+    Trust,
+)
+
+
+def lasts(trust: Trust, peer: str, steps: int) -> int:
+    """Steps until a peer that has just done something is let in again."""
+    after = 0
+    while not trust.trusts(peer, steps + after):
+        after += 1
+    return after
+
+
+def test_a_stranger_is_trusted_and_a_liar_is_not_for_an_interval():
+    trust = Trust(20)
+    assert trust.trusts("a", 0) and trust.score("a", 0) == 1.0
+    trust.hold("a", Deed.HEAVY, 100, "lies")
+    assert trust.score("a", 100) == 0.0
+    assert not trust.trusts("a", 119) and list(trust.left_out(119)) == ["a"]
+    assert trust.trusts("a", 120) and list(trust.left_out(120)) == []
+    assert trust.trusts("b", 100)
+    assert (trust.reason("a"), trust.reason("b")) == ("lies", "")
+
+
+def test_each_further_lie_lasts_twice_as_long():
+    trust = Trust(20)
+    assert [(trust.hold("a", Deed.HEAVY, 0), lasts(trust, "a", 0))[1] for _ in range(4)] == [20, 40, 80, 160]
+
+
+def test_nobody_is_left_out_for_longer_than_1024_intervals():
+    trust = Trust(20)
+    costs = [trust.hold("a", Deed.HEAVY, 0).half_life // 20 for _ in range(15)]
+    assert costs == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] + [1024] * 5
+
+
+def test_a_score_decays_with_its_half_life():
+    trust = Trust(20)
+    trust.hold("a", Deed.HEAVY, 0)
+    assert [trust.score("a", 20 * number) for number in range(4)] == [0.0, 0.5, 0.75, 0.875]
+
+
+@given(st.integers(1, 10**6), st.integers(0, 40))
+def test_however_often_it_lies_it_ends_some_time(interval: int, lies: int):
+    trust = Trust(interval)
+    for _ in range(lies):
+        trust.hold("a", Deed.HEAVY, 0)
+    assert trust.trusts("a", interval << MAX_DOUBLINGS)
+
+
+def test_who_lies_and_behaves_in_turn_is_left_out_ever_longer():
+    trust, steps, costs = Trust(20), 0, []
+    for _ in range(8):
+        trust.hold("a", Deed.HEAVY, steps)
+        costs.append(lasts(trust, "a", steps))
+        steps += costs[-1]
+        trust.thank("a", steps)
+    assert costs == sorted(costs) and costs[-1] >= 16 * costs[0]
+
+
+def test_an_honest_peer_that_was_unlucky_has_its_name_back_after_some_exchanges():
+    trust = Trust(20)
+    trust.hold("a", Deed.HEAVY, 0)
+    trust.hold("a", Deed.HEAVY, 20)
+    for number in range(8):
+        trust.thank("a", 60 + number)
+    trust.hold("a", Deed.HEAVY, 100)
+    assert lasts(trust, "a", 100) == 20
+    trust.thank("stranger", 0)
+    assert len(trust) == 1, "who has done nothing wrong costs no memory"
+
+
+def test_a_realignment_makes_up_for_no_lie():
+    """A liar that behaves only in the realignments that its returns cause is left out ever longer."""
+    trust = Trust(20)
+    trust.hold("a", Deed.HEAVY, 0)
+    before = trust.score("a", 20)
+    for _ in range(4):
+        trust.thank("a", 20, realigned=True)
+    assert trust.score("a", 20) == before
+    trust.hold("a", Deed.HEAVY, 20)
+    assert lasts(trust, "a", 20) == 40
+    assert not any(trust.stumbled("b") for _ in range(FORGIVEN))
+    trust.thank("b", 20, realigned=True)
+    assert not any(trust.stumbled("b") for _ in range(FORGIVEN)), "it has come through"
+
+
+def test_time_alone_makes_up_for_lies_too():
+    trust = Trust(20)
+    for _ in range(3):
+        trust.hold("a", Deed.HEAVY, 0)
+    trust.hold("a", Deed.HEAVY, 20 * MEMORY * 4)
+    assert lasts(trust, "a", 20 * MEMORY * 4) == 20
+
+
+def test_time_makes_up_for_lies_little_by_little():
+    for intervals, lasts_then in ((0, 160), (MEMORY // 2, 80), (MEMORY, 80), (2 * MEMORY, 40)):
+        trust = Trust(20)
+        for _ in range(3):
+            trust.hold("a", Deed.HEAVY, 0)
+        trust.hold("a", Deed.HEAVY, 20 * intervals)
+        assert lasts(trust, "a", 20 * intervals) == lasts_then, "3 lies count as 3, 2.1, 1.5 and 0.75"
+
+
+def test_what_each_deed_and_each_exchange_changes():
+    trust = Trust(20)
+    one = trust.hold("a", Deed.LIGHT, 5, "late")
+    assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (LIGHT, 5, 20, 0.0, "late")
+    one = trust.hold("a", Deed.HEAVY, 5, "lies")
+    assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (1.0, 5, 20, 1.0, "lies")
+    trust.thank("a", 5)
+    assert trust.score("a", 5) == pytest.approx(GOOD)
+    one = trust.hold("a", Deed.HEAVY, 5)
+    assert (one.heavy, one.half_life) == (pytest.approx(2.0 - GOOD), 40)
+    one = trust.hold("a", Deed.LIGHT, 5)
+    assert (one.missing, one.half_life) == (1.0, 40), "a light deed does not shorten what is left of a heavy one"
+    one = trust.hold("a", Deed.LIGHT, 45)
+    assert (one.missing, one.half_life) == (pytest.approx(0.5 + LIGHT), 20), "who is trusted again has done its time"
+    for steps in (45, 0):
+        assert trust.score("a", steps) == pytest.approx(1 - 0.5 - LIGHT), "a clock that goes back changes no score"
+    assert trust.hold("a", Deed.LIGHT, 0).since == 45
+
+
+def test_what_happens_to_honest_peers_leaves_out_only_who_does_it_again_and_again_and_not_for_long():
+    trust = Trust(20)
+    for number in range(100):
+        trust.hold("flaky", Deed.LIGHT, 20 * number)
+        assert trust.trusts("flaky", 20 * number), "once an interval"
+    for _ in range(10):
+        trust.hold("stalls", Deed.LIGHT, 0)
+    assert 0 < lasts(trust, "stalls", 0) <= 20
+    trust.hold("stalls", Deed.HEAVY, 0)
+    assert lasts(trust, "stalls", 0) == 20, "light deeds make no lie heavier"
+
+
+def test_a_light_deed_shortens_no_punishment():
+    trust = Trust(20)
+    for _ in range(4):
+        trust.hold("a", Deed.HEAVY, 0)
+    before = lasts(trust, "a", 0)
+    trust.hold("a", Deed.LIGHT, 10)
+    assert 10 + lasts(trust, "a", 10) >= before
+
+
+@given(st.lists(st.tuples(st.sampled_from(["light", "heavy", "good"]), st.integers(0, 200)), max_size=40))
+def test_a_score_is_between_0_and_1_and_never_falls_by_itself(deeds: list[tuple[str, int]]):
+    trust, steps = Trust(20), 0
+    for deed, after in deeds:
+        before = trust.score("a", steps)
+        steps += after
+        assert before <= trust.score("a", steps) + 1e-12
+        if deed == "good":
+            trust.thank("a", steps)
+        else:
+            trust.hold("a", Deed(deed), steps)
+        assert 0.0 <= trust.score("a", steps) <= 1.0
+        assert trust.trusts("a", steps) == (trust.score("a", steps) >= BOUND)
+
+
+@pytest.mark.parametrize("deed", [Deed.LIGHT, Deed.HEAVY])
+def test_memory_is_bounded_and_the_newest_are_remembered(deed: Deed):
+    trust = Trust(20)
+    for number in range(MAX_PEERS + 10):
+        trust.hold(f"peer{number}", Deed.HEAVY, 0, "x" * 10_000)
+    trust.hold("peer10", deed, 0)
+    assert len(trust) == MAX_PEERS
+    assert trust.trusts("peer9", 0) and not trust.trusts("peer10", 0)
+    assert len(trust.reason("peer11")) == MAX_REASON
+
+
+def test_stumbles_cost_nothing_until_there_are_too_many_in_a_row():
+    trust = Trust(20)
+    for _ in range(3):
+        assert [trust.stumbled("a") for _ in range(FORGIVEN + 2)] == [False] * FORGIVEN + [True] * 2
+        trust.thank("a", 0)
+    assert not trust.stumbled("b") and len(trust) == 0
+    for number in range(MAX_PEERS + 1):
+        trust.stumbled(f"peer{number}")
+    assert [trust.stumbled("b") for _ in range(FORGIVEN)] == [False] * FORGIVEN, "forgotten"

@@ -1,0 +1,362 @@
+"""Whoever answers probes calls nobody but the asker, and gives no more than its owner allows."""
+
+import asyncio
+import datetime
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
+from itertools import count
+from time import time
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.libp2p.interface import OpenStream
+from lowcomm_node.probing import asker as asking
+from lowcomm_node.probing import dialing
+from lowcomm_node.probing.asker import Asker
+from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
+from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
+from lowcomm_node.probing.wire import receive_message, send_message
+from lowcomm_node.system.quota import MAX_CALLERS, Allowed, Ration, network_of
+from lowcomm_node.transport.tls import make_certificate
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.probes import PROTOCOL, Keeping, Kind, Target
+from waiting import until_async
+
+ASKER, HELPER = Identity(b"a" * 32).peer_id, Identity(b"h" * 32).peer_id
+RELAY = Identity(b"r" * 32).peer_id
+FROM = "/ip4/203.0.113.7/tcp/4001"
+PLENTY = Allowed(each=10**9, all=10**9, seconds=3600.0)
+TARGETS = [Target(Kind.DIRECT, 45123, b"d" * 32), Target(Kind.TCP, 4001), Target(Kind.QUIC, 4002)]
+
+
+class World:
+    """A helper, and who asks it."""
+
+    def __init__(
+        self, address: str = FROM, calls: Allowed = PLENTY, size: Allowed = PLENTY, keeps: bool = True
+    ) -> None:
+        self.network = MemoryNetwork(clock=time, address=address)
+        self.helper, self.asker = (MemoryDiscovery(peer, self.network) for peer in (HELPER, ASKER))
+        limits = ProbeLimits(calls=calls, bytes=size, rate=1e9)
+        self.now = 0.0
+        self.called: list[tuple[str, str, Target]] = []
+        self.answering = {Kind.DIRECT, Kind.QUIC}
+        self.asked_for: list[tuple[str, str]] = []
+        self.prober = Prober(
+            self.helper,
+            lambda: ("/ip4/198.51.100.1/tcp/1/p2p/" + HELPER,),
+            limits,
+            self.dial,
+            self.clock,
+            self.keep if keeps else None,
+        )
+
+    async def keep(self, run_id: str, place: str) -> Keeping:
+        self.asked_for.append((run_id, place))
+        return Keeping(kept=True, seconds=86_400.0)
+
+    def clock(self) -> float:
+        return self.now
+
+    async def dial(self, host: str, peer_id: str, target: Target) -> bool:
+        self.called.append((host, peer_id, target))
+        return target.kind in self.answering
+
+    async def stream(self) -> Asker:
+        return Asker(await self.asker.open_stream(HELPER, PROTOCOL, 5))
+
+
+@asynccontextmanager
+async def world(**options: Any) -> AsyncIterator[World]:
+    made = World(**options)
+    await made.prober.serve()
+    try:
+        yield made
+    finally:
+        await made.prober.close()
+
+
+async def test_the_asker_is_told_where_it_comes_from_and_what_time_it_is():
+    async with world() as made:
+        with await made.stream() as asker:
+            seen, offset = await asker.look()
+            assert seen.address == FROM and seen.entry_points[0].endswith(HELPER)
+            assert abs(offset) < 0.01
+            _, ahead = await asker.look(clock=lambda: time() - 12.3)
+            assert ahead == pytest.approx(12.3, abs=1.0)
+
+
+async def test_calls_go_to_the_address_that_the_asker_comes_from_and_nowhere_else():
+    async with world() as made:
+        with await made.stream() as asker:
+            assert await asker.dial_back(ASKER, TARGETS) == (True, False, True)
+    assert made.called == [("203.0.113.7", ASKER, target) for target in TARGETS]
+
+
+async def test_who_comes_through_a_relay_is_not_called_nor_measured():
+    async with world(address=f"/ip4/198.51.100.9/tcp/1/p2p/{RELAY}/p2p-circuit") as made:
+        with await made.stream() as asker:
+            with pytest.raises(LinkLost, match="relay"):
+                await asker.dial_back(ASKER, TARGETS)
+            with pytest.raises(LinkLost, match="relay"):
+                await measure_speed(asker)
+    assert made.called == []
+
+
+async def test_a_caller_that_asks_for_too_many_calls_is_refused_until_time_has_passed():
+    async with world(calls=Allowed(each=6, all=100, seconds=3600.0)) as made:
+        with await made.stream() as asker:
+            for _ in range(2):
+                await asker.dial_back(ASKER, TARGETS)
+            with pytest.raises(LinkLost, match="ask again"):
+                await asker.dial_back(ASKER, TARGETS)
+            assert len(made.called) == 6
+            # Another identity at the same address is the same caller.
+            made.asker.peer_id = RELAY
+            with await made.stream() as twin, pytest.raises(LinkLost, match="ask again"):
+                await twin.dial_back(RELAY, TARGETS)
+            made.now += 1800.0
+            assert await asker.dial_back(ASKER, TARGETS) == (True, False, True)
+
+
+async def test_no_more_is_measured_than_is_given_a_day():
+    async with world(size=Allowed(each=40_000, all=10**9, seconds=86_400.0)) as made:
+        with await made.stream() as asker:
+            await asker.send(pb.Ping(wanted=30_000))
+            assert len((await asker.receive()).content) == 30_000
+            await asker.send(pb.Ping(content=bytes(20_000)))
+            with pytest.raises(LinkLost, match="tomorrow"):
+                await asker.receive()
+
+
+async def test_probes_without_content_are_not_free_either():
+    async with world(size=Allowed(each=3 * OVERHEAD, all=10**9, seconds=86_400.0)) as made:
+        with await made.stream() as asker:
+            for _ in range(3):
+                await asker.look()
+            with pytest.raises(LinkLost):
+                await asker.look()
+
+
+async def test_all_that_come_through_relays_are_one_caller():
+    circuit = f"/ip4/198.51.100.9/tcp/1/p2p/{RELAY}/p2p-circuit"
+    async with world(address=circuit, size=Allowed(each=3 * OVERHEAD, all=10**9, seconds=86_400.0)) as made:
+        with await made.stream() as asker:
+            for _ in range(3):
+                await asker.look()
+        made.asker.peer_id = RELAY
+        with await made.stream() as twin, pytest.raises(LinkLost):
+            await twin.look()
+
+
+async def test_a_prober_that_is_closed_takes_no_streams():
+    async with world() as made:
+        await made.prober.close()
+        with await made.stream() as asker, pytest.raises(LinkLost):
+            await asker.look()
+        assert not made.prober._tasks
+
+
+async def test_a_caller_holds_a_few_streams_at_most():
+    async with world() as made:
+        askers = [await made.stream() for _ in range(MAX_STREAMS_PER_CALLER + 1)]
+        for asker in askers[:-1]:
+            await asker.look()
+        with pytest.raises(LinkLost):
+            await askers[-1].look()
+        askers[0].close()
+
+        async def is_let_in() -> bool:
+            with await made.stream() as another:
+                try:
+                    await another.look()
+                except LinkLost:
+                    return False
+                return True
+
+        await until_async(is_let_in, 30, "a stream that has ended makes room")
+        for asker in askers:
+            asker.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xff\xff",
+        pb.Probe(ping=pb.Ping(wanted=10**9)).SerializeToString(),
+        pb.Probe(dial_back=pb.DialBack(peer_id="nobody")).SerializeToString(),
+        pb.Probe(
+            dial_back=pb.DialBack(peer_id=ASKER, targets=[pb.Target(kind=pb.Target.TCP, port=22)] * 99)
+        ).SerializeToString(),
+    ],
+)
+async def test_what_is_no_probe_ends_the_stream_and_nothing_else(data: bytes):
+    async with world() as made:
+        stream = await made.asker.open_stream(HELPER, PROTOCOL, 5)
+        with stream.socket:
+            await send_message(stream.socket, data)
+            with pytest.raises(LinkLost):
+                await receive_message(stream.socket)
+        with await made.stream() as asker:
+            await asker.look()
+    assert made.called == []
+
+
+class Counted:
+    """A carrier that counts the bytes of contents."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker, self.up, self.down = asker, 0, 0
+
+    async def send(self, ping: pb.Ping) -> None:
+        self.up += len(ping.content)
+        await self._asker.send(ping)
+
+    async def receive(self) -> pb.Pong:
+        pong = await self._asker.receive()
+        self.down += len(pong.content)
+        return pong
+
+
+async def test_a_line_is_measured_in_both_directions():
+    ticks = count()
+    async with world() as made:
+        with await made.stream() as asker:
+            carrier = Counted(asker)
+            speed = await measure_speed(carrier, lambda: next(ticks) * 1e-6)
+    assert carrier.up == carrier.down == MAX_BYTES // PIECE * PIECE
+    assert speed.up > 0 and speed.down > 0 and speed.round_trip > 0
+
+
+async def test_pings_keep_to_what_the_owner_allows():
+    passed: list[int] = []
+
+    class Owner:
+        async def pass_(self, count: int) -> None:
+            passed.append(count)
+
+    async with world() as made:
+        made.prober.keep_to(Owner())
+        with await made.stream() as asker:
+            await asker.send(pb.Ping(content=bytes(100), wanted=1000))
+            await asker.receive()
+    assert passed == [1100]
+
+
+async def test_a_helper_that_answers_something_else_is_not_believed():
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.setblocking(False)
+    lie = pb.Probed(dialed_back=pb.DialedBack(reached=[True])).SerializeToString()
+    with far, Asker(OpenStream(HELPER, FROM, near)) as asker:
+        await send_message(far, lie)
+        with pytest.raises(ProtocolViolation, match="was expected"):
+            await asker.look()
+        await send_message(far, lie)
+        with pytest.raises(ProtocolViolation, match="told of 1 calls where 3"):
+            await asker.dial_back(ASKER, TARGETS)
+
+
+async def test_an_answer_that_comes_too_late_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(asking, "LOOK_DEADLINE", 0.05)
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.setblocking(False)
+    with far, Asker(OpenStream(HELPER, FROM, near)) as asker:
+        with pytest.raises(LinkLost, match="did not answer within"):
+            await asker.look()
+        with suppress(LinkLost):
+            await send_message(far, pb.Probed(seen=pb.Seen(address=FROM)).SerializeToString())
+        with pytest.raises(LinkLost):
+            await asker.dial_back(ASKER, TARGETS)
+
+
+async def test_what_ends_a_stream_is_told_also_where_the_system_has_no_words(monkeypatch: pytest.MonkeyPatch):
+    async def fail(*_: object) -> None:
+        raise ConnectionResetError("lost")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_sendall", fail)
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(LinkLost, match=r"broke off \(lost\)"):
+        await send_message(near, b"x")
+
+
+# dialing
+
+
+async def test_a_direct_call_reaches_only_the_certificate_that_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dialing, "DIAL_DEADLINE", 20.0)
+    certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+    server = aio.server()
+    port = server.add_secure_port("127.0.0.1:0", certificate.server_credentials())
+    await server.start()
+    digest = sha256(certificate.der).digest()
+    try:
+        assert await dialing.is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
+        assert not await dialing.is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, b"o" * 32))
+    finally:
+        await server.stop(None)
+    assert not await dialing.is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
+
+
+async def test_a_port_that_takes_calls_and_says_nothing_is_not_reached(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dialing, "DIAL_DEADLINE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        target = Target(Kind.DIRECT, mute.getsockname()[1], b"d" * 32)
+        assert not await dialing.is_reached("127.0.0.1", ASKER, target)
+
+
+# ration
+
+
+def test_what_was_taken_comes_back_evenly():
+    ration = Ration(Allowed(each=10, all=100, seconds=100.0))
+    assert ration.take("a", 10, 0.0) and not ration.take("a", 1, 0.0)
+    assert not ration.take("a", 6, 50.0)
+    assert ration.take("a", 5, 50.0) and not ration.take("a", 1, 50.0)
+
+
+def test_all_together_get_no_more_than_is_given():
+    ration = Ration(Allowed(each=10, all=25, seconds=100.0))
+    assert [ration.take(caller, 10, 0.0) for caller in "abc"] == [True, True, False]
+    assert ration.take("c", 5, 0.0)
+    # Nobody who was refused has taken anything.
+    assert ration.take("d", 10, 100.0)
+
+
+def test_callers_are_forgotten_before_they_fill_the_memory():
+    ration = Ration(Allowed(each=1, all=10 * MAX_CALLERS, seconds=100.0))
+    for number in range(MAX_CALLERS + 10):
+        assert ration.take(str(number), 1, 0.0)
+    assert len(ration._callers) == MAX_CALLERS
+    assert not ration.take(str(MAX_CALLERS), 1, 0.0)
+
+
+def test_a_household_is_one_caller():
+    assert network_of("203.0.113.7") == "203.0.113.7"
+    assert network_of("2a00:128:1:2:3::4") == network_of("2a00:128:1:2:ffff::1") != network_of("2a00:128:1:3::1")
+
+
+async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks_and_a_node_keeps_none():
+    async with world(calls=Allowed(each=2, all=100, seconds=3600.0)) as made:
+        with await made.stream() as asker:
+            assert await asker.keeps("ab" * 32) == Keeping(kept=True, seconds=86_400.0)
+            assert made.asked_for == [("ab" * 32, "203.0.113.7")]
+            await asker.keeps("cd" * 32)
+            with pytest.raises(LinkLost, match="too often"):
+                await asker.keeps("ef" * 32)
+    async with world(keeps=False) as made:
+        with await made.stream() as asker, pytest.raises(LinkLost, match="is a node"):
+            await asker.keeps("ab" * 32)
+    async with world() as made:
+        with await made.stream() as asker, pytest.raises(LinkLost):
+            await asker.keeps("ab")

@@ -1,0 +1,349 @@
+"""What must hold for a fragment between its capture and its merge: what is refused teaches nothing."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+import torch
+
+from lowcomm_node.trainer.capture import GroupCapture, PairCapture
+from lowcomm_protocol.codecs import coder, shard_coder
+from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import ImplausibleError
+from lowcomm_protocol.exchange.repeats import Repeats
+from lowcomm_protocol.exchange.robust import ENOUGH, FAR, PLAUSIBLE, Bound, Directions, UsualNorm
+from lowcomm_protocol.spec.names import Mean
+
+NUMEL = 1024
+MEMBERS = ("a", "b", "c")
+
+
+def captured(me: str, vector: torch.Tensor, usual: UsualNorm) -> dict:
+    own = float(vector.norm())
+    return {
+        "me": me, "theta": vector, "progress": vector, "anchor": None, "sent": vector.clone(), "realign": False,
+        "bound": Bound(own, usual.value), "gain": 1.0, "usual": usual, "directions": Directions(), "steps": 1, "tokens": 1,
+    }  # fmt: skip
+
+
+def group(me: str, vector: torch.Tensor, usual: UsualNorm, members: Sequence[str] = MEMBERS) -> GroupCapture:
+    return GroupCapture(
+        **captured(me, vector, usual),
+        coder=shard_coder("fp32", NUMEL),
+        repeats=Repeats(shard(members, me)),
+        kind="clip",
+        members=members,
+    )
+
+
+def shard(members: Sequence[str], me: str) -> int:
+    """How many values a member owns."""
+    start, stop = shard_bounds(NUMEL, len(members))[list(members).index(me)]
+    return stop - start
+
+
+def share(sender: GroupCapture, owner: str) -> memoryview:
+    """What a member sends to an owner."""
+    out = memoryview(bytearray(8 * NUMEL))
+    sizes = sender.encode(out)
+    place = list(sender.members).index(owner)
+    return out[sum(sizes[:place]) : sum(sizes[: place + 1])]
+
+
+def pair(me: str, vector: torch.Tensor, usual: UsualNorm, repeats: Repeats | None = None) -> PairCapture:
+    known = Repeats(NUMEL) if repeats is None else repeats
+    return PairCapture(**captured(me, vector, usual), coder=coder("fp32", NUMEL), repeats=known)
+
+
+def mean_of(owner: str, scale: float) -> memoryview:
+    """What an owner sends as the mean of its shard, where only it has contributed."""
+    one, out = group(owner, scale * torch.ones(NUMEL), UsualNorm()), memoryview(bytearray(8 * NUMEL))
+    one.encode(out)
+    return out[: one.reduce({owner: 1}, out)]
+
+
+@pytest.mark.parametrize("scale", [10.0, 1e30])
+def test_a_mean_that_is_refused_does_not_move_what_is_usual(scale: float):
+    usual = UsualNorm()
+    mine = group("a", torch.ones(NUMEL), usual)
+    mine.encode(memoryview(bytearray(8 * NUMEL)))
+    mine.reduce({"a": 1}, memoryview(bytearray(8 * NUMEL)))
+    mine.receive_mean("c", mean_of("c", 1.0))
+    with pytest.raises(ImplausibleError):
+        mine.receive_mean("b", mean_of("b", scale))
+    mine.pool(["a", "c"])
+    mine.commit()
+    assert usual.learned == pytest.approx(float(torch.ones(NUMEL).norm()), rel=0.01)
+
+
+def test_a_mean_that_is_not_applied_teaches_nothing():
+    usual = UsualNorm()
+    mine = group("a", torch.ones(NUMEL), usual)
+    mine.encode(memoryview(bytearray(8 * NUMEL)))
+    mine.reduce({"a": 1}, memoryview(bytearray(8 * NUMEL)))
+    for owner in ("b", "c"):
+        mine.receive_mean(owner, mean_of(owner, 2.0))
+    mine.pool(["a"])
+    mine.commit()
+    assert usual.learned == 0.0
+
+
+def test_a_contribution_of_a_pair_that_is_refused_does_not_move_what_is_usual():
+    usual, out = UsualNorm(1.0), memoryview(bytearray(8 * NUMEL))
+    theirs, mine = pair("b", 100 * torch.ones(NUMEL), UsualNorm()), pair("a", torch.ones(NUMEL), usual)
+    with pytest.raises(ImplausibleError):
+        mine.receive("b", out[: theirs.encode(out)])
+    mine.pool({"a": 1})
+    mine.commit()
+    assert usual.learned == 1.0
+
+
+def test_what_was_applied_is_not_applied_again_and_what_was_not_is():
+    repeats, ones = Repeats(NUMEL), torch.ones(NUMEL)
+
+    steps = count(1)
+
+    def bring(vector: torch.Tensor, apply: bool = True) -> None:
+        out = memoryview(bytearray(8 * NUMEL))
+        size = pair("b", vector, UsualNorm()).encode(out)
+        mine = pair("a", ones + 0.01 * next(steps), UsualNorm(), repeats)
+        mine.receive("b", out[:size])
+        mine.pool({"a": 1, "b": 1})
+        mine.commit() if apply else mine.forget()
+
+    bring(ones, apply=False)
+    bring(ones)
+    with pytest.raises(ImplausibleError, match="what it has brought before"):
+        bring(ones)
+    with pytest.raises(ImplausibleError):
+        bring(ones)
+    bring(1.01 * ones)
+    bring(ones)
+
+
+# What enters a mean
+
+
+@pytest.mark.parametrize("members", [("a", "b"), MEMBERS, tuple("abcdefgh")])
+@pytest.mark.parametrize("factor", [100.0, -30.0, -1e4])
+def test_in_a_group_of_any_size_what_is_far_too_large_enters_no_mean(members: tuple[str, ...], factor: float):
+    vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    mine, theirs = group("a", vector, UsualNorm(), members), group("b", factor * vector, UsualNorm(), members)
+    with pytest.raises(ImplausibleError, match="brings progress of norm") as refused:
+        mine.receive("b", share(theirs, "a"))
+    assert refused.value.deed is Deed.HEAVY
+
+
+@pytest.mark.parametrize(
+    ("factor", "deed"), [(1.05, Deed.STUMBLE), (FAR * 0.95, Deed.STUMBLE), (FAR * 1.05, Deed.HEAVY)]
+)
+def test_near_the_bound_costs_little_and_far_beyond_it_much(factor: float, deed: Deed):
+    ones, out = torch.ones(NUMEL), memoryview(bytearray(8 * NUMEL))
+    with pytest.raises(ImplausibleError) as refused:
+        pair("a", ones, UsualNorm()).receive("b", out[: pair("b", factor * PLAUSIBLE * ones, UsualNorm()).encode(out)])
+    assert refused.value.deed is deed
+
+
+def test_what_a_long_time_alone_explains_is_refused_and_held_against_nobody():
+    ones, out = torch.ones(NUMEL), memoryview(bytearray(8 * NUMEL))
+    mine = pair("a", ones, UsualNorm())
+    mine.bound = Bound(mine.bound.own, 0.0, growth=2.0, claimed=10.0)
+    with pytest.raises(ImplausibleError) as refused:
+        mine.receive("b", out[: pair("b", 8.0 * PLAUSIBLE * ones, UsualNorm()).encode(out)])
+    assert refused.value.deed is None
+
+
+def test_in_a_realignment_it_is_the_way_from_our_slow_weights_that_must_be_plausible():
+    phi = 100 * torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    step = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
+
+    def realigning(me: str, theta: torch.Tensor) -> GroupCapture:
+        one = group(me, theta, UsualNorm(), ("a", "b"))
+        one.anchor, one.progress, one.realign, one.bound = phi, step, True, Bound(float(step.norm()), 0.0)
+        return one
+
+    realigning("a", phi + step).receive("b", share(realigning("b", phi + 2 * step), "a"))
+    for lie in (-phi, 2 * phi, torch.zeros(NUMEL), phi - 10 * step):
+        with pytest.raises(ImplausibleError):
+            realigning("a", phi + step).receive("b", share(realigning("b", lie), "a"))
+
+
+def flipped(members: tuple[str, ...]) -> tuple[GroupCapture, memoryview]:
+    """What we hold, and a contribution that points against it."""
+    vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    return group("a", vector, UsualNorm(), members), share(group("b", -vector, UsualNorm(), members), "a")
+
+
+def test_of_two_one_that_points_against_us_is_refused():
+    mine, lie = flipped(("a", "b"))
+    with pytest.raises(ImplausibleError, match="points against ours"):
+        mine.receive("b", lie)
+
+
+@pytest.mark.parametrize("others", [("b",), ("b", "c")])
+def test_of_three_one_that_points_against_us_is_left_out_if_the_third_is_late(others: tuple[str, ...]):
+    mine, lie = flipped(MEMBERS)
+    honest = share(group("c", mine.sent + 0.1, UsualNorm()), "a")
+    mine.receive("b", lie)
+    mine.receive("c", honest)
+    mine.reduce(dict.fromkeys(("a", *others), 1), memoryview(bytearray(8 * NUMEL)))
+    assert list(mine.left_out) == (["b"] if others == ("b",) else [])
+    start, stop = mine.bounds[0]
+    assert float(mine.mean[start:stop] @ mine.progress[start:stop]) > 0
+
+
+def test_who_points_a_little_against_us_is_refused_if_it_goes_on_and_nobody_is_blamed():
+    directions, ours, askew = Directions(), torch.tensor([1.0, 0.0]), torch.tensor([-0.1, 1.0])
+    with pytest.raises(ImplausibleError) as once:
+        directions.check("opposed", ours, -ours)
+    assert once.value.deed is None
+    for _ in range(ENOUGH - 1):
+        directions.check("contrary", ours, askew)
+    with pytest.raises(ImplausibleError, match="of late") as often:
+        directions.check("contrary", ours, askew)
+    assert often.value.deed is None
+    for _ in range(50):
+        directions.check("honest", ours, torch.tensor([0.01, 1.0]))
+    directions.check("still", ours, torch.zeros(2))
+
+
+def test_a_group_knows_again_what_a_member_has_brought():
+    ones = torch.ones(NUMEL)
+    first, again = group("a", ones, UsualNorm()), group("a", 1.1 * ones, UsualNorm())
+    again.repeats = first.repeats
+    stale = group("b", ones, UsualNorm())
+    first.receive("b", share(stale, "a"))
+    first.reduce({"a": 1, "b": 1}, memoryview(bytearray(8 * NUMEL)))
+    first.pool(["a"])
+    first.commit()
+    with pytest.raises(ImplausibleError, match="what it has brought before"):
+        again.receive("b", share(stale, "a"))
+
+
+def test_a_shard_in_which_we_move_most_may_move_most_there():
+    vector = torch.zeros(NUMEL)
+    vector[:100] = 1.0
+    group("a", vector, UsualNorm()).receive("b", share(group("b", 1.5 * vector, UsualNorm()), "a"))
+
+
+# What is somewhat too large where others can outvote it
+
+
+def too_large(factor: float = 6.0, anchor: torch.Tensor | None = None) -> tuple[GroupCapture, torch.Tensor]:
+    """Our capture after a member brought what is too large but not far too large; and what it brought to our shard."""
+    vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    at = torch.zeros(NUMEL) if anchor is None else anchor
+    mine, theirs = group("b", vector, UsualNorm()), group("c", factor * vector, UsualNorm())
+    mine.anchor, mine.sent, theirs.sent = anchor, vector + at, factor * vector + at
+    mine.receive("c", share(theirs, "b"))
+    start, stop = mine.bounds[1]
+    return mine, (factor * vector)[start:stop]
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+def test_in_a_group_it_enters_with_the_largest_norm_that_is_plausible_and_its_direction(anchored: bool):
+    anchor = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1)) if anchored else None
+    mine, brought = too_large(anchor=anchor)
+    start, stop = mine.bounds[1]
+    seen = mine.seen(mine.received["c"], start)
+    share_of_values = (stop - start) / NUMEL
+    ours = max(float(mine.progress[start:stop].norm()), share_of_values**0.5 * float(mine.progress.norm()))
+    assert float(seen.norm()) == pytest.approx(PLAUSIBLE * ours, rel=1e-4) and float(seen.norm()) < float(
+        brought.norm()
+    )
+    assert float(torch.cosine_similarity(seen, brought, dim=0)) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_our_own_progress_in_a_shard_counts_with_its_gain_for_what_may_enter():
+    mine, theirs = (group(me, torch.zeros(NUMEL), UsualNorm()) for me in ("a", "b"))
+    mine.progress = torch.zeros(NUMEL)
+    mine.progress[:100] = 1.0
+    mine.gain, mine.bound = 2.0, Bound(2.0 * 10.0, 0.0)
+    theirs.sent = 2.0 * 4.0 * mine.progress
+    mine.receive("b", share(theirs, "a"))
+    assert float(mine.received["b"].norm()) == pytest.approx(PLAUSIBLE * 2.0 * 10.0)
+
+
+def test_what_is_usual_is_learned_as_of_the_whole_fragment():
+    mine, brought = too_large(factor=2.0)
+    share_of_values = brought.numel() / NUMEL
+    assert mine.usual._last == {"c": pytest.approx(float(brought.norm()) / share_of_values**0.5)}
+    mine.receive_mean("a", mean_of("a", 2.0))
+    assert mine.norms == {"a": pytest.approx(2.0 * NUMEL**0.5)}
+    assert mine.usual._last["a"] == pytest.approx(2.0 * NUMEL**0.5)
+
+
+@pytest.mark.parametrize(("kind", "members"), [("mean", MEMBERS), ("clip", ("a", "b"))])
+def test_where_nobody_outvotes_it_it_is_refused(kind: Mean, members: tuple[str, ...]):
+    vector = torch.ones(NUMEL)
+    mine, theirs = group("a", vector, UsualNorm(), members), group("b", 6.0 * vector, UsualNorm(), members)
+    mine.kind = kind
+    with pytest.raises(ImplausibleError, match="brings progress of norm") as refused:
+        mine.receive("b", share(theirs, "a"))
+    assert refused.value.deed is Deed.STUMBLE
+
+
+def test_a_mean_of_a_shard_is_weighted_by_tokens_and_stands_on_the_anchor():
+    vector, anchor = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)), torch.full((NUMEL,), 5.0)
+    mine, theirs = group("b", vector, UsualNorm()), group("c", 2.0 * vector, UsualNorm())
+    mine.anchor, mine.sent, theirs.sent = anchor, vector + anchor, 2.0 * vector + anchor
+    mine.receive("c", share(theirs, "b"))
+    out = memoryview(bytearray(8 * NUMEL))
+    mine.encode(out)
+    size = mine.reduce({"b": 1, "c": 2}, out)
+    start, stop = mine.bounds[1]
+    assert torch.allclose(mine.mean[start:stop], 5 / 3 * vector[start:stop] + 5.0, atol=1e-5)
+    assert torch.equal(mine.mean[:start], torch.zeros(start)), "nothing of other shards"
+    other = group("a", vector, UsualNorm())
+    other.anchor = anchor
+    other.receive_mean("b", out[:size])
+    assert torch.equal(other.mean[start:stop], mine.mean[start:stop]), "all others have the same, to the bit"
+    assert 0.0 < mine.worst_block < 1.0
+
+
+def test_only_what_is_applied_is_learned_and_coders_are_told():
+    told = []
+
+    class Told:
+        def commit(self, *ranges: object) -> None:
+            told.append(("commit", *ranges))
+
+        def forget(self) -> None:
+            told.append(("forget",))
+
+    ours, usual = torch.ones(NUMEL), UsualNorm()
+    mine = pair("a", ours, usual)
+    mine.bound = Bound(float(ours.norm()), 0.0, growth=1.5)
+    out = memoryview(bytearray(8 * NUMEL))
+    mine.receive("b", out[: pair("b", 1.25 * ours, UsualNorm()).encode(out)])
+    mine.pool({"a": 1, "b": 2})
+    assert torch.allclose(mine.mean, torch.full((NUMEL,), 3.5 / 3)) and mine.ranges == ((0, NUMEL),)
+    mine.coder = Told()  # type: ignore[assignment]
+    mine.commit()
+    assert sorted(usual._recent) == pytest.approx([1.25 * 32.0, 1.5 * 32.0]), "beside what they brought, ours as grown"
+    mine.forget()
+    in_group = group("a", ours, UsualNorm())
+    in_group.coder = Told()  # type: ignore[assignment]
+    in_group.pool(["c", "a"])
+    in_group.commit()
+    in_group.forget()
+    bounds = in_group.bounds
+    assert told == [("commit",), ("forget",), ("commit", [bounds[2], bounds[0]]), ("forget",)]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_of_a_pair_the_direction_counts_only_of_a_lone_partner(others: bool):
+    ours = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    mine = pair("a", ours, UsualNorm())
+    if others:
+        mine.usual.saw("third", 1.0)
+    out = memoryview(bytearray(8 * NUMEL))
+    lie = out[: pair("b", -ours, UsualNorm()).encode(out)]
+    if others:
+        assert mine.receive("b", lie) == b""
+        assert mine.norms["b"] == pytest.approx(float(ours.norm()))
+    else:
+        with pytest.raises(ImplausibleError, match="points against ours"):
+            mine.receive("b", lie)
+        assert mine.norms == {}

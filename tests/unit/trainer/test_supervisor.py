@@ -1,0 +1,276 @@
+"""What must hold for the trainer's life: how it ended is known, one that hangs is ended, one that is slow is not."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import psutil
+import pytest
+
+from lowcomm_node.errors import TrainerError, TrainerLost
+from lowcomm_node.trainer import supervisor as supervisor_module
+from lowcomm_node.trainer.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
+from lowcomm_node.trainer.hang import FACTOR, FIRST_STEP, Pace
+from lowcomm_node.trainer.interface import TrainerSettings
+from lowcomm_node.trainer.memory_watch import GIB, memory_of
+from lowcomm_node.trainer.process import TrainerProcess, describe_end, fate
+from lowcomm_node.trainer.supervisor import END_DEADLINE, Supervisor
+from waiting import until_async
+
+SETTINGS = TrainerSettings(spec="", peer_id="", checkpoints="", data_cache="")
+DEADLINE = 20.0
+
+
+class LightTrainer(TrainerProcess):
+    """A real process without tensors."""
+
+    def __init__(self, behaviour: str = "") -> None:
+        super().__init__()
+        self._behaviour = behaviour
+
+    def _command(self) -> list[str]:
+        return [sys.executable, str(Path(__file__).parents[2] / "kit" / "light_trainer.py"), self._behaviour]
+
+
+@asynccontextmanager
+async def supervised(
+    *behaviours: str, least_silence: float = 60.0
+) -> AsyncIterator[tuple[Supervisor, list[dict[str, Any]]]]:
+    """A supervisor whose trainers behave so, one after the other; all are ended."""
+    told: list[dict[str, Any]] = []
+    lives, before = iter(behaviours), psutil.Process().children()
+    one = Supervisor(lambda: LightTrainer(next(lives)), told.append, least_silence=least_silence)
+    try:
+        yield one, told
+    finally:
+        await one.stop()
+        assert set(psutil.Process().children()) <= set(before)
+
+
+async def lost(one: Supervisor) -> TrainerLost:
+    with pytest.raises(TrainerLost) as caught:
+        async with asyncio.timeout(DEADLINE):
+            await one.wait_lost()
+    return caught.value
+
+
+async def test_one_that_takes_more_memory_than_is_allowed_is_ended_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "TICK", 0.02)
+    allowed = (memory_of(os.getpid()) + 128 * 2**20) / GIB
+    async with supervised(f"eat:5:{256 * 2**20}") as (one, told):
+        await one.start(replace(SETTINGS, max_memory=allowed))
+        await one.train(True)
+        error = await lost(one)
+        assert "--max-memory allows" in str(error) and [event["steps"] for event in told][:4] == [1, 2, 3, 4]
+        assert (await one.explain(error)).kind is Kind.MEMORY
+
+
+async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_place() -> None:
+    async with supervised("die:3", "") as (one, told):
+        await one.start(SETTINGS)
+        first = one.pid
+        await one.train(True)
+        error = await lost(one)
+        assert [event["steps"] for event in told] == [1, 2]
+        failure = await one.explain(error)
+        assert (failure.kind, failure.step) == (Kind.DIED, 2) and "SIGKILL" in failure.reason
+        assert not one.runs
+        assert one.overdue(monotonic()) is None, "there is time to clean up"
+        assert "is not over with yet" in (one.overdue(monotonic() + END_DEADLINE) or ""), "but not for ever"
+        with pytest.raises(TrainerLost):
+            await one.trainer.save()
+        await one.stop()
+        with pytest.raises(TrainerError, match="does not run now"):
+            _ = one.trainer
+        assert one.overdue(monotonic() + END_DEADLINE) is None, "it is over with"
+        await one.start(SETTINGS)
+        assert one.runs and one.pid != first and one.restarts == 1
+
+
+async def test_one_that_hangs_though_nobody_sees_it_is_overdue() -> None:
+    async with supervised("", least_silence=2.0) as (one, told):
+        await one.start(SETTINGS)
+        await one.train(True)
+        await until_async(lambda: asyncio.sleep(0, len(told) > 5), DEADLINE, "steps")
+        one._tasks[1].cancel()  # who watches it
+        assert one.pid is not None
+        os.kill(one.pid, signal.SIGSTOP)
+        assert one.overdue(monotonic()) is None
+        later = monotonic()
+        for _ in range(int(one._pace.deadline + END_DEADLINE) + 2):
+            one._pace.tick(later := later + 1.0)
+        assert "longer than it may" in (one.overdue(later) or "")
+        os.kill(one.pid, signal.SIGKILL)  # stopped, it would be waited for until END_DEADLINE
+
+
+async def test_what_it_says_of_its_end_goes_before_how_its_process_ended() -> None:
+    async with supervised(
+        "fail:2:memory:CUDA out of memory. Tried to allocate 2 GiB", "fail:1:diverged:The loss is nan"
+    ) as (one, _):
+        for kind, words in ((Kind.MEMORY, "Tried to allocate"), (Kind.DIVERGED, "nan")):
+            await one.start(SETTINGS)
+            await one.train(True)
+            error = await lost(one)
+            await asyncio.wait_for(one._tasks[0], DEADLINE)  # its process has ended as well
+            failure = await one.explain(error)
+            assert failure.kind is kind and words in failure.reason
+            await one.stop()
+
+
+async def test_one_that_can_not_be_built_says_so_itself() -> None:
+    async with supervised("refuse:78:name it with --data PATH") as (one, _):
+        with pytest.raises(TrainerError, match="--data PATH") as caught:
+            await one.start(SETTINGS)
+        assert not isinstance(caught.value, TrainerLost)
+        assert (await one.explain(caught.value)).kind is Kind.UNFIT
+
+
+async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "TICK", 0.05)
+    async with supervised("", least_silence=2.0) as (one, told):
+        await one.start(SETTINGS)
+        await one.train(True)
+        await until_async(lambda: asyncio.sleep(0, len(told) > 5), DEADLINE, "steps")
+        await one.train(False)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3.0):
+                await one.wait_lost()
+        await one.train(True)
+        count = len(told)
+        await until_async(lambda: asyncio.sleep(0, len(told) > count), DEADLINE, "steps again")
+        assert one.pid is not None
+        os.kill(one.pid, signal.SIGSTOP)
+        error = await lost(one)
+        assert "hangs: no step for" in str(error)
+        with pytest.raises(TrainerLost):  # whoever waits for it must not wait for long
+            await asyncio.wait_for(one.trainer.save(), DEADLINE)
+        assert (await one.explain(error)).kind is Kind.HUNG
+
+
+async def test_a_launched_one_that_is_not_needed_is_ended() -> None:
+    before = psutil.Process().children()
+    trainer = LightTrainer()
+    trainer.launch()
+    one = Supervisor(LightTrainer, lambda _: None, trainer)
+    assert one.pid is not None and not one.runs
+    await one.stop()
+    assert one.pid is None and set(psutil.Process().children()) <= set(before)
+
+
+# its pace
+
+
+def pace(steps: int, gap: float, least: float = 60.0) -> Pace:
+    """A pace after so many steps, at time ``steps * gap``."""
+    one = Pace(0.0, least)
+    one.tick(0.0)
+    for number in range(1, steps + 1):
+        tick(one, (number - 1) * gap, number * gap)
+        one.stepped(number * gap)
+    return one
+
+
+def tick(one: Pace, start: float, end: float) -> None:
+    """Ticks of a second."""
+    now = start
+    while now < end:
+        now = min(end, now + 1.0)
+        one.tick(now)
+
+
+def test_the_deadline_follows_the_longest_usual_silence() -> None:
+    assert pace(1, 4.0).deadline == FIRST_STEP, "the first step may compile"
+    assert pace(10, 1.0).deadline == 60.0
+    assert pace(10, 4.0).deadline == pytest.approx(FACTOR * 4.0)
+    one = pace(10, 4.0)
+    tick(one, 40.0, 60.0)
+    one.stepped(60.0)  # it evaluated
+    assert one.deadline == pytest.approx(FACTOR * 20.0)
+
+
+def test_silence_counts_only_while_we_are_awake() -> None:
+    one = pace(10, 1.0)
+    tick(one, 10.0, 30.0)
+    assert one.silence(30.0) == pytest.approx(20.0)
+    one.tick(30.0 + 8 * 3600)  # the machine slept
+    assert one.silence(30.0 + 8 * 3600) < 30.0
+    one.stepped(30.5 + 8 * 3600)
+    assert one.deadline < FACTOR * 30.0, "nor is it learned"
+
+
+def test_a_silence_that_was_allowed_is_not_learned() -> None:
+    one = pace(10, 1.0)
+    one.hold()
+    assert one.silence(500.0) == 0.0
+    one.tick(1000.0)
+    one.stepped(1001.0)
+    assert one.deadline == 60.0
+
+
+# its failures
+
+
+def failure(kind: Kind = Kind.DIED, step: int = 100) -> Failure:
+    return Failure(kind=kind, reason="It broke.", step=step)
+
+
+def test_pauses_grow_and_after_enough_failures_it_is_given_up() -> None:
+    one = Failures(margin=50)
+    one.stepped(1)
+    pauses = [one.failed(failure()) for _ in range(MOST)]
+    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE, None]
+    assert one.farewell().startswith(
+        f"The trainer failed {MOST} times in a row, the last time at step 100: It broke; see"
+    )
+    assert "`lowcomm-node join`" in one.farewell()
+
+
+def test_failures_are_forgiven_once_it_has_got_further() -> None:
+    one = Failures(margin=50)
+    for _ in range(3 * MOST):
+        one.stepped(149)
+        assert one.count == 0 or one.failed(failure()) is not None
+        one.stepped(150)
+        assert one.count == 0
+        assert one.failed(failure()) == FIRST_PAUSE
+    one = Failures(margin=50)
+    for number in range(MOST):
+        one.stepped(149)
+        assert (one.failed(failure()) is None) == (number == MOST - 1), "steps that were taken before are no progress"
+
+
+@pytest.mark.parametrize(("kind", "tries"), [(Kind.UNFIT, 1), (Kind.DIVERGED, 2), (Kind.MEMORY, 2), (Kind.DIED, MOST)])
+def test_what_another_try_can_not_heal_is_not_tried_again_and_again(kind: Kind, tries: int) -> None:
+    one = Failures(margin=50)
+    assert [one.failed(failure(kind)) is None for _ in range(tries)] == [False] * (tries - 1) + [True]
+
+
+def test_memory_that_it_once_had_may_come_back() -> None:
+    one = Failures(margin=50)
+    one.stepped(7)
+    assert [one.failed(failure(Kind.MEMORY)) is None for _ in range(MOST)] == [False] * (MOST - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(-9, "SIGKILL"), (-11, "died of SIGSEGV"), (3, "exit code 3"), (0, "The trainer ended.")],
+)
+def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
+    assert words in fate(code)
+
+
+def test_running_out_of_memory_is_told_from_other_errors() -> None:
+    import torch
+
+    for error in (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), MemoryError()):
+        assert describe_end(error)["kind"] == "memory"
+    assert describe_end(RuntimeError("CUDA error: an illegal memory access was encountered"))["kind"] == "error"

@@ -1,0 +1,234 @@
+"""What must hold for what a trainer tells of itself: its steps, its speed, its evaluations and its end."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from driving import driven
+
+from lowcomm_node.errors import NotFinite, TrainerError
+from lowcomm_node.models.sampling import TOP_K, generate
+from lowcomm_node.trainer import loop as loop_module
+from lowcomm_node.trainer.evaluation import evaluate
+from lowcomm_node.trainer.interface import slots_each
+from lowcomm_node.trainer.loop import describe, slot_bytes
+from lowcomm_node.trainer.optimizer import learning_rate
+from lowcomm_node.trainer.saving import HANGS, PATIENCE
+from lowcomm_protocol.codecs import BLOCK, coder
+from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import CodecError, ImplausibleError
+from lowcomm_protocol.spec.run import MAX_GROUP
+
+MORE = """warmup = 3
+evaluate_every = 2
+[sync]
+method = "{method}"
+fragments = {fragments}
+interval = 4
+min_steps = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder: its text is tokenized once."""
+    return tmp_path_factory.mktemp("telling")
+
+
+def settings(method: str = "lowcomm", fragments: int = 4) -> str:
+    """The rest of a run file, from the settings of training on."""
+    return MORE.format(method=method, fragments=fragments)
+
+
+class Clock:
+    """Each look at it takes ``tick`` seconds."""
+
+    def __init__(self, tick: float) -> None:
+        self.tick, self.now = tick, 100.0
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+def test_a_step_is_told_with_its_counters_its_rate_and_a_speed_that_is_smoothed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driven(folder, "a", more=settings()) as (one,):
+        one.replica.clock.observe(7)
+        clock = Clock(2.0)
+        monkeypatch.setattr(loop_module, "monotonic", clock)
+        one.steps(1)
+        clock.tick = 4.0
+        one.steps(1)
+        first, second = one.events("step")
+        tokens = one.replica.spec.tokens_per_step
+        assert [(one["steps"], one["swarm_step"], one["tokens"]) for one in (first, second)] == [
+            (1, 8, tokens),
+            (2, 9, 2 * tokens),
+        ]
+        assert (first["seconds"], second["seconds"]) == (2.0, 4.0)
+        assert first["tokens_per_second"] == tokens / 2, "the first is the best guess there is"
+        assert second["tokens_per_second"] == pytest.approx(0.9 * tokens / 2 + 0.1 * tokens / 4)
+        spec = one.replica.spec
+        assert second["learning_rate"] == learning_rate(spec.train, 9, spec.run.steps)
+
+
+def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_always_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driven(folder, "a", more=settings()) as (one,):
+        asked = []
+
+        def counted(*of: object, most: int | None):
+            asked.append(most)
+            return evaluate(*of, most=most or 2)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(loop_module, "evaluate", counted)
+        one.steps(4)
+        told = one.events("evaluated")
+        assert [event["steps"] for event in told] == [2, 4] and len(one.events("evaluating")) == 2
+        assert asked == [None, 2], "as many windows as the first time, so that they can be compared"
+        assert told[0]["tokens"] == told[1]["tokens"] == 2 * one.replica.spec.model.context
+        assert one.ask("evaluate")["loss"] == one.events("evaluated")[-1]["loss"] == pytest.approx(told[1]["loss"])
+        one.replica.clock.step = one.replica.spec.run.steps - 2
+        one.steps(2)
+        assert one.replica.steps == 6 and one.events("evaluated")[-1]["steps"] == 4, "the run is over"
+        with torch.no_grad():
+            one.replica.weights["norm.weight"][0] = math.nan
+        assert math.isnan(one.ask("evaluate")["loss"]) and one.events("evaluated")[-1]["loss"] is None
+
+
+def test_training_goes_on_while_it_is_told_to_and_its_end_is_told_once(folder: Path) -> None:
+    with driven(folder, "a", more=settings("local", 1)) as (one,):
+        one.replica.clock.step = one.replica.spec.run.steps - 2
+        assert not one.loop._can_step(), "not before it is told to"
+        one.ask("train", on=True)
+        assert one.loop._can_step()
+        one.ask("train", on=False)
+        assert not one.loop._can_step()
+        one.steps(2)
+        assert not one.loop._can_step()
+        one.ask("train", on=True)
+        last = one.replica.spec.run.steps
+        assert one.events("finished") == [{"event": "finished", "swarm_step": last, "steps": 2}]
+
+
+def test_it_ends_when_it_is_told_to_and_when_nobody_is_there_any_more(folder: Path) -> None:
+    for last in ({"do": "stop", "id": 1}, None):
+        with driven(folder, "a", more=settings()) as (one,):
+            one.loop._boundary.put(last)
+            one.loop.run()
+            assert one.replica.steps == 0
+
+
+def test_text_is_that_of_the_model_for_a_prompt_and_a_seed_and_never_too_long(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "MAX_GENERATED", 12)
+    with driven(folder, "a", more=settings()) as (one,):
+
+        def ask(prompt: str, tokens: int, seed: int = 0, temperature: float = 1.0) -> str:
+            return one.ask("generate", prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)["text"]
+
+        def expected(prompt: str, tokens: int, seed: int = 0, temperature: float = 1.0) -> str:
+            tokenizer = one.replica.dataset.tokenizer
+            of = [int(token) for token in tokenizer.encode(prompt.encode())]
+            return tokenizer.decode(list(generate(one.replica.model, of, tokens, temperature, TOP_K, seed)))
+
+        assert ask("A short", 9, 3, 0.5) == expected("A short", 9, 3, 0.5)
+        assert ask("", 5) == expected("\n", 5), "without a prompt it begins a line"
+        assert ask("A", 10**9) == expected("A", 12)
+
+
+@pytest.mark.parametrize(
+    ("method", "fragments", "exchanges", "slots"),
+    [("lowcomm", 4, 2, 2 * slots_each(2)), ("lowcomm", 1, 3, slots_each(2)), ("streaming-diloco", 4, 3, 3 * slots_each(8)),
+     ("local", 1, 2, 0)],
+)  # fmt: skip
+def test_what_it_says_when_it_is_built_is_what_it_has(
+    folder: Path, method: str, fragments: int, exchanges: int, slots: int
+) -> None:
+    with driven(folder, "a", more=settings(method, fragments), exchanges=exchanges) as (one,):
+        built, replica = one.built, one.replica
+        numels = [phi.numel() for phi in replica.phi]
+        assert built["slots"] == slots
+        assert built["slot_bytes"] == slot_bytes(replica.spec.sync.codec, max(numels), replica.spec.sync.group)
+        assert list(built["numels"]) == numels and built["parameters"] == sum(numels)
+        assert list(built["realign_sizes"]) == [4 * numel for numel in numels]
+        for numel, (least, most) in zip(numels, built["sizes"], strict=True):
+            whole = coder(replica.spec.sync.codec, numel)
+            assert (least, most) == ((whole.min_size, whole.max_size) if method == "lowcomm" else (most, most))
+        assert list(built["slow_digests"]) == [replica.slow_digest(p) for p in range(len(numels))]
+        assert list(built["momentum_digests"]) == [replica.momentum_digest(p) for p in range(len(numels))]
+        assert (built["resumed"], built["skipped"], built["steps"], built["swarm_step"]) == (None, (), 0, 0)
+
+
+def test_a_slot_is_whole_pages_and_no_more_than_what_must_fit() -> None:
+    for name, numel in (("mod3", 1), ("mod3", 1024), ("fp32", 1024), ("q2", 1025), ("fp32", 10_000)):
+        most = max(coder(name, numel).max_size, 4 * numel)
+        for group, room in ((2, most), (3, most + MAX_GROUP * 4 * BLOCK)):
+            size = slot_bytes(name, numel, group)
+            assert size % 4096 == 0 and room <= size < room + 4096
+
+
+@pytest.mark.parametrize(
+    ("error", "unusable", "deed"),
+    [
+        (CodecError("no block"), True, Deed.HEAVY),
+        (ImplausibleError("far too large"), True, Deed.HEAVY),
+        (ImplausibleError("a little too large", Deed.STUMBLE), True, Deed.STUMBLE),
+        (ImplausibleError("against us", None), True, ""),
+        (TrainerError("not captured"), False, Deed.HEAVY),
+        (RuntimeError("nobody foresaw it"), False, Deed.HEAVY),
+    ],
+)
+def test_an_error_says_whose_fault_it_is_and_what_that_costs(error: Exception, unusable: bool, deed: str) -> None:
+    told = describe(error)
+    assert (told["unusable"], told["deed"]) == (unusable, deed)
+    assert str(error) in told["error"] and told["exit_code"] == getattr(error, "exit_code", 1)
+
+
+def test_bytes_of_a_slot_are_told_with_where_they_stand_and_their_digest(folder: Path) -> None:
+    with driven(folder, "b", more=settings("diloco", 1)) as (one,):
+        one.steps(1)
+        members = ["a", "b", "c"]
+        shares = one.ask("share", fragment=0, slot=0, realign=False, members=members, ahead=0)["shares"]
+        data, start = one.slot(0, one.built["slot_bytes"]), 0
+        for share in shares:
+            assert share["digest"] == loop_module.sha256(data[start : start + share["size"]]).hexdigest()
+            start += share["size"]
+        assert [share["size"] > 0 for share in shares] == [True, False, True]
+        mean = one.ask("reduce", fragment=0, tokens={"b": 1}, slot=1, offset=64)
+        assert mean["digest"] == loop_module.sha256(one.slot(1, 64 + mean["size"])[64:]).hexdigest()
+        assert mean["left_out"] == {} and "error" not in one.ask("drop", fragment=0)
+
+
+def test_weights_that_are_nothing_but_numbers_are_needed_for_text(folder: Path) -> None:
+    with driven(folder, "a", more=settings()) as (one,), torch.no_grad():
+        one.replica.weights["norm.weight"][0] = math.inf
+        told = one.ask("generate", prompt="A", tokens=1, temperature=1.0, seed=0)
+        assert told["exit_code"] == NotFinite.exit_code and "checkpoint" in told["error"]
+
+
+def test_waiting_for_a_disk_is_told_once_and_so_is_that_it_has_lasted_too_long(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reason in (HANGS, "zzz: no space is left", "a disk is gone"):
+        with driven(folder, "held", more=settings(), checkpoint_every=2) as (one,):
+            clock = Clock(0.0)
+            monkeypatch.setattr(loop_module, "monotonic", clock)
+            saving = one.loop._saving
+            saving.began(0)
+            one.replica.steps = 2
+            one.ask("train", on=True)
+            assert not one.loop._can_step() and not one.loop._can_step()
+            assert len(one.events("held")) == 1 and one.events("not-saved") == []
+            if reason == HANGS:
+                clock.now += PATIENCE
+            else:
+                saving.failed(reason, clock.now)
+            assert one.loop._can_step() and one.loop._can_step()
+            told = [event["reason"] for event in one.events("not-saved")]
+            assert told == ([HANGS] if reason == HANGS else []), "why a save failed is told by who writes"
