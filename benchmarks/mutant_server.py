@@ -121,7 +121,7 @@ def serve(address: str, path: str) -> None:
     forget(path)
     told: dict[str, tuple[float, list[str]]] = {}
     for test in TESTS[path].split():
-        told |= looked_at(f"tests/unit/{test}.py", is_plain)
+        told |= looked_at(file_of(test), is_plain)
     took = {test: seconds for test, (seconds, _) in told.items()}
     entered = {test: set(functions) for test, (_, functions) in told.items()}
     limit = LEAST + MANY * sum(took.values())
@@ -141,6 +141,12 @@ def serve(address: str, path: str) -> None:
                 answer = run_tests(within(sorted(chosen, key=took.__getitem__), took, MOST), limit)
             connection.sendall(answer.encode())
             connection.close()
+
+
+def file_of(test: str) -> str:
+    """Where the tests of one name are."""
+    (found,) = (TREE / "tests" / "unit").rglob(f"{test}.py")
+    return str(found.relative_to(TREE))
 
 
 def looked_at(file: str, is_plain: bool) -> dict[str, tuple[float, list[str]]]:

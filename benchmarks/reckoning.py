@@ -2,7 +2,7 @@
 
     python benchmarks/reckoning.py [SHAPE...]
 
-For each shape: the reckoning of ``trainer/reckoning.py``, and the most memory that the trainer took, without the files that it
+For each shape: the reckoning of ``trainer/memory.py``, and the most memory that the trainer took, without the files that it
 maps. The reckoning holds if it is at least that, and at most twice as much. Writes out/reckoning.json; 1 if it does not hold.
 """
 

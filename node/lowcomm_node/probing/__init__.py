@@ -2,5 +2,5 @@
 
 prober.py      answers: at the bootstrap server, and at every node       asker.py    asks, over a stream of libp2p
 dialing.py     calls somebody back                                       wire.py     messages in such a stream
-measuring.py   latency and rate of any line                              ration.py   how much of all this a stranger gets
+measuring.py   latency and rate of any line
 """

@@ -1,6 +1,6 @@
 """One simulated peer: a real replica, real exchanges, and virtual time.
 
-What ``daemon.py``, ``exchange/exchanger.py`` and ``trainer/loop.py`` do with sockets, clocks and threads happens here as
+What ``daemon.py``, ``sync/exchanger.py`` and ``trainer/loop.py`` do with sockets, clocks and threads happens here as
 events: steps take ``1 / speed`` seconds, captures and merges wait for step boundaries, contributions travel as bytes.
 """
 
