@@ -336,10 +336,25 @@ async def test_p2pd_that_is_missing_or_mute_is_one_clear_error(
     script.chmod(0o755)
     with pytest.raises(NodeError, match="broken as promised"):
         await dht.peer()
+    script.write_text("#!/bin/sh\nkill -ABRT $$\n")
+    with pytest.raises(NodeError, match=r"a signal ended it \(6\)"):
+        await dht.peer()
     script.write_text("#!/bin/sh\nexec sleep 1000\n")
     with pytest.raises(NodeError, match=r"did not start within 0\.5 s"):
         await dht.peer(start_deadline=0.5)
     assert not [child for child in psutil.Process().children() if "sleep" in child.cmdline()]
+
+
+async def test_a_p2pd_that_is_aborted_before_it_says_a_word_is_started_once_more(
+    dht: Dht, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from lowcomm_node.libp2p import p2pd
+
+    script, real = tmp_path / "p2pd", p2pd.find_p2pd()
+    script.write_text(f'#!/bin/sh\nif mkdir {tmp_path}/tried; then kill -ABRT $$; fi\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(p2pd, "find_p2pd", lambda: script)
+    assert (await dht.peer()).addresses()
 
 
 def test_the_folder_of_sockets_must_be_ours_alone(sockets: Path) -> None:

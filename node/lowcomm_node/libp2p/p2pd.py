@@ -103,6 +103,14 @@ class P2pDaemon:
         for address in self._listen:
             _check_free(address)
         try:
+            await self._start()
+        except _EndedMute as error:
+            # A fork of a process with threads may abort before it has become p2pd: that is chance.
+            log.info("p2pd.again", reason=str(error))
+            await self._start()
+
+    async def _start(self) -> None:
+        try:
             self._process = await asyncio.create_subprocess_exec(
                 str(find_p2pd()),
                 *self._arguments,
@@ -154,7 +162,13 @@ class P2pDaemon:
         await process.wait()
         if "address already in use" in last or "failed to listen" in last:
             raise PortInUse(f"{', '.join(self._listen)} is in use: choose another port, or 0 for any free one.")
+        if not last and (process.returncode or 0) < 0:
+            raise _EndedMute(f"p2pd ended at once: a signal ended it ({-(process.returncode or 0)})")
         raise NodeError(f"p2pd ended at once: {last[:300] or f'exit code {process.returncode}'}")
+
+
+class _EndedMute(NodeError):
+    """A signal has ended it before it said a word."""
 
 
 async def _read_line(process: asyncio.subprocess.Process) -> str | None:
