@@ -389,3 +389,10 @@ def test_the_deadline_ends_what_has_not_begun_to_trade(happenings):
 def test_a_confirmation_names_each_member_once_in_any_order():
     assert members_digest(["b", "a"]) == members_digest(["a", "b"])
     assert len({members_digest(m) for m in (["a"], ["b"], ["a", "b"], ["ab"], [])}) == 5
+
+
+def test_why_there_is_no_partner_names_four_and_counts_the_others():
+    refusals = {f"peer-{n}": f"reason {n}" for n in range(6)}
+    four = "; ".join(f"peer-{n} reason {n}" for n in range(4))
+    assert ex.no_partner(dict(list(refusals.items())[:4])) == f"no partner: {four}"
+    assert ex.no_partner(refusals) == f"no partner: {four}; and 2 more"

@@ -173,6 +173,23 @@ def test_each_reason_against_an_offer_is_told(refusal):
     assert consider(theirs, OFFER, ready) is refusal
 
 
+@pytest.mark.parametrize("digest", ["00" * 32, "ff" * 32])
+def test_a_run_or_plan_of_a_smaller_or_larger_digest_is_another_one(digest):
+    ours = replace(OFFER, run_id="88" * 32, plan="88" * 32)
+    assert consider(replace(ours, run_id=digest), ours, READY) is Refusal.OTHER_RUN
+    assert consider(replace(ours, plan=digest), ours, READY) is Refusal.OTHER_PLAN
+
+
+@pytest.mark.parametrize("protocol", [0, 99])
+def test_an_older_protocol_is_another_one_as_a_newer_one_is(protocol):
+    assert consider(replace(OFFER, protocol=protocol), OFFER, READY) is Refusal.OTHER_PROTOCOL
+
+
+@pytest.mark.parametrize("codec", ["bf16", "zzz"])
+def test_any_other_codec_is_another_one(codec):
+    assert consider(replace(OFFER, codec=codec), OFFER, READY) is Refusal.OTHER_CODEC
+
+
 def test_another_stage_of_the_model_is_another_plan():
     assert consider(replace(OFFER, stage=1), OFFER, READY) is Refusal.OTHER_PLAN
 
