@@ -89,7 +89,7 @@ TESTS = {
     PROTOCOL + "peers/records.py": "test_records test_registry test_work",
     PROTOCOL + "peers/removals.py": "test_roster test_admission",
     PROTOCOL + "peers/roster.py": "test_roster",
-    PROTOCOL + "spec/run.py": "test_run test_run_size test_document",
+    PROTOCOL + "spec/run.py": "test_run test_run_size test_document test_work",
     PROTOCOL + "exchange/pair/table.py": "test_pair_table",
     PROTOCOL + "exchange/group/tally.py": "test_tally test_group_machine",
     PROTOCOL + "work.py": "test_work",
