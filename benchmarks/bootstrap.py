@@ -43,8 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("swarm", "")]
 
 from dht import free_port  # noqa: E402
-
 from kit import Process, environment  # noqa: E402
+
 from lowcomm_node.dht.guard import place_of  # noqa: E402
 from lowcomm_node.dht.keys import peers_key  # noqa: E402
 from lowcomm_node.libp2p.hivemind_parts import DHTID  # noqa: E402

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import psutil
 from invariants import Events, violations
-
 from kit import Node, Swarm
+
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from waiting import until
 

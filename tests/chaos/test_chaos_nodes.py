@@ -7,9 +7,9 @@ import pytest
 from broken import FaultyNode, faulty_node
 from faults import Boundary, Fault, Kind, Plan
 from invariants import Events, violations
+from kit import START, Node, Swarm
 from soak import INTERVAL
 
-from kit import START, Node, Swarm
 from waiting import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.swarm, pytest.mark.timeout(900)]

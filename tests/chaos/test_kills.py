@@ -6,8 +6,8 @@ from time import monotonic
 from typing import Any
 
 import pytest
-
 from kit import Node, Swarm, alive, descendants
+
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from waiting import until
 

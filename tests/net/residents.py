@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from kit import TINY, Node, Process
 from laboratory import Host
 
-from kit import TINY, Node, Process
 from waiting import until
 
 START = 400.0

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from kit import command, environment
 from laboratory import Host, Lab, Router
 from nat import Block, Nat
 from residents import PORT, Server
 
-from kit import command, environment
 from lowcomm_node.doctor.between import judge_names, judge_silence
 from lowcomm_node.doctor.findings import State
 from lowcomm_node.doctor.line import look_at_names, look_behind_silence

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 from dht import Dht, free_port
+from kit import Notified, Process, Swarm, descendants, environments, run
 from test_mistakes import assert_one_clear_line
 
-from kit import Notified, Process, Swarm, descendants, environments, run
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.hivemind import HivemindDiscovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key

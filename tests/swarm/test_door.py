@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from clients import Client, Crowd
 from dht import Dht, free_port
-
 from kit import Process, Swarm, alive, descendants
+
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.swarm import watchdog
 from lowcomm_protocol.identity import Identity

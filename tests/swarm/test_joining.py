@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import Node, Process, Swarm, run
 from test_mistakes import assert_one_clear_line
 
-from kit import Node, Process, Swarm, run
 from waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

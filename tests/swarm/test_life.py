@@ -4,8 +4,8 @@ import signal
 from pathlib import Path
 
 import pytest
-
 from kit import Notified, Swarm, alive, descendants, environments, run
+
 from lowcomm_node.libp2p.p2pd import runtime_folder
 from waiting import until
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from dht import KEY, Dht, free_port
-
 from kit import Node, Process, Swarm, environment, run
+
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_protocol.identity import Identity
 from waiting import until, until_async

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from kit import START, Node, Swarm, alive, run
+
 from lowcomm_node.trainer.failures import MOST
 from waiting import until
 

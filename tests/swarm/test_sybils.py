@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from dht import Dht, free_port
-from sybils import silent_door, store_sybils
-
 from kit import Node, Swarm
+from sybils import silent_door, store_sybils
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]

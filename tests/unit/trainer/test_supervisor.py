@@ -36,7 +36,7 @@ class LightTrainer(TrainerProcess):
         self._behaviour = behaviour
 
     def _command(self) -> list[str]:
-        return [sys.executable, str(Path(__file__).parents[2] / "kit" / "light_trainer.py"), self._behaviour]
+        return [sys.executable, str(Path(__file__).parents[2] / "helpers" / "light_trainer.py"), self._behaviour]
 
 
 @asynccontextmanager
