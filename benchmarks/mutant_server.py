@@ -226,7 +226,7 @@ def inner(node: ast.AST, row: int, found: str, prefix: str = "") -> str:
 
 
 def run_tests(wanted: list[str], limit: float) -> str:
-    """The exit code of those tests in a fork, and why. What takes far too much of a processor, or nothing for long, hangs."""
+    """The exit code of those tests in a fork, and why. Tests that use far too much CPU time, or none for long, hang."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -47,7 +47,7 @@ COUNTS = ("mutants", "run", "killed", "equivalent", "killed_at_first", "hung")
 SERVER = Path(__file__).with_name("mutant_server.py")
 SEED = 17
 TIMEOUT = 7200.0
-"""Of cosmic-ray. What hangs is ended before, by what it takes of a processor: how busy the machine is must not decide."""
+"""Seconds for cosmic-ray. mutant_server.py ends a mutant that hangs earlier, by its CPU time, so that load does not decide."""
 PROTOCOL, TRAINER = "protocol/lowcomm_protocol/", "node/lowcomm_node/trainer/"
 TESTS = {
     TRAINER + "state.py": "test_trainer_loop test_resuming test_transfer",
@@ -312,7 +312,7 @@ def warm() -> Iterator[IO[str]]:
 
 
 def ask(address: str) -> int:
-    """Have tests run; their exit code. What is said is kept by cosmic-ray."""
+    """Have tests run; their exit code. cosmic-ray keeps the output."""
     with socket.socket(socket.AF_UNIX) as connection:
         for _ in range(6000):
             try:
