@@ -12,7 +12,9 @@ from sybils import silent_door, store_sybils
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
 STEPS = 400
-"""Swarm steps in which exchanges are counted."""
+"""Swarm steps in which exchanges are counted, in the slice that CI runs."""
+LONG = 4 * STEPS
+"""Swarm steps of the measurement itself: a rate of 80 exchanges can tell 0.9 from 1, one of 18 can't."""
 
 
 def counted(nodes: Sequence[Node]) -> list[tuple[int, int]]:
@@ -28,25 +30,27 @@ def exchanges(nodes: Sequence[Node], steps: int = STEPS) -> float:
     """Exchanges that a node completes in ``steps`` swarm steps, on the mean of all."""
     before = counted(nodes)
     for node, (step, _) in zip(nodes, before, strict=True):
-        node.until(lambda s, step=step: s["trainer"]["swarm_step"] >= step + steps, f"{steps} steps more", 120)
+        node.until(lambda s, step=step: s["trainer"]["swarm_step"] >= step + steps, f"{steps} steps more", 300)
     after = counted(nodes)
     rates = [steps * (c1 - c0) / (s1 - s0) for (s0, c0), (s1, c1) in zip(before, after, strict=True)]
     return sum(rates) / len(rates)
 
 
 @pytest.mark.parametrize(
-    ("method", "count", "peers"),
-    [("noloco", 330, 3), *(pytest.param(one, 330, 4, marks=SOAK) for one in ("noloco", "diloco"))],
+    ("method", "peers", "steps", "share"),
+    # Three peers make 27 pairs in 400 steps, give or take three, so the ratio of two such counts spreads by 0.15.
+    # Where every record is asked, as in 0.1, it is 0.17: half lies far from both.
+    [("noloco", 3, STEPS, 0.5), *(pytest.param(one, 4, LONG, 0.9, marks=SOAK) for one in ("noloco", "diloco"))],
 )
 async def test_records_of_peers_that_are_dead_or_silent_stop_no_exchange(
-    swarm: Swarm, dht: Dht, method: str, count: int, peers: int
+    swarm: Swarm, dht: Dht, method: str, peers: int, steps: int, share: float, count: int = 330
 ) -> None:
     def begin() -> tuple[list[Node], float]:
         swarm.bootstrap("--run", str(swarm.spec(method, start_peers=peers)))
         nodes = [swarm.node(name) for name in "abcdef"[:peers]]
         for node in nodes:
             node.until_completed(2)
-        return nodes, exchanges(nodes)
+        return nodes, exchanges(nodes, steps)
 
     nodes, before = await asyncio.to_thread(begin)
     run_id = (await asyncio.to_thread(nodes[0].until, bool, "an answer"))["run"]["run_id"]
@@ -54,9 +58,9 @@ async def test_records_of_peers_that_are_dead_or_silent_stop_no_exchange(
     with silent_door() as silent:
         doors = [f"127.0.0.1:{silent if number % 2 else free_port()}" for number in range(count)]
         assert await store_sybils(client, run_id, doors) >= 0.9 * count
-        after = await asyncio.to_thread(exchanges, nodes)
-        print(f"{method}: {before:.1f} exchanges of a node in {STEPS} steps before, {after:.1f} with {count} records")
-        assert after >= 0.9 * before
+        after = await asyncio.to_thread(exchanges, nodes, steps)
+        print(f"{method}: {before:.1f} exchanges of a node in {steps} steps before, {after:.1f} with {count} records")
+        assert after >= share * before
         late = swarm.node("late")
         await asyncio.to_thread(late.until_completed, 3)
 
