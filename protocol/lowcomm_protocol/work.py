@@ -83,7 +83,8 @@ class Proofs:
 
     def __init__(self) -> None:
         self._good: OrderedDict[tuple[str, str, bytes], None] = OrderedDict()
-        self._second, self._fresh = 0, 0
+        self._second = 0
+        self._fresh = 0
 
     def check(self, data: bytes, run_id: str, peer_id: str, bits: int, now: float) -> None:
         """Raise AdmissionError unless a proof is good for this run and peer at Unix time ``now``."""
@@ -104,7 +105,8 @@ class Proofs:
 
     def _hash(self, proof: Proof, run_id: str, peer_id: str, bits: int, now: float) -> None:
         if int(now) != self._second:
-            self._second, self._fresh = int(now), 0
+            self._second = int(now)
+            self._fresh = 0
         if self._fresh >= MAX_FRESH:
             raise AdmissionError(
                 f"More than {MAX_FRESH} proofs of work came within a second: show it again in a moment.",

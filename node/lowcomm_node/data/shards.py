@@ -211,7 +211,9 @@ class _ShardWriter:
         self.shards: list[dict[str, Any]] = []
         self.size = 0
         """Bytes of all shards."""
-        self._folder, self._split, self._dtype = folder, split, dtype
+        self._folder = folder
+        self._split = split
+        self._dtype = dtype
         self._file: BinaryIO | None = None
         self._room = 0
 
@@ -222,7 +224,9 @@ class _ShardWriter:
                 self._file = self._path().open("wb")
                 self._room = SHARD_BYTES // self._dtype.itemsize
             self._file.write(tokens[: self._room].astype(self._dtype).data)
-            self._room, tokens = self._room - min(len(tokens), self._room), tokens[self._room :]
+            written = min(len(tokens), self._room)
+            self._room -= written
+            tokens = tokens[written:]
             if not self._room:
                 self.finish_shard()
 

@@ -23,7 +23,9 @@ class TrainStream:
         _require(split, context, "training")
         self.batches = 0
         """Batches drawn so far."""
-        self._split, self._context, self._batch = split, context, batch
+        self._split = split
+        self._context = context
+        self._batch = batch
         self._key = f"train:{seed}:{peer_id}"
 
     def next_batch(self) -> tuple[Tensor, Tensor]:

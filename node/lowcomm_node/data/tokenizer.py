@@ -90,7 +90,8 @@ class FileTokenizer:
         # Files of models for short texts ask to cut each text off, and to fill it up.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.path, self.content = path, content
+        self.path = path
+        self.content = content
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.name = f"tokenizers:{self.sha256[:16]}"
         known = (self._tokenizer.token_to_id(token) for token in _SEPARATORS)

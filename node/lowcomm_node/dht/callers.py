@@ -29,7 +29,8 @@ class Callers:
     """Knows from where our callers come."""
 
     def __init__(self, connections: Connections, clock: Callable[[], float] = monotonic) -> None:
-        self._connections, self._clock = connections, clock
+        self._connections = connections
+        self._clock = clock
         self._places: dict[str, str] = {}
         self._looked = float("-inf")
         self._looking = asyncio.Lock()

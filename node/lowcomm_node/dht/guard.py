@@ -137,7 +137,8 @@ class BoundedStorage(DHTLocalStorage):
 
     def __init__(self, provenances: Provenances, answered: Answered | None = None) -> None:
         super().__init__()
-        self._provenances, self._answered = provenances, answered if answered is not None else Answered()
+        self._provenances = provenances
+        self._answered = answered if answered is not None else Answered()
         self._kept: dict[DHTID, dict[Any, Kept]] = {}
         """What is known of each record, by key and subkey; of some that have expired as well, until they are swept."""
         self._stored = self._bytes = 0

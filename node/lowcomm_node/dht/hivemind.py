@@ -95,14 +95,18 @@ class HivemindDiscovery:
         # Who listens on loopback only is in a swarm on this machine.
         local = all("/127.0.0.1/" in one or "/::1/" in one for one in listen)
         self.targets = Targets([*initial_peers, *learned], local=local)
-        self._key_file, self._listen = key_file, tuple(listen)
-        self._require_peers, self._start_deadline = require_peers, start_deadline
-        self._provenances, self._answered = Provenances(refusals), Answered()
+        self._key_file = key_file
+        self._listen = tuple(listen)
+        self._require_peers = require_peers
+        self._start_deadline = start_deadline
+        self._provenances = Provenances(refusals)
+        self._answered = Answered()
         self._records = Records(lambda: self._node, self._provenances, self._answered)
         self._daemon: P2pDaemon | None = None
         self._node: Any = None
         self._p2p: Any = None
-        self._relay, self._punching = relay, punching
+        self._relay = relay
+        self._punching = punching
         self._relays = relays
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""

@@ -30,7 +30,8 @@ class MemoryDiscovery:
     """One peer of a MemoryNetwork."""
 
     def __init__(self, peer_id: str, network: MemoryNetwork) -> None:
-        self.peer_id, self._network = peer_id, network
+        self.peer_id = peer_id
+        self._network = network
         self.targets = Targets(local=True)
         self.max_clock_offset = MAX_CLOCK_OFFSET
 

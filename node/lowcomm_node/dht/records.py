@@ -21,7 +21,9 @@ class Records:
 
     def __init__(self, node: Callable[[], Any], provenances: Provenances, answered: Container[str] = ()) -> None:
         """``node``: hivemind's ``DHTNode``, or None while there is none; ``answered``: peers that have shown to be there."""
-        self._node, self._provenances, self._answered = node, provenances, answered
+        self._node = node
+        self._provenances = provenances
+        self._answered = answered
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
         """See Discovery."""

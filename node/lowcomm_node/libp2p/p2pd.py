@@ -81,7 +81,8 @@ class P2pDaemon:
             *(relay.arguments if relay else () if relays else ("-relayService=0",)),
         ]
         self._environment = relay.environment if relay else {}
-        self._listen, self._start_deadline = listen, start_deadline
+        self._listen = listen
+        self._start_deadline = start_deadline
         self._process: asyncio.subprocess.Process | None = None
         self._draining: asyncio.Task[None] | None = None
 

@@ -88,7 +88,8 @@ class Puncher:
 
     def __init__(self, peer_id: str, seen_at: Callable[[], Sequence[str]]) -> None:
         """``seen_at``: the addresses at which others may reach us, those most worth a try first."""
-        self._peer_id, self._seen_at = peer_id, seen_at
+        self._peer_id = peer_id
+        self._seen_at = seen_at
         self._tried: OrderedDict[str, _Tried] = OrderedDict()
         self._punching: set[str] = set()
         """Peers that we are asking."""
@@ -96,7 +97,8 @@ class Puncher:
         """Peers that have not told yet what they want."""
         self._shares = Shares()
         """Of ``_heard``, by address or relay."""
-        self._taking_part, self._shares_taken = 0, Shares(OF_FEW)
+        self._taking_part = 0
+        self._shares_taken = Shares(OF_FEW)
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_taken = float("-inf")
         self.targets = Targets(dials=ATTEMPTS * MAX_ADDRESSES)

@@ -36,7 +36,9 @@ class Whereabouts:
 
         ``wants_places``: whether we may not be dialable, and need relays. Raises ConfigError that names a malformed address.
         """
-        self._peer_id, self._entry_points, self._control = peer_id, entry_points, control
+        self._peer_id = peer_id
+        self._entry_points = entry_points
+        self._control = control
         self.announced = tuple(parse_announced(text, peer_id) for text in announce)
         self._wants_places = wants_places
         self._places = Places(peer_id)

@@ -79,8 +79,10 @@ class Targets:
 
         ``own``: the addresses of our interfaces; ``dials``: see ``DIALS``.
         """
-        self.local, self._dials = local, dials
-        self._own, self._clock = own, clock
+        self.local = local
+        self._dials = dials
+        self._own = own
+        self._clock = clock
         self._named = {host for text in named if (host := host_in(text)) is not None}
         self._hosts: OrderedDict[str, _Host] = OrderedDict()
         self._interfaces: Sequence[Address] = ()
@@ -160,7 +162,8 @@ class Targets:
     def _own_numbers(self) -> Sequence[Address]:
         if self._clock() - self._looked >= LOOK_EVERY:
             numbers = (_number(text) for text in self._own())
-            self._looked, self._interfaces = self._clock(), [one for one in numbers if one is not None]
+            self._looked = self._clock()
+            self._interfaces = [one for one in numbers if one is not None]
         return self._interfaces
 
     def _is_ours(self, host: str) -> bool:

@@ -53,8 +53,11 @@ class Donor:
         may: Callable[[str], bool] = lambda peer: True,
     ) -> None:
         """``may``: whether a peer may take part in the run still."""
-        self._form, self._offsets = form, form.offsets
-        self._snapshots, self._up, self._may = snapshots, up or Throttle(), may
+        self._form = form
+        self._offsets = form.offsets
+        self._snapshots = snapshots
+        self._up = up or Throttle()
+        self._may = may
         turn_seconds = min(LONGEST_TURN, max(SHORTEST_TURN, form.size / TURN_RATE))
         self._turns = Turns(MAX_JOINERS, MAX_WAITING, turn_seconds)
 

@@ -64,9 +64,12 @@ class Gathering:
     """To be used from one event loop. ``load`` and ``close`` come first and last."""
 
     def __init__(self, folder: Path, form: StateForm, sync: SyncSettings, random: Random) -> None:
-        self.folder, self.form = folder, form
+        self.folder = folder
+        self.form = form
         self.base: Manifest | None = None
-        self._sync, self._random, self._offsets = sync, random, form.offsets
+        self._sync = sync
+        self._random = random
+        self._offsets = form.offsets
         self._sources: list[Source] = []
         self._held: dict[int, Source] = {}
         self._missing: dict[int, None] = dict.fromkeys(range(len(form.pieces)))

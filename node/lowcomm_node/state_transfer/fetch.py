@@ -82,7 +82,8 @@ class DonorLine:
         """When the piece that comes now was awaited."""
         self.idle = False
         """It could give, but there is nothing to ask it for."""
-        self._fetcher, self._gathering = fetcher, fetcher.gathering
+        self._fetcher = fetcher
+        self._gathering = fetcher.gathering
         self._known: tuple[bytes, Manifest] | None = None
         self._partial: tuple[bytes, Asked, bytearray] | None = None
         """What has come of a piece when the stream broke, and of which snapshot."""
@@ -130,7 +131,8 @@ class DonorLine:
             raise
         finally:
             stream.cancel()
-            self.began, self.idle = None, False
+            self.began = None
+            self.idle = False
             if source is not None:
                 self._gathering.close_source(source)
             self._fetcher.changed()
@@ -169,7 +171,8 @@ class DonorLine:
 
     async def _take_pieces(self, stream: CallerStream, source: Source, name: bytes) -> None:
         asked: deque[Asked] = deque()
-        partial, self._partial = self._partial, None
+        partial = self._partial
+        self._partial = None
         if partial is not None and partial[0] != name:
             partial = None
         while True:
@@ -274,11 +277,13 @@ class Fetcher:
 
         ``plausible``: whether a donor's snapshot may be of this swarm step.
         """
-        self.channels, self.gathering = channels, gathering
+        self.channels = channels
+        self.gathering = gathering
         self.plausible = plausible or _anything
         self.down = down or Throttle()
         self.bytes_received = 0
-        self._donors, self._warn = donors, warn
+        self._donors = donors
+        self._warn = warn
         self._lines: dict[str, tuple[DonorLine, asyncio.Task[None]]] = {}
         self._later: dict[str, float] = {}
         """When a donor may be asked again; infinity for one that is left out."""

@@ -38,14 +38,16 @@ class Turn:
     """One peer's place. Position 0: it is being served."""
 
     def __init__(self, turns: "Turns", peer: str, place: str) -> None:
-        self.peer, self.place = peer, place
+        self.peer = peer
+        self.place = place
         self.lost = ""
         """Why its task was cancelled, if it gave way to another peer."""
         self.began: float | None = None
         """When it was served first."""
         self.taken = 0
         """Bytes."""
-        self._turns, self._clock = turns, turns.clock
+        self._turns = turns
+        self._clock = turns.clock
         self._task = asyncio.current_task()
         self._moved = asyncio.Event()
         self._ours = 0.0
@@ -123,8 +125,10 @@ class Turn:
 
     def go_on_from(self, former: "Turn") -> None:
         """Take a place as it is: coming again makes no turn longer."""
-        self.began, self.taken = former.began, former.taken
-        self._ours, self._window = former._ours, former._window
+        self.began = former.began
+        self.taken = former.taken
+        self._ours = former._ours
+        self._window = former._window
 
     def moved(self) -> None:
         """Its position may be another."""
@@ -143,7 +147,10 @@ class Turns:
     def __init__(
         self, served: int, waiting: int, turn_seconds: float = 600.0, clock: Callable[[], float] = monotonic
     ) -> None:
-        self.served, self.waiting, self.turn_seconds, self.clock = served, waiting, turn_seconds, clock
+        self.served = served
+        self.waiting = waiting
+        self.turn_seconds = turn_seconds
+        self.clock = clock
         self._serving: list[Turn] = []
         self._line: list[Turn] = []
         """Who waits, in the order of arrival."""

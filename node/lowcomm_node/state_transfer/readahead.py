@@ -25,14 +25,17 @@ class ReadAhead:
 
     def __init__(self, source: Source, most: int, largest: int) -> None:
         """``most``: requests that may wait; ``largest``: bytes of one."""
-        self._source, self._most, self._largest = source, most, largest
+        self._source = source
+        self._most = most
+        self._largest = largest
         self._requests: asyncio.Queue[Any] = asyncio.Queue()  # bounded by ``most``
         self._broken: LinkLost | ProtocolViolation | None = None
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None
-        self._owner, self._cancelling = task, task.cancelling()
+        self._owner = task
+        self._cancelling = task.cancelling()
         self._reader = asyncio.create_task(self._read())
         return self
 

@@ -94,8 +94,11 @@ class Snapshots:
         One from more than ``useless`` swarm steps away, as after a merge with a peer far ahead, helps nobody: it is not kept
         for the sake of `SHORTEST_LIFE`.
         """
-        self.folder, self._make, self._swarm_step = folder, make, swarm_step
-        self._stale, self._useless = stale, useless
+        self.folder = folder
+        self._make = make
+        self._swarm_step = swarm_step
+        self._stale = stale
+        self._useless = useless
         self._held: list[Snapshot] = []
         self._making = asyncio.Lock()
         self._failed = float("-inf")

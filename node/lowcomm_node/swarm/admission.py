@@ -36,14 +36,17 @@ class Standing:
 
     def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
         """Reads what the home keeps. Raises NotAdmitted if the invite that was given is none for us."""
-        self._run, self.amending = run, Amending(run, settings.paths.amendments(run.fingerprint))
+        self._run = run
+        self.amending = Amending(run, settings.paths.amendments(run.fingerprint))
         self._reached = _saved_step(settings.paths.checkpoints(run.fingerprint))
         """Our own swarm step; before we train the highest that a peer of the run tells."""
         self._trains = False
         self._spec = self.amending.course.at(self._reached)
         self.rules = Rules.of(run, self._spec)
         self.admission = Admission(self.rules)
-        self._settings, self._peer_id, self.claim = settings, peer_id, b""
+        self._settings = settings
+        self._peer_id = peer_id
+        self.claim = b""
         self._removals = settings.paths.removals(run.fingerprint)
         self._uses = settings.paths.uses(run.fingerprint)
         self.admission.load(read_small(self._uses, _MAX_USES_BYTES), now)
@@ -67,7 +70,8 @@ class Standing:
 
     def reach(self, swarm_step: int) -> bool:
         """We train, and have come to a swarm step; whether that changes who may join."""
-        self._reached, self._trains = swarm_step, True
+        self._reached = swarm_step
+        self._trains = True
         return self._follow_amendments(time())
 
     def _follow_amendments(self, now: float) -> bool:
@@ -75,7 +79,8 @@ class Standing:
         spec = self.amending.course.at(self._reached)
         if spec is self._spec:
             return False
-        self._spec, rules = spec, Rules.of(self._run, spec)
+        self._spec = spec
+        rules = Rules.of(self._run, spec)
         if rules == self.rules:
             return False  # what they remember of proofs stays
         # A claim on an invite is none where work is asked for, and the other way round.

@@ -29,7 +29,8 @@ class Amending:
         """Told of the amendments that are new."""
         self.on_trouble: Callable[[str], None] = lambda reason: None
         """Told once why a chain that the creator has signed can't be followed."""
-        self._run, self._path = run, path
+        self._run = run
+        self._path = path
         self._refused: bytes = b""
         self.hear(read_small(path, MAX_CHAIN_BYTES))
 
@@ -41,7 +42,8 @@ class Amending:
             chain = read_chain(data, self._run.creator)
             if chain.run_id != self._run.run_id or chain.order <= self.course.chain.order:
                 return False
-            before, self.course = len(self.course.chain.links), Course(self._run.spec, chain)
+            before = len(self.course.chain.links)
+            self.course = Course(self._run.spec, chain)
         except (SpecError, VersionError) as error:
             self._refused = data
             self.on_trouble(f"the creator has amended the run in a way that this node can't follow: {error}")

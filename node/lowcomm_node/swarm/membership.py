@@ -127,14 +127,25 @@ class Membership:
         on_barred: Callable[[NotAdmitted], None],
         lifeline: Lifeline | None = None,
     ) -> None:
-        self.roster, self.addresses = roster, addresses
+        self.roster = roster
+        self.addresses = addresses
         self.dht_peers = 0
-        self._identity, self._run, self._discovery, self._channels = identity, run, discovery, channels
-        self._settings, self._certificate = settings, certificate
-        self._progress, self._warn = progress, warn
-        self._standing, self._refusals = standing, refusals
-        self._on_removals, self._on_barred, self._lifeline = on_removals, on_barred, lifeline
-        self._removals_due, self._told_off, self._run_due = 0.0, 0, 0.0
+        self._identity = identity
+        self._run = run
+        self._discovery = discovery
+        self._channels = channels
+        self._settings = settings
+        self._certificate = certificate
+        self._progress = progress
+        self._warn = warn
+        self._standing = standing
+        self._refusals = refusals
+        self._on_removals = on_removals
+        self._on_barred = on_barred
+        self._lifeline = lifeline
+        self._removals_due = 0.0
+        self._told_off = 0
+        self._run_due = 0.0
         self._has_looked = False
         self._is_crowded = False
         """Whether more peers are alive than the run is for, and our owner was told."""

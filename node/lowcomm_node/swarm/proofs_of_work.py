@@ -34,7 +34,11 @@ class Prover:
         self, rules: Rules, peer_id: str, path: Path | None, show: Show, clock: Callable[[], float] = time
     ) -> None:
         """``path``: where they are kept, None for a node that leaves nothing; ``show``: told how far it is, for its owner."""
-        self._rules, self._peer_id, self._path, self._show, self._clock = rules, peer_id, path, show, clock
+        self._rules = rules
+        self._peer_id = peer_id
+        self._path = path
+        self._show = show
+        self._clock = clock
         self._proofs = [proof for proof in self._read() if self._is_sound(proof)]
 
     async def prove(self) -> bytes:
@@ -111,7 +115,9 @@ class _Search:
     """Hashes from a nonce of its own on."""
 
     def __init__(self, rules: Rules, peer_id: str, week: int) -> None:
-        self._rules, self._peer_id, self._week = rules, peer_id, week
+        self._rules = rules
+        self._peer_id = peer_id
+        self._week = week
         self._nonce = secrets.randbits(63)
         self.stop = threading.Event()
         self.found: int | None = None

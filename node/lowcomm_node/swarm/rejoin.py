@@ -45,8 +45,12 @@ class Lifeline:
 
         ``addresses``: those of this machine that it uses; ``held``: all that it has.
         """
-        self._discovery, self._known, self._tell, self._warn = discovery, known, tell, warn
-        self._addresses, self._held = addresses or own_addresses, held or held_addresses
+        self._discovery = discovery
+        self._known = known
+        self._tell = tell
+        self._warn = warn
+        self._addresses = addresses or own_addresses
+        self._held = held or held_addresses
         self._named = by_peer(named)
         remembered = {door.peer_id: door.addresses for door in known.doors()} if known is not None else {}
         self._watchdog = Watchdog(monotonic(), self._named, remembered, restarts)
@@ -70,7 +74,8 @@ class Lifeline:
 
     def publish_with(self, publish: Callable[[], Awaitable[None]], record: tuple[str, str] | None) -> None:
         """How to publish what is ours, and key and subkey of the record by which we see whether it has arrived."""
-        self._publish, self._record = publish, record
+        self._publish = publish
+        self._record = record
 
     def on_move(self, move: Callable[[], None]) -> None:
         """What to do when the addresses of this machine change."""

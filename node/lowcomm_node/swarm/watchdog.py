@@ -116,7 +116,8 @@ class Watchdog:
         self._read_due = now
         self._publish = False
         self._forget = frozenset[str]()
-        self._restart_after, self._moved = RESTART_AFTER, False
+        self._restart_after = RESTART_AFTER
+        self._moved = False
         self._restarted = now
         self._ours: frozenset[str] | None = None
         for is_named, doors in ((True, named), (False, remembered)):
@@ -156,8 +157,10 @@ class Watchdog:
             self._since = now
         door.answers, door.answered, door.failures, door.reason = True, now, 0, ""
         door.due, door.seen, door.missing = now + HEARTBEAT, now, False
-        self._quiet_since, self._ever = now, True
-        self._restart_after, self._moved = RESTART_AFTER, False
+        self._quiet_since = now
+        self._ever = True
+        self._restart_after = RESTART_AFTER
+        self._moved = False
 
     def silent(self, peer_id: str, reason: str, now: float) -> None:
         """A door did not answer."""
@@ -187,7 +190,8 @@ class Watchdog:
 
         ``held``: those that it no longer uses for what is new, but still has.
         """
-        before, self._ours = self._ours, frozenset(addresses)
+        before = self._ours
+        self._ours = frozenset(addresses)
         if before is None or before == self._ours:
             return False
         # A new one beside the others breaks nothing that there is.
@@ -229,7 +233,8 @@ class Watchdog:
     def plan(self, now: float, isolated: bool = False) -> Plan:
         """What to do now; ``isolated``: p2pd has no connection to anybody."""
         connected = self._connected(now)
-        forget, self._forget = self._forget, frozenset[str]()
+        forget = self._forget
+        self._forget = frozenset[str]()
         after = RESTART_MOVED if self._moved else self._restart_after
         quiet = now - max(self._quiet_since, self._restarted)
         restart = (

@@ -57,8 +57,10 @@ class Ration:
 
 class _Level:
     def __init__(self, most: int, seconds: float) -> None:
-        self._most, self._seconds = most, seconds
-        self._taken, self._at = 0.0, 0.0
+        self._most = most
+        self._seconds = seconds
+        self._taken = 0.0
+        self._at = 0.0
 
     def has(self, count: int, now: float) -> bool:
         self._taken = max(0.0, self._taken - (now - self._at) * self._most / self._seconds)

@@ -50,9 +50,12 @@ class ServiceManager:
 
     def __init__(self, address: str | None = None, watchdog: float | None = None) -> None:
         """``address``: a path, or ``@`` and an abstract name; ``watchdog``: seconds without a word after which it kills us."""
-        self._address, self._watchdog = address, watchdog
+        self._address = address
+        self._watchdog = watchdog
         self._ready = self._stopping = False
-        self._line, self._line_at, self._fed_at = "", -STATUS_EVERY, -float("inf")
+        self._line = ""
+        self._line_at = -STATUS_EVERY
+        self._fed_at = -float("inf")
         self._overdue: str | None = None
 
     @classmethod
@@ -96,7 +99,8 @@ class ServiceManager:
             self._tell(f"EXTEND_TIMEOUT_USEC={int(EXTENSION * _MICROSECONDS)}")
         line = clean(now.overdue or now.line)[:MAX_STATUS]
         if line != self._line and time - self._line_at >= STATUS_EVERY and self._tell(f"STATUS={line}"):
-            self._line, self._line_at = line, time
+            self._line = line
+            self._line_at = time
         self._feed(now.overdue, time)
 
     def _feed(self, overdue: str | None, time: float) -> None:

@@ -83,7 +83,9 @@ class Throttle:
     """One direction of the link."""
 
     def __init__(self, rate: float | None = None, clock: Callable[[], float] = monotonic) -> None:
-        self._bucket, self._clock, self._use = TokenBucket(rate), clock, Use()
+        self._bucket = TokenBucket(rate)
+        self._clock = clock
+        self._use = Use()
         self._changed = asyncio.Event()
         self.total = 0
         """Bytes of contents so far."""
@@ -106,7 +108,8 @@ class Throttle:
     def allow(self, rate: float | None) -> None:
         """Set another rate; whoever waits now goes on at once, and what comes after is bound by it."""
         self._bucket = TokenBucket(rate)
-        changed, self._changed = self._changed, asyncio.Event()
+        changed = self._changed
+        self._changed = asyncio.Event()
         changed.set()
 
     def piece(self, largest: int) -> int:
@@ -164,7 +167,9 @@ class Arrival:
 
     def __init__(self, throttle: Throttle, size: int, message: int) -> None:
         """``message``: bytes of one message, at most, as far as is known."""
-        self._throttle, self._unpaid, self._message = throttle, size, message
+        self._throttle = throttle
+        self._unpaid = size
+        self._message = message
         self._ahead = 0
         """Bytes that are paid for and have not come out yet."""
 

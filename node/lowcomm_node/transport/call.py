@@ -27,7 +27,9 @@ class Call:
 
     def __init__(self, context: Any, tunnels: Tunnels | None, endings: Endings) -> None:
         """``context``: what gRPC gives its handler."""
-        self.context, self._tunnels, self._endings = context, tunnels, endings
+        self.context = context
+        self._tunnels = tunnels
+        self._endings = endings
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._held = ExitStack()

@@ -73,10 +73,13 @@ class Channels:
         """
         self.on_answer: Callable[[str], None] = lambda peer: None
         """Told of each peer that has answered a ping of ours: a sign of life."""
-        self._company, self._flow = Company() if company is None else company, flow  # an empty one is false
+        self._company = Company() if company is None else company  # an empty one is false
+        self._flow = flow
         self._company.make_room = self._drop_idle
         self._refusals = refusals or Refusals()
-        self._gatekeeper, self._tunnels, self._traffic = gatekeeper, tunnels, traffic or Traffic()
+        self._gatekeeper = gatekeeper
+        self._tunnels = tunnels
+        self._traffic = traffic or Traffic()
         self._open: OrderedDict[tuple[str, bytes], aio.Channel] = OrderedDict()
         self._lines: OrderedDict[str, Line] = OrderedDict()
         self._certificates = Certificates()
@@ -152,7 +155,8 @@ class Channels:
             await channel.close()
         for peer_id in self._lines:
             self._company.leave(peer_id)
-        lines, self._lines = self._lines, OrderedDict()
+        lines = self._lines
+        self._lines = OrderedDict()
         await asyncio.gather(*(line.close() for line in lines.values()))
 
     async def _straight(self, peer: PeerInfo) -> aio.Channel:

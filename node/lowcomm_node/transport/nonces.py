@@ -31,7 +31,10 @@ class Nonces:
 
     def __init__(self, life: float, of_peer: int = OF_PEER, of_address: int = OF_ADDRESS, of_all: int = OF_ALL) -> None:
         """``life``: seconds for which a nonce is remembered."""
-        self._life, self._of_peer, self._of_address, self._of_all = life, of_peer, of_address, of_all
+        self._life = life
+        self._of_peer = of_peer
+        self._of_address = of_address
+        self._of_all = of_all
         self._used: OrderedDict[_Key, _Used] = OrderedDict()
         self._peers: dict[str, OrderedDict[_Key, None]] = {}
         self._addresses: dict[str, OrderedDict[_Key, None]] = {}

@@ -89,7 +89,10 @@ class Line:
         learned: Learned,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._info, self._dialers, self._tunnels, self._clock = info, dialers, tunnels, clock
+        self._info = info
+        self._dialers = dialers
+        self._tunnels = tunnels
+        self._clock = clock
         self._choice = Choice(learned)
         self._open: dict[Route, Connected] = {}
         self._attempts: dict[Route, asyncio.Task[None]] = {}
@@ -220,7 +223,8 @@ class Line:
 
     def _hear(self, info: PeerInfo) -> None:
         """Go by the newest record."""
-        before, self._info = self._info, info
+        before = self._info
+        self._info = info
         tunnel = self._open.get(Route.TUNNEL)
         if tunnel is not None and tunnel.way is not None:
             tunnel.way.entry_points = info.entry_points

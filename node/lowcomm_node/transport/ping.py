@@ -71,7 +71,9 @@ class Echo:
     def __init__(
         self, bandwidth: Bandwidth | None = None, given: Allowed = GIVEN, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._bandwidth, self._given, self._clock = bandwidth or Bandwidth(), Ration(given), clock
+        self._bandwidth = bandwidth or Bandwidth()
+        self._given = Ration(given)
+        self._clock = clock
         self._calls: Counter[str] = Counter()
 
     async def answer(self, peer: str, stream: Any) -> None:
@@ -119,7 +121,8 @@ class PingCall:
     """The caller's side: a Carrier of pings in a call of gRPC."""
 
     def __init__(self, call: Any, bandwidth: Bandwidth) -> None:
-        self._call, self._bandwidth = call, bandwidth
+        self._call = call
+        self._bandwidth = bandwidth
 
     async def send(self, ping: pb.Ping) -> None:
         """See measuring.Carrier."""

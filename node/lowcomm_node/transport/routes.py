@@ -116,7 +116,9 @@ class _Way:
     """When."""
 
     def fail(self, now: float, reason: str) -> None:
-        self.state, self.failed, self.reason = _State.CLOSED, now, reason
+        self.state = _State.CLOSED
+        self.failed = now
+        self.reason = reason
         self.due = now + min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
         self.failures += 1
 

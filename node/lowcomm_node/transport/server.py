@@ -97,10 +97,14 @@ class ExchangeService:
         turnstile: Turnstile | None = None,
     ) -> None:
         """``tunnels``: through which others may call; None: none may."""
-        self._gatekeeper, self._handlers, self._tunnels = gatekeeper, handlers, tunnels
-        self._traffic, self._echo = traffic or Traffic(), echo or Echo()
+        self._gatekeeper = gatekeeper
+        self._handlers = handlers
+        self._tunnels = tunnels
+        self._traffic = traffic or Traffic()
+        self._echo = echo or Echo()
         self._company = Company() if company is None else company  # an empty one is false
-        self._refusals, self._turnstile = refusals or Refusals(), turnstile or Turnstile()
+        self._refusals = refusals or Refusals()
+        self._turnstile = turnstile or Turnstile()
         self._endings = Endings()
         self.strangers = Strangers(self._refusals)
         """Who of those that are connected over TCP has not shown who it is."""
@@ -290,7 +294,8 @@ class _Methods(grpc.GenericRpcHandler):
     """Our methods, and what handles calls of all others."""
 
     def __init__(self, methods: dict[str, Any], other: Any) -> None:
-        self._methods, self._other = methods, other
+        self._methods = methods
+        self._other = other
 
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a call."""
@@ -302,7 +307,9 @@ class ExchangeServer:
 
     def __init__(self, certificate: Certificate, service: ExchangeService, flow: Options = FREE_FLOW) -> None:
         """``flow``: options of gRPC for what comes in (``throttle.flow_options``)."""
-        self._certificate, self._service, self._flow = certificate, service, flow
+        self._certificate = certificate
+        self._service = service
+        self._flow = flow
         self._server = self._make(flow)
         self._folder: Path | None = None
         self._local: int | None = None
@@ -320,7 +327,8 @@ class ExchangeServer:
 
         The socket loses its name at once: no other process finds it, and a killed one leaves nothing behind.
         """
-        self._local, self._folder = _listen_locally(self._server, folder), folder
+        self._local = _listen_locally(self._server, folder)
+        self._folder = folder
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port. Raises PortInUse."""
@@ -350,7 +358,9 @@ class ExchangeServer:
             finally:
                 if local is not None:
                     os.close(local)
-            before, self._server, self._flow = self._server, server, flow
+            before = self._server
+            self._server = server
+            self._flow = flow
             task = self._retiring[before] = asyncio.create_task(before.stop(RETIRE_GRACE))
             task.add_done_callback(lambda _: self._retiring.pop(before, None))
 

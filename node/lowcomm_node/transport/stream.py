@@ -117,7 +117,10 @@ class CalleeStream:
         place: str = "",
     ) -> None:
         """``taking`` is entered while the caller must take what it is sent; ``place``: what its quotas are counted by."""
-        self._context, self._meter, self._taking, self.place = context, meter or Meter(), taking, place
+        self._context = context
+        self._meter = meter or Meter()
+        self._taking = taking
+        self.place = place
         self._dropped = asyncio.Event()
 
     async def send(self, frame: Message) -> None:

@@ -94,8 +94,11 @@ class Gatekeeper:
         refusals: Refusals | None = None,
     ) -> None:
         """``claim``: by which invite we came. Without an ``admission`` anybody may call."""
-        self._identity, self._run_id, self._clock = identity, run_id, clock
-        self._admission, self._claim = admission or Admission(Rules(run_id, creator="")), claim
+        self._identity = identity
+        self._run_id = run_id
+        self._clock = clock
+        self._admission = admission or Admission(Rules(run_id, creator=""))
+        self._claim = claim
         self._refusals = refusals or Refusals()
         self._own_peer_id = identity.peer_id
         self._nonces = Nonces(2 * CREDENTIAL_LIFE)  # one may come that life ahead of our clock

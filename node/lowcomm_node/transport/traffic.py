@@ -25,7 +25,8 @@ class Rate:
         self.total = 0
         self._clock = clock
         self._last: float | None = None
-        self._bytes, self._seconds = 0, 0.0
+        self._bytes = 0
+        self._seconds = 0.0
         self._measured: float | None = None
 
     def add(self, size: int) -> None:
@@ -33,7 +34,8 @@ class Rate:
         now = self._clock()
         if size < LARGE:
             self._measured = self.last
-            self._bytes, self._seconds = 0, 0.0
+            self._bytes = 0
+            self._seconds = 0.0
         elif self._last is not None:
             self._bytes += size
             self._seconds += now - self._last
@@ -55,7 +57,8 @@ class Meter:
     """Both directions of one peer."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self.up, self.down = Rate(clock), Rate(clock)
+        self.up = Rate(clock)
+        self.down = Rate(clock)
         self.clock = clock
 
     def sent(self, size: int) -> None:
@@ -98,7 +101,10 @@ class MeteredStub:
         changed: Callable[[int], None] = lambda more: None,
     ) -> None:
         """``changed`` hears 1 when a call begins, and -1 when it is over."""
-        self._stub, self._meter, self._measured, self._changed = stub, meter, measured, changed
+        self._stub = stub
+        self._meter = meter
+        self._measured = measured
+        self._changed = changed
 
     def Describe(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802 - the name in the .proto
         """See the service."""
@@ -122,7 +128,9 @@ class MeteredCall:
     """A call of gRPC; all that it can do, and its bytes are counted."""
 
     def __init__(self, call: Any, meter: Meter, measured: Measured = lambda size, seconds: None) -> None:
-        self._call, self._meter, self._measured = call, meter, measured
+        self._call = call
+        self._meter = meter
+        self._measured = measured
         self._down = Rate(meter.clock)
         """Of this call alone, which goes by one route."""
 

@@ -56,12 +56,14 @@ class Liveness:
 
     def __init__(self, seed: str = "") -> None:
         """``seed``: which unknown peer is probed first differs from peer to peer."""
-        self._seed, self._turn = seed, 0
+        self._seed = seed
+        self._turn = 0
         self._heard: OrderedDict[str, float] = OrderedDict()
         self._silent: OrderedDict[str, _Silence] = OrderedDict()
         self._places: OrderedDict[str, _Silence] = OrderedDict()
         self._missed: OrderedDict[str, _Silence] = OrderedDict()
-        self._tokens, self._counted = float(FIRST_BURST), float("-inf")
+        self._tokens = float(FIRST_BURST)
+        self._counted = float("-inf")
 
     # signs of life
 
@@ -122,7 +124,8 @@ class Liveness:
         """
         saved = float(self.at_once(now))
         self._tokens = min(saved, self._tokens + max(0.0, now - self._counted) / PROBE_EVERY)
-        self._counted, self._turn = now, self._turn + 1
+        self._counted = now
+        self._turn = self._turn + 1
         old, unknown = list[str](), list[tuple[bool, bytes, str, Sequence[str]]]()
         for peer, places in known:
             heard = self._heard.get(peer)

@@ -33,7 +33,8 @@ class Blocklist:
     """Who is blocked, and until when. No clock: time is an argument."""
 
     def __init__(self, seconds: float = BLOCKED, most: int = MOST) -> None:
-        self._seconds, self._most = seconds, most
+        self._seconds = seconds
+        self._most = most
         self._until: OrderedDict[str, float] = OrderedDict()
         self._enforced: frozenset[str] = frozenset()
         self._told = False

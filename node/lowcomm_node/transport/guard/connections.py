@@ -69,7 +69,8 @@ class Endings:
         return True
 
     def _end_all(self) -> None:
-        wanted, self._wanted = self._wanted, set()
+        wanted = self._wanted
+        self._wanted = set()
         for connection in connections():
             with connection, suppress(OSError):  # it is not connected, or not any more
                 host, port = connection.getpeername()[:2]

@@ -52,7 +52,8 @@ class Overhead:
     """Tells which connections carry too much that belongs to no message."""
 
     def __init__(self, burst: float = BURST, rate: float = RATE) -> None:
-        self._burst, self._rate = burst, rate
+        self._burst = burst
+        self._rate = rate
         self._seen: dict[Place, _Seen] = {}
         self._levels: dict[str, float] = {}
         self._looked = 0.0
@@ -87,7 +88,9 @@ class Explaining:
     """Counts the messages of one stream twice: for the rate of a peer, and as what its connection carries."""
 
     def __init__(self, meter: Counts, overhead: Overhead, place: Place) -> None:
-        self._meter, self._overhead, self._place = meter, overhead, place
+        self._meter = meter
+        self._overhead = overhead
+        self._place = place
 
     def sent(self, size: int) -> None:
         """See Counts."""

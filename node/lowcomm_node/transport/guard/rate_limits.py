@@ -47,10 +47,14 @@ class Turnstile:
         most: int = MAX_CALLS,
     ) -> None:
         """``most``: calls of all peers at once."""
-        self._a_minute, self._most = calls.each, most
-        self._of_address, self._shares = Ration(of_address), Shares()
+        self._a_minute = calls.each
+        self._most = most
+        self._of_address = Ration(of_address)
+        self._shares = Shares()
         self._refused_of_address = Ration(replace(refused, each=TIMES_REFUSED * refused.each))
-        self._calls, self._bad, self._refused = Ration(calls), Ration(bad_calls), Ration(refused)
+        self._calls = Ration(calls)
+        self._bad = Ration(bad_calls)
+        self._refused = Ration(refused)
         self._open: Counter[str] = Counter()
 
     def refuses_place(self, place: str, now: float) -> str | None:

@@ -63,12 +63,15 @@ class Strangers:
         proven_of_one: int = PROVEN_OF_ONE,
     ) -> None:
         """``blocked``: seconds for which an address that floods us can't connect; ``unproven``: for a first good call."""
-        self._unproven, self._proven_of_one = unproven, proven_of_one
+        self._unproven = unproven
+        self._proven_of_one = proven_of_one
         self._refusals = refusals or Refusals()
         self.overhead = Overhead()
         """What comes over connections of peers beside messages."""
-        self._most_of_one, self._most = most_of_one, most
-        self._blocklist, self._ration = Blocklist(blocked), Ration(ended)
+        self._most_of_one = most_of_one
+        self._most = most
+        self._blocklist = Blocklist(blocked)
+        self._ration = Ration(ended)
         self._known: OrderedDict[Place, None] = OrderedDict()
         """In the order of their last good call."""
         self._vouched: set[Place] = set()

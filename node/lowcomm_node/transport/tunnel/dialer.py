@@ -44,7 +44,8 @@ class Way:
     """The caller's end to one peer: a unix socket for gRPC, and a session for each of its connections."""
 
     def __init__(self, tunnels: "Tunnels", peer_id: str, name: str) -> None:
-        self._tunnels, self._peer_id = tunnels, peer_id
+        self._tunnels = tunnels
+        self._peer_id = peer_id
         self.target = f"unix-abstract:{name}"
         self.entry_points: tuple[str, ...] = ()
         """Where the peer can be dialed, as its newest record tells."""
@@ -145,7 +146,8 @@ class Way:
             log.debug("tunnel.lost", peer=self._peer_id, end="caller", reason=self.reason)
 
     def _attach(self, pipe: Pipe, stream: OpenStream, number: int) -> None:
-        self.address, self.reason = stream.address, ""
+        self.address = stream.address
+        self.reason = ""
         pipe.attach(stream.socket, number)
         self._news.set()
 

@@ -114,7 +114,8 @@ class Decoder:
                 continue
             due = WORD + NUMBER if self._head[:WORD] == word(Signal.ACK) else WORD
             taken = due - len(self._head)
-            self._head, data = self._head + bytes(data[:taken]), data[taken:]
+            self._head = self._head + bytes(data[:taken])
+            data = data[taken:]
             if len(self._head) < due:
                 return
             number = int.from_bytes(self._head[:WORD])

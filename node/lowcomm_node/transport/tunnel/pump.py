@@ -27,7 +27,8 @@ class _Watched:
     """A socket, and what the event loop watches it for."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        self._loop, self.socket = loop, sock
+        self._loop = loop
+        self.socket = sock
         self._reader: Callable[[], None] | None = None
         self._writer: Callable[[], None] | None = None
 
@@ -64,7 +65,9 @@ class Pipe:
         """``calls``: whether this is the caller's end."""
         self._loop = asyncio.get_running_loop()
         local.setblocking(False)
-        self._local, self._session, self._calls = _Watched(self._loop, local), session, calls
+        self._local = _Watched(self._loop, local)
+        self._session = session
+        self._calls = calls
         self._stream: _Watched | None = None
         self._buffer = memoryview(bytearray(BUFFER))
         self._pieces: list[memoryview] = []
@@ -76,8 +79,10 @@ class Pipe:
         self._lingering: asyncio.TimerHandle | None = None
         self._last_moved = self._loop.time()
         self._blocked: dict[str, float] = {}
-        self._from_local, self._from_stream = self._guarded(self._read_local), self._guarded(self._read_stream)
-        self._to_local, self._to_stream = self._guarded(self._pass_on), self._guarded(self._push)
+        self._from_local = self._guarded(self._read_local)
+        self._from_stream = self._guarded(self._read_stream)
+        self._to_local = self._guarded(self._pass_on)
+        self._to_stream = self._guarded(self._push)
         self._on_coming = self._guarded(self._take_in)
         self._is_shut = False
         self._streams = 0
@@ -173,7 +178,8 @@ class Pipe:
                 self._stream.socket.send(farewell)
         self._drop_stream()
         self._local.close()
-        self._pieces, self._coming = [], None
+        self._pieces = []
+        self._coming = None
         self._session.close()
         self._tell()
 
@@ -219,7 +225,8 @@ class Pipe:
             stream.close()
             self.fail(error)
             raise
-        self._stream, self.cut = _Watched(self._loop, stream), ""
+        self._stream = _Watched(self._loop, stream)
+        self.cut = ""
         self._streams += 1
         self._last_moved = self._loop.time()
         self._tell()

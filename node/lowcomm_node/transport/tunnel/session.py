@@ -64,7 +64,8 @@ class Kept:
     """The bytes of ours that are not acknowledged, up to ``end``; each slab but the last is full."""
 
     def __init__(self, slabs: Slabs) -> None:
-        self._slabs, self._size = slabs, slabs.sizes.slab
+        self._slabs = slabs
+        self._size = slabs.sizes.slab
         self._held: deque[memoryview] = deque()
         self._base = 0
         """The number of the first byte of the first slab."""
@@ -108,11 +109,13 @@ class Session:
     """One side of a session."""
 
     def __init__(self, slabs: Slabs) -> None:
-        self._kept, self._ack_every = Kept(slabs), slabs.sizes.ack_every
+        self._kept = Kept(slabs)
+        self._ack_every = slabs.sizes.ack_every
         self._decoder = Decoder()
         self._controls = b""
         """Words that go out when the piece that is being sent is complete."""
-        self._head, self._piece = b"", 0
+        self._head = b""
+        self._piece = 0
         """What the stream has still to take: words, and behind them so many bytes from ``_next`` on."""
         self._next = 0
         self._furthest = 0
@@ -158,12 +161,14 @@ class Session:
     def sent(self, size: int) -> None:
         """The stream has taken so many bytes of ``outgoing``."""
         words = min(size, len(self._head))
-        self._head, size = self._head[words:], size - words
+        self._head = self._head[words:]
+        size = size - words
         self._piece -= size
         self._advance(size)
 
     def _begin_piece(self) -> None:
-        self._head, self._controls = self._controls, b""
+        self._head = self._controls
+        self._controls = b""
         self._piece = len(self._kept.at(self._next))
         if self._piece:
             self._head += word(self._piece)
@@ -232,7 +237,9 @@ class Session:
         """
         self._acknowledged(number, self._furthest)
         self.repeated += self._next - number
-        self._next, self._head, self._told = number, greeting, self.received
+        self._next = number
+        self._head = greeting
+        self._told = self.received
 
     def farewell(self) -> bytes:
         """What tells the other side that the session is over; nothing where it could be taken for something else."""

@@ -112,8 +112,10 @@ class Tunnels:
 
     def __init__(self, streams: Streams, run_id: str) -> None:
         self.slabs = Slabs()
-        self._streams, self._protocol = streams, protocol_of(run_id)
-        self._token, self._numbers = secrets.token_hex(8), count(1)
+        self._streams = streams
+        self._protocol = protocol_of(run_id)
+        self._token = secrets.token_hex(8)
+        self._numbers = count(1)
         self._names: dict[str, _Inbound] = {}
         self._sessions: dict[_Key, _Inbound] = {}
         self._finished: OrderedDict[_Key, int] = OrderedDict()
