@@ -1,0 +1,65 @@
+"""Draws docs/panel.svg: trains the demo, and takes what `lowcomm-node status` shows half-way. `make picture`."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+
+PICTURE = Path(__file__).parent / "panel.svg"
+NODES, STEPS = 3, 400
+COLUMNS = 92
+FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
+POLL, DEADLINE = 1.0, 500.0
+PROGRAM = (sys.executable, "-m", "lowcomm_node")
+
+
+def main() -> None:
+    """Train until half of the steps are done, draw the panel of the first node, and end the demo."""
+    with tempfile.TemporaryDirectory() as folder:
+        demo = subprocess.Popen([*PROGRAM, "demo", f"--nodes={NODES}", f"--steps={STEPS}", f"--home={folder}"])
+        try:
+            home = f"--home={folder}/node-1"
+            _wait_half_way(demo, home)
+            PICTURE.write_text(drawn(_panel(home)), encoding="utf-8")
+        finally:
+            demo.terminate()
+            demo.wait()
+
+
+def drawn(printed: str) -> str:
+    """What a terminal shows for ``printed``, escape sequences included, as SVG that loads nothing from elsewhere."""
+    console = Console(file=io.StringIO(), record=True, width=COLUMNS)
+    console.print("[bold]$ lowcomm-node status[/]", highlight=False)
+    console.print(Text.from_ansi(printed.rstrip("\n")))
+    svg = console.export_svg(title="lowcomm-node", theme=MONOKAI, unique_id="panel")
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, monospace", FONTS)
+
+
+def _wait_half_way(demo: "subprocess.Popen[bytes]", home: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline and demo.poll() is None:
+        asked = subprocess.run([*PROGRAM, "status", "--json", home], capture_output=True, check=False)
+        trainer = (json.loads(asked.stdout) if asked.returncode == 0 else {}).get("trainer") or {}
+        if (trainer.get("swarm_step") or 0) >= STEPS // 2:
+            return
+        time.sleep(POLL)
+    raise SystemExit("the demo did not come half-way")
+
+
+def _panel(home: str) -> str:
+    terminal = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
+    asked = [*PROGRAM, "status", home]
+    return subprocess.run(asked, env=os.environ | terminal, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    main()
