@@ -27,7 +27,7 @@ test-quick: $(READY)  ## the tests that start no node: minutes, and nothing but 
 	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4 $(OPTIONS) tests/unit
 
 test-tools:  ## what the tests need of the system: installs it with apt-get, as root, where something is missing
-	@$(PYTHON) tests/tools.py
+	@$(PYTHON) tests/net/tools.py
 
 check: $(READY)  ## format, lint, types, import rules, dependencies, fast tests
 	$(BIN)/ruff format --check .
@@ -53,7 +53,7 @@ tables: $(READY)  ## write the tables in docs/ that come from the code
 
 MINUTES ?= 60
 soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds
-	$(BIN)/python tests/chaos/soak.py --minutes $(MINUTES)
+	PYTHONPATH=tests $(BIN)/python tests/chaos/soak.py --minutes $(MINUTES)
 
 memory: $(READY)  ## memory of the daemon over hundreds of exchanges
 	$(BIN)/python benchmarks/memory.py

@@ -2,7 +2,7 @@
 
     python benchmarks/bootstrap.py [--sizes 10 50 100 200] [--seconds 20] [--looks 2] [--beats 5]
 
-Clients are real peers of the DHT (tests/swarm/clients.py), many in one Python process: each has a p2pd of its own, publishes its
+Clients are real peers of the DHT (tests/helpers/clients.py), many in one Python process: each has a p2pd of its own, publishes its
 record and knocks at the server. A node does so every 10 s, and looks up the peers of its run every 2 s. Two cores do not do that
 for 200 clients: here all together look ``--looks`` times a second, and publish and knock ``--beats`` times at most, so each of 50
 every 10 s, each of 200 every 40. For every number of clients, of three windows of ``--seconds`` the median:
@@ -40,17 +40,16 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("swarm", "")]
+sys.path.insert(0, str(ROOT / "tests"))
 
-from dht import free_port  # noqa: E402
-from kit import Process, environment  # noqa: E402
-
+from helpers.dht_peers import free_port  # noqa: E402
+from helpers.processes import Process, environment  # noqa: E402
+from helpers.waiting import until  # noqa: E402
 from lowcomm_node.dht.guard import place_of  # noqa: E402
 from lowcomm_node.dht.keys import peers_key  # noqa: E402
 from lowcomm_node.libp2p.hivemind_parts import DHTID  # noqa: E402
 from lowcomm_protocol.identity import Identity  # noqa: E402
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run  # noqa: E402
-from waiting import until  # noqa: E402
 
 OUT = ROOT / "benchmarks" / "results" / "bootstrap.json"
 WINDOWS = 3
@@ -254,7 +253,7 @@ class Remote:
     def __init__(self, folder: Path, count: int, run_id: str, poll: float, beat: str, address: str) -> None:
         self.count = count
         folder.mkdir()
-        script = ROOT / "tests" / "swarm" / "clients.py"
+        script = ROOT / "tests" / "helpers" / "clients.py"
         self._errors = (folder / "errors").open("wb")
         self._child = subprocess.Popen(
             [sys.executable, str(script), str(folder), str(count), run_id, str(poll), beat, address],

@@ -26,7 +26,7 @@ from time import time
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("net", "swarm", "")]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("net", "")]
 
 from laboratory import Host, Lab  # noqa: E402
 from namespaces import missing  # noqa: E402
@@ -34,7 +34,7 @@ from nat import Block, Nat  # noqa: E402
 from residents import START, Resident, Swarm  # noqa: E402
 from shaping import Link  # noqa: E402
 
-from waiting import until  # noqa: E402
+from helpers.waiting import until  # noqa: E402
 
 LINE = Link(rate=100e6, delay=0.01)
 OUT = ROOT / "benchmarks" / "results"

@@ -1,16 +1,13 @@
 """What all tests share."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import keeping
-from skips import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
+from helpers import keeping
+from helpers.skips import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
 
 # No timed assertions: a first example compiles, and machines are noisy.
 settings.register_profile("lowcomm", deadline=None)

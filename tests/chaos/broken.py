@@ -4,7 +4,8 @@ from pathlib import Path
 
 from disguised import DisguisedNode, start
 from faults import Fault, Plan
-from kit import Swarm
+
+from helpers.processes import Swarm
 
 FAULTY = Path(__file__).parent / "faulty.py"
 

@@ -1,15 +1,11 @@
 """Fixtures of the tests that break things on purpose."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "swarm"))
-
-from kit import Swarm, lonely_swarm
+from helpers.processes import Swarm, lonely_swarm
 
 
 @pytest.fixture

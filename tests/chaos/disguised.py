@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit import Node, Swarm
+from helpers.processes import Node, Swarm
 
 TRAINER = "--trainer"
+TESTS = Path(__file__).parents[1]
+"""Where programs find what tests share."""
 
 
 class _OtherTrainer:
@@ -56,6 +58,7 @@ class DisguisedNode(Node):
 
     def launch(self, command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
         """Start the program in the place of ``python -m lowcomm_node``."""
+        options["env"] |= {"PYTHONPATH": str(TESTS)}
         return subprocess.Popen([command[0], *self.program, *command[3:]], **options)
 
 

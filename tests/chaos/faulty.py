@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "swarm"))
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from disguised import run
 from faults import Boundary, Fault, Injector, Kind, Plan
 

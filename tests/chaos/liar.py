@@ -4,11 +4,8 @@ python liar.py LIE join --peers ...
 """
 
 import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "swarm"))
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from disguised import run
 
 FACTORS = {"huge": 100.0, "flipped": -1.0, "flipped-huge": -10.0}

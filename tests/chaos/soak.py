@@ -1,7 +1,7 @@
 """A swarm under continuous loss of its peers: a bootstrap server and nodes of which one is killed, stopped or started
 every few seconds. At the end the survivors must agree, and be as good as a swarm that nobody disturbed.
 
-    python tests/chaos/soak.py [--minutes 60] [--nodes 8] [--seed 0] [--out out/soak.json]
+    PYTHONPATH=tests python tests/chaos/soak.py [--minutes 60] [--nodes 8] [--seed 0] [--out out/soak.json]
 
 Prints what it does as it does it, then a table and what does not hold; writes JSON.
 """
@@ -21,19 +21,15 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "swarm"))
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import psutil
 from invariants import Events, violations
-from kit import Node, Swarm
 
+from helpers.processes import Node, Swarm
+from helpers.waiting import until
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from waiting import until
 
 INTERVAL = 20
-"""Swarm steps between two syncs of a fragment in the run of ``kit``."""
+"""Swarm steps between two syncs of a fragment in the run of ``helpers.processes``."""
 PAUSE = (5.0, 20.0)
 """Seconds between two disturbances."""
 KILLED = 0.6

@@ -7,10 +7,10 @@ import pytest
 from broken import FaultyNode, faulty_node
 from faults import Boundary, Fault, Kind, Plan
 from invariants import Events, violations
-from kit import START, Node, Swarm
 from soak import INTERVAL
 
-from waiting import until
+from helpers.processes import START, Node, Swarm
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.swarm, pytest.mark.timeout(900)]
 

@@ -6,10 +6,10 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from kit import Node, Swarm, alive, descendants
 
+from helpers.processes import Node, Swarm, alive, descendants
+from helpers.waiting import until
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from waiting import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.swarm]
 

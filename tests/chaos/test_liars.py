@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from disguised import DisguisedNode, start
-from kit import Node, Swarm, lonely_swarm
 from liar import LIES
 
-from waiting import until
+from helpers.processes import Node, Swarm, lonely_swarm
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.swarm, pytest.mark.timeout(600)]
 

@@ -54,7 +54,6 @@ class Found:
 
 def load(instrumented: bool) -> None:
     """Import all targets."""
-    sys.path.insert(0, str(Path(__file__).parent))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not instrumented:
         for module in MODULES:

@@ -12,9 +12,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from target import TARGETS
 
 import fuzz

@@ -16,10 +16,9 @@ from time import time
 from typing import Any, TypeVar
 
 import pytest
-from scripted import REALIGN_SIZE, SIZE, ScriptedTrainer, contribution, set_event
 from structlog.testing import capture_logs
-from wire import DEADLINE, new_certificate, record, soon
 
+from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.sync import driver as round_module
 from lowcomm_node.sync import exchanger as exchanger_module
@@ -27,6 +26,8 @@ from lowcomm_node.sync import offers
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import History, Outcome
 from lowcomm_node.sync.link import CHUNK_BYTES
+from lowcomm_node.testing.scripted_trainer import REALIGN_SIZE, SIZE, ScriptedTrainer, contribution, set_event
+from lowcomm_node.testing.wire import DEADLINE, new_certificate, record, soon
 from lowcomm_node.trainer.interface import Ready, slots_each
 from lowcomm_node.transport import stream as stream_module
 from lowcomm_node.transport.channels import Channels
@@ -41,7 +42,6 @@ from lowcomm_protocol.peers.records import write_record
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan.matching import Offer
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
-from waiting import until_async
 
 INTERVAL, MIN_STEPS = 20, 5
 NUMEL = 200_000

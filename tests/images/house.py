@@ -9,7 +9,7 @@ from typing import Any
 
 from engine import Engine
 
-from waiting import until
+from helpers.waiting import until
 
 START = 420.0
 """Seconds for a node in a container to train, on a machine with two cores and others on it."""

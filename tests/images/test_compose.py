@@ -8,7 +8,7 @@ import pytest
 from engine import Engine
 from house import START, House, house
 
-from waiting import until
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.images, pytest.mark.soak, pytest.mark.timeout(3600)]
 LEAVING = 45.0

@@ -1,15 +1,9 @@
 """Fixtures of the tests in a laboratory of network namespaces."""
 
-import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-# What starts nodes is shared with the tests on loopback.
-sys.path.insert(1, str(Path(__file__).parents[1] / "swarm"))
-
 from laboratory import Lab
 from namespaces import missing
 

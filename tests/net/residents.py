@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from kit import TINY, Node, Process
 from laboratory import Host
 
-from waiting import until
+from helpers.processes import TINY, Node, Process
+from helpers.waiting import until
 
 START = 400.0
 """Seconds until a process answers: what it imports takes long where many do so at once."""

@@ -8,7 +8,7 @@ from nat import Block, Nat
 from residents import START, Resident, Swarm, until_exchanged
 from shaping import Link
 
-from waiting import until
+from helpers.waiting import until
 
 # What CI sees of this is in test_holes.py, without training.
 pytestmark = [pytest.mark.net, pytest.mark.soak, pytest.mark.timeout(900)]

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from kit import command, environment
 from laboratory import Host, Lab, Router
 from nat import Block, Nat
 from residents import PORT, Server
 
+from helpers.processes import command, environment
+from helpers.waiting import until
 from lowcomm_node.doctor.between import judge_names, judge_silence
 from lowcomm_node.doctor.findings import State
 from lowcomm_node.doctor.line import look_at_names, look_behind_silence
@@ -24,7 +25,6 @@ from lowcomm_node.libp2p.hivemind_client import load_hivemind
 from lowcomm_node.libp2p.multiaddress import host_of, parse_entry_point
 from lowcomm_protocol.identity import peer_id_of
 from lowcomm_protocol.peers.probes import Seen
-from waiting import until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 KINDS = ("direct", "tcp", "quic")

@@ -13,7 +13,7 @@ from links import EmulatedLink
 from namespaces import LaboratoryError
 from shaping import BUCKET, Counters, Link
 
-from waiting import until
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(60)]
 _RCVBUFFORCE, _UDP_SEGMENT = 33, 103

@@ -5,11 +5,11 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
-from dht import Peer
 from laboratory import Host, Lab
 from nat import Block, Nat
 from shaping import Link
 
+from helpers.dht_peers import Peer
 from lowcomm_node.libp2p.multiaddress import CIRCUIT
 from lowcomm_node.libp2p.p2pd import listeners
 from lowcomm_node.libp2p.relay import RelayLimits

@@ -6,10 +6,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from dht import Peer
 from laboratory import Host, Lab
 from residents import Swarm
 
+from helpers.dht_peers import Peer
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.p2pd import listeners
 from lowcomm_node.swarm.rejoin import Lifeline

@@ -18,7 +18,7 @@ from namespaces import LaboratoryError, existing, processes, tool
 from nat import Block, Nat
 from shaping import Link
 
-from waiting import until
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(60)]
 CONES = [Nat.FULL_CONE, Nat.PORT_RESTRICTED]

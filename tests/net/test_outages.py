@@ -10,7 +10,7 @@ from laboratory import Host, Lab
 from residents import Resident, Swarm
 from shaping import Link
 
-from waiting import until
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
 START = 120.0

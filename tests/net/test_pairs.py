@@ -9,7 +9,7 @@ from nat import Nat
 from residents import START, Swarm, until_exchanged
 from shaping import Link
 
-from waiting import until
+from helpers.waiting import until
 
 # Four processes and minutes for each pair: what CI sees of them is in test_holes.py, without training.
 pytestmark = [pytest.mark.net, pytest.mark.soak, pytest.mark.timeout(900)]

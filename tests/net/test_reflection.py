@@ -6,12 +6,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from dht import Dht
 from laboratory import Host, Lab
 from residents import Swarm
-from sybils import store_sybils
 
-from waiting import until
+from helpers.dht_peers import Dht
+from helpers.sybils import store_sybils
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 RECORDS, PORTS, STEPS = 30, 10, 200

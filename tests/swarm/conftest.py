@@ -1,17 +1,14 @@
 """Fixtures of the tests with real processes."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import uvloop
-from dht import Dht
-from kit import Notified, Swarm, lonely_swarm
+
+from helpers.dht_peers import Dht
+from helpers.processes import Notified, Swarm, lonely_swarm
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

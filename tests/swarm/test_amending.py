@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import Node, Swarm, run
 
-from waiting import until
+from helpers.processes import Node, Swarm, run
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 RATE = 0.000625

@@ -10,16 +10,16 @@ from typing import Any
 
 import psutil
 import pytest
-from dht import Dht, free_port
-from kit import Notified, Process, Swarm, descendants, environments, run
 from test_mistakes import assert_one_clear_line
 
+from helpers.dht_peers import Dht, free_port
+from helpers.processes import Notified, Process, Swarm, descendants, environments, run
+from helpers.waiting import until, until_async
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.hivemind import HivemindDiscovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
-from waiting import until, until_async
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 CREATOR = Identity(b"c" * 32)

@@ -13,8 +13,9 @@ from time import monotonic, time
 
 import psutil
 import pytest
-from dht import KEY, RUN_ID, Dht, Peer, free_port, record_of
 
+from helpers.dht_peers import KEY, RUN_ID, Dht, Peer, free_port, record_of
+from helpers.waiting import until, until_async
 from lowcomm_node.dht import duplicate_identity as twin
 from lowcomm_node.dht.keys import RUNS_KEY, pack
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, PortInUse, RetryLater, Unhealthy
@@ -23,7 +24,6 @@ from lowcomm_node.libp2p.p2pd import runtime_folder
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.spec.run import parse_toml, sign_run
-from waiting import until, until_async
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(180)]
 STRANGER = Identity(b"s" * 32)
@@ -412,7 +412,7 @@ sys.path[:0] = json.loads(sys.argv[1])
 from lowcomm_node.system.logs import configure_logs
 configure_logs()
 from pathlib import Path
-from dht import Peer
+from helpers.dht_peers import Peer
 async def live():
     peer = Peer(Path(sys.argv[2]))
     await peer.start()

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from kit import Swarm, run
+
+from helpers.processes import Swarm, run
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients import Client, Crowd
-from dht import Dht, free_port
-from kit import Process, Swarm, alive, descendants
 
+from helpers import frugal
+from helpers.clients import Client, Crowd
+from helpers.dht_peers import Dht, free_port
+from helpers.processes import Process, Swarm, alive, descendants
+from helpers.waiting import until, until_async
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.swarm import watchdog
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
-from waiting import until, until_async
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 RUN = sign_run(parse_toml('[run]\nname = "a"\n[sync]\nmethod = "noloco"\n'), Identity(b"c" * 32))
@@ -31,8 +32,7 @@ NAME = "/dns4/localhost"
 def frugally(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a module of ours where nothing else is installed than what the server's lock lists."""
     python, _, *rest = command
-    frugal = Path(__file__).with_name("frugal.py")
-    return subprocess.Popen([python, str(frugal), str(ROOT / "bootstrap" / "requirements.lock"), *rest], **options)
+    return subprocess.Popen([python, frugal.__file__, str(ROOT / "bootstrap" / "requirements.lock"), *rest], **options)
 
 
 class Server(Process):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kit import Node, Swarm, environment
 
-from waiting import until
+from helpers.processes import Node, Swarm, environment
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 CLIENT = Path(__file__).parents[2] / "benchmarks" / "flooding.py"

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit import Swarm, environment
 
 import lowcomm_protocol.messages
-from waiting import until
+from helpers.processes import Swarm, environment
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 CLIENT = Path(__file__).with_name("foreign.py")

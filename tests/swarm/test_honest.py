@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from kit import Node, Swarm
+
+from helpers.processes import Node, Swarm
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 BUSY = 300.0

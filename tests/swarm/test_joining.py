@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import Node, Process, Swarm, run
 from test_mistakes import assert_one_clear_line
 
-from waiting import until
+from helpers.processes import Node, Process, Swarm, run
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 REMOVED_WITHIN = 60.0

@@ -4,10 +4,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit import Notified, Swarm, alive, descendants, environments, run
 
+from helpers.processes import Notified, Swarm, alive, descendants, environments, run
+from helpers.waiting import until
 from lowcomm_node.libp2p.p2pd import runtime_folder
-from waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from kit import Swarm, run
+
+from helpers.processes import Swarm, run
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from kit import Node, Swarm
 
-from waiting import until
+from helpers.processes import Node, Swarm
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dht import KEY, Dht, free_port
-from kit import Node, Process, Swarm, environment, run
 
+from helpers.dht_peers import KEY, Dht, free_port
+from helpers.processes import Node, Process, Swarm, environment, run
+from helpers.waiting import until, until_async
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_protocol.identity import Identity
-from waiting import until, until_async
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 NOBODY = Identity(b"n" * 32).peer_id

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kit import START, Node, Swarm, alive, run
 
+from helpers.processes import START, Node, Swarm, alive, run
+from helpers.waiting import until
 from lowcomm_node.trainer.failures import MOST
-from waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 OFTEN = ("--checkpoint-every", "20")

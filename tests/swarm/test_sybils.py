@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from dht import Dht, free_port
-from kit import Node, Swarm
-from sybils import silent_door, store_sybils
+
+from helpers.dht_peers import Dht, free_port
+from helpers.processes import Node, Swarm
+from helpers.sybils import silent_door, store_sybils
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]

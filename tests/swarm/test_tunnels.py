@@ -20,9 +20,11 @@ from typing import Any
 
 import psutil
 import pytest
-from dht import Dht, Peer, free_port
 from grpc import aio
 
+from helpers.dht_peers import Dht, Peer, free_port
+from helpers.tunnelling import RUN, End, chunk, soon
+from helpers.waiting import until, until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p import relay
 from lowcomm_node.libp2p.control import Control
@@ -37,8 +39,6 @@ from lowcomm_node.transport.tunnel.frames import ANSWER, SESSION, Signal, number
 from lowcomm_node.transport.tunnel.tunnels import Tunnels, protocol_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
-from tunnelling import RUN, End, chunk, soon
-from waiting import until, until_async
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
@@ -462,8 +462,8 @@ from lowcomm_node.system.logs import configure_logs
 configure_logs()
 from datetime import UTC, datetime
 from pathlib import Path
-from dht import Peer
-from tunnelling import End, chunk
+from helpers.dht_peers import Peer
+from helpers.tunnelling import End, chunk
 from lowcomm_node.transport.tls import make_certificate
 async def live():
     where = json.loads(sys.argv[3])
@@ -573,8 +573,8 @@ from lowcomm_node.system.logs import configure_logs
 configure_logs()
 from datetime import UTC, datetime
 from pathlib import Path
-from dht import Peer
-from tunnelling import End
+from helpers.dht_peers import Peer
+from helpers.tunnelling import End
 from lowcomm_node.libp2p.p2pd import runtime_folder
 from lowcomm_node.transport.tls import make_certificate
 async def live():

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from helpers.waiting import until
 from lowcomm_node.control import half_open
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
 from lowcomm_node.storage.paths import Paths
-from waiting import until
 
 STATUS = {"peer_id": "12D3KooWx", "phase": "training", "waiting": None}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helpers.waiting import until_async
 from lowcomm_node.daemon.lifecycle import EVALUATING, HELD, LEAVE_DEADLINE, LONGEST_LEAVE, NOT_SAVED, Training
 from lowcomm_node.status.board import Bulletin
 from lowcomm_node.sync.history import Outcome
@@ -15,7 +16,6 @@ from lowcomm_node.trainer.saving import HANGS
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
 from lowcomm_protocol.spec.run import parse_toml, sign_run
-from waiting import until_async
 
 SAVED = {"swarm_step": 700, "steps": 350, "tokens": 89_600}
 

@@ -20,11 +20,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from disk import PowerLoss, is_killed_at, on_small_disk
 from numpy.typing import NDArray
 
 import lowcomm_node.data.corpus as corpus_module
 import lowcomm_node.data.shards as shards_module
+from helpers.disk import PowerLoss, is_killed_at, on_small_disk
 from lowcomm_node.data import Split, TrainStream, held_out_windows, open_data, open_tokenizer
 from lowcomm_node.data.corpus import Document, PythonCorpus, open_corpus
 from lowcomm_node.data.documents import Reading, find_files, read_jsonl, read_parquet, read_text

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import tiny_settings
 
 from lowcomm_node.cli.create import name_tokenizer
 from lowcomm_node.data import open_tokenizer
@@ -16,6 +15,7 @@ from lowcomm_node.models.inference import generate_from
 from lowcomm_node.models.transformer import build_model
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.swarm.run_template import write_template
+from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import ModelSettings, RunSpec, parse_canonical, parse_toml

@@ -19,9 +19,9 @@ from lowcomm_node.dht.keys import (
     peers_key,
     provenance,
 )
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.libp2p.multiaddress import decode, encode, parse_announced, parse_entry_point, reach
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import RecordError
 from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record

@@ -9,18 +9,18 @@ import pytest
 
 import lowcomm_bootstrap.registry as registry_module
 import lowcomm_protocol.spec.run as run_module
+from helpers.waiting import until_async
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_bootstrap.serving import read_run
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError, DiskFull
 from lowcomm_node.swarm.rejoin import Lifeline
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
-from waiting import until_async
 
 CREATOR, SERVER = Identity(b"c" * 32), Identity(b"s" * 32)
 NOW = 1_800_000_000.0

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from helpers.waiting import until_async
 from lowcomm_node.daemon import daemon as daemons
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.doctor import line, scouts, survey
 from lowcomm_node.doctor.examining import _serving
 from lowcomm_node.doctor.sights import Helper, Subject, Survey
@@ -24,11 +24,11 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.prober import ProbeLimits, Prober
 from lowcomm_node.system.quota import Allowed
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import PROTOCOL, Kind, Seen, Target
-from waiting import until_async
 
 ME, *HELPERS = (Identity(letter * 32).peer_id for letter in (b"m", b"1", b"2", b"3"))
 OUTER, INNER = "44.128.0.12", "192.168.1.7"

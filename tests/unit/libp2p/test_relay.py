@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p import p2pd, relay, relaying, streams
 from lowcomm_node.libp2p.control import Connection
@@ -24,7 +25,6 @@ from lowcomm_node.libp2p.relay import MAX_RELAYS, USEFUL_BYTES, Place, Places, R
 from lowcomm_node.libp2p.streams import StreamListener
 from lowcomm_node.system.malloc import keep_freed_memory
 from lowcomm_protocol.identity import Identity
-from waiting import until_async
 
 RELAYS = [EntryPoint(Identity(bytes([n]) * 32).peer_id, f"/ip4/203.0.113.{n}/tcp/1") for n in range(1, 6)]
 DOOR = RELAYS[0]

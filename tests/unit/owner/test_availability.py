@@ -5,10 +5,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from disk import on_small_disk
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.disk import on_small_disk
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.idle import BUSY_SECONDS, Load, Looks, OwnWork, Work, last_typed, read_logind

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
+from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.probing import asker as asking
@@ -23,12 +23,12 @@ from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_s
 from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_node.system.quota import MAX_CALLERS, Allowed, Ration, network_of
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.transport.tls import make_certificate
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import PROTOCOL, Keeping, Kind, Target
-from waiting import until_async
 
 ASKER, HELPER = Identity(b"a" * 32).peer_id, Identity(b"h" * 32).peer_id
 RELAY = Identity(b"r" * 32).peer_id

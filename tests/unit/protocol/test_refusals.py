@@ -7,10 +7,10 @@ from itertools import count
 
 import pytest
 
+from helpers.scripts import load_benchmark
 from lowcomm_node.dht.keys import Provenances
 from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, VersionError
 from lowcomm_protocol.refusals import Reason, Refusals, What
-from scripts import load_benchmark
 
 benchmark = load_benchmark("refusals")
 CASES = {case.name: case for case in benchmark.CASES}

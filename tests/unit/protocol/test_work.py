@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.waiting import until_async
 from lowcomm_node.dht.keys import RUNS_KEY, Provenances, pack, peers_key
 from lowcomm_node.swarm import proofs_of_work as proving
 from lowcomm_node.swarm.proofs_of_work import Prover
@@ -18,7 +19,6 @@ from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.refusals import Reason, Refusals
 from lowcomm_protocol.spec.run import parse_canonical, parse_toml, sign_run
 from lowcomm_protocol.work import MAX_BITS, OVERLAP, WEEK, Proof, Proofs, week_of, zero_bits
-from waiting import until_async
 
 CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
 BITS = 3

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from scripts import load_benchmark
+from helpers.scripts import load_benchmark
 
 DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); sys.stdin.read()"
 

@@ -1,15 +1,13 @@
 """What a bootstrap server installs: a part of what everybody has, at the same versions, and whole without torch."""
 
-import sys
 from importlib.metadata import requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "tests" / "swarm"))
+from helpers.frugal import listed, name_of
 
-from frugal import listed, name_of  # noqa: E402
+ROOT = Path(__file__).resolve().parents[3]
 
 LOCK = listed(ROOT / "bootstrap" / "requirements.lock")
 NEVER_IMPORTED = {"torch", "scipy", "configargparse", "grpcio-tools", "packaging", "prefetch-generator", "pyyaml"}

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "docker" / "entry"))
 
 from claim import claim, point, read_addresses, spread
 
-from waiting import until
+from helpers.waiting import until
 
 ENTRY = Path(sys.modules["claim"].__file__ or "").parent
 Claim = Callable[[str], tuple[int, str]]

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import from_the_docs as theirs
 import numpy as np
 import pytest
 import torch
 
+from helpers import from_the_docs as theirs
 from lowcomm_node.models.transformer import build_model, tensor_specs
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.codecs import codec

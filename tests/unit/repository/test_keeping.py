@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-import keeping
-from waiting import until
+from helpers import keeping
+from helpers.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 SOON = 60.0
@@ -35,8 +35,8 @@ def test_that_starts_a_process_and_waits():
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder with a test that does not end; what it starts is ended in any case."""
     (tmp_path / "conftest.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(keeping.__file__).parent)!r})\nimport keeping\n"
-        "from skips import pytest_addoption, pytest_runtest_makereport\n"
+        f"import sys\nsys.path.insert(0, {str(Path(keeping.__file__).parents[1])!r})\nfrom helpers import keeping\n"
+        "from helpers.skips import pytest_addoption, pytest_runtest_makereport\n"
         "def pytest_configure():\n    keeping.start()\n"
     )
     (tmp_path / "test_it.py").write_text(TEST)

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from donating import INTERVAL, SMALL, STEP, Giver, giving, sync_of
-from wire import calling, soon
 
 from lowcomm_node.state_transfer import fetch as fetch_module
 from lowcomm_node.state_transfer.catch_up import ROUNDS, CatchingUp
 from lowcomm_node.storage import snapshots as snapshots_module
 from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.testing.donors import INTERVAL, SMALL, STEP, Giver, giving, sync_of
+from lowcomm_node.testing.wire import calling, soon
 from lowcomm_node.transport.bandwidth import Throttle
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.plan.clock import largest_jump

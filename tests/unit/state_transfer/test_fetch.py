@@ -10,21 +10,33 @@ from random import Random
 
 import numpy as np
 import pytest
-from donating import INTERVAL, LARGE, SMALL, STEP, Giver, Joiner, drawn, giving, identity, manifest, sync_of
-from wire import Cable, cabled, calling, misbehaving, soon
 
+from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, LinkLost
 from lowcomm_node.state_transfer import donor as donor_module
 from lowcomm_node.state_transfer import fetch as fetch_module
 from lowcomm_node.state_transfer import queue as turns_module
 from lowcomm_node.state_transfer.donor import MAX_JOINERS
 from lowcomm_node.state_transfer.download import Gathering
+from lowcomm_node.testing.donors import (
+    INTERVAL,
+    LARGE,
+    SMALL,
+    STEP,
+    Giver,
+    Joiner,
+    drawn,
+    giving,
+    identity,
+    manifest,
+    sync_of,
+)
+from lowcomm_node.testing.wire import Cable, cabled, calling, misbehaving, soon
 from lowcomm_node.transport.bandwidth import Throttle
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.state.snapshot import name_of, read_manifest
-from waiting import until_async
 
 MIB = 1024 * 1024
 

@@ -6,18 +6,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from time import time
 
 import pytest
-from donating import SMALL, Giver, Joiner, giving, identity
-from wire import RUN, cabled, calling, calling_raw, soon
 
+from helpers.waiting import until_async
 from lowcomm_node.state_transfer import fetch as fetch_module
 from lowcomm_node.state_transfer import queue as turns_module
 from lowcomm_node.state_transfer.queue import LEAST, WINDOW
+from lowcomm_node.testing.donors import SMALL, Giver, Joiner, giving, identity
+from lowcomm_node.testing.wire import RUN, cabled, calling, calling_raw, soon
 from lowcomm_node.transport.bandwidth import Throttle
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
-from waiting import until_async
 
 NEWCOMER, SHARED = "127.9.0.1", "127.9.1.1"
 AT_EACH = 18

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from disk import PowerLoss, is_killed_at, on_small_disk
 from safetensors.torch import save, save_file
 from torch import Tensor
 
 import lowcomm_node.storage.checkpoint as checkpoint_module
 import lowcomm_node.storage.manifest as manifest_module
+from helpers.disk import PowerLoss, is_killed_at, on_small_disk
+from helpers.waiting import until
 from lowcomm_node.errors import CheckpointError, ConfigError, DiskFull, RetryLater
 from lowcomm_node.storage.checkpoint import DIVERGED, CheckpointStore
 from lowcomm_node.storage.durable import (
@@ -35,7 +36,6 @@ from lowcomm_node.storage.durable import (
 )
 from lowcomm_node.storage.manifest import MANIFEST, is_complete, problems_of, read_manifest
 from lowcomm_node.storage.state_file import read_state, state_bytes, write_state
-from waiting import until
 
 META: dict[str, Any] = {"run_id": "ab" * 32, "steps": 7, "nested": {"a": [1, 2.5, None, True, "é"]}, "big": 10**30}
 NOW = 1_800_000_000.25

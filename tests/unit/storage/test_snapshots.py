@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, RetryLater, TrainerError
 from lowcomm_node.storage import snapshots as module
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
-from waiting import until_async
 
 STALE = 10
 

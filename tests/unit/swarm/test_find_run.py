@@ -7,7 +7,6 @@ from time import time
 import pytest
 
 from lowcomm_node.dht.keys import RUNS_KEY
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.owner.settings import NodeSettings, load_settings
 from lowcomm_node.storage.files import write_atomic
@@ -15,6 +14,7 @@ from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm import find_run as finding
 from lowcomm_node.swarm.find_run import find_run, missing_run, open_discovery, remembered_run
 from lowcomm_node.swarm.remembered_peers import KnownDoors
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.document import encode
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, run_id_of, sign_run

@@ -13,16 +13,17 @@ from typing import Any
 import grpc
 import pytest
 from grpc import aio
-from wire import new_certificate
 
+from helpers.waiting import until_async
 from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import ConfigError, NotAdmitted
 from lowcomm_node.owner.settings import load_settings
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import Standing
 from lowcomm_node.swarm.membership import Membership, in_numbers, look_pause
 from lowcomm_node.system.release import release
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.testing.wire import new_certificate
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.server import ExchangeServer, ExchangeService
 from lowcomm_node.transport.tls import Gatekeeper
@@ -36,7 +37,6 @@ from lowcomm_protocol.refusals import Reason, Refusals
 from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.document import encode
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
-from waiting import until_async
 
 CREATOR, ADA, BOB, CLEO = (Identity(bytes([number]) * 32) for number in (1, 2, 3, 4))
 

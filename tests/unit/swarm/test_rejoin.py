@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lowcomm_node.dht.interface import Knock
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.swarm.rejoin import Lifeline, own_addresses
 from lowcomm_node.swarm.remembered_peers import KnownDoors
 from lowcomm_node.swarm.watchdog import State
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 
 ADA, BOOT, PEER = (Identity(seed * 32) for seed in (b"a", b"b", b"p"))

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from lowcomm_node.dht.keys import removals_key
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.settings import load_settings
 from lowcomm_node.swarm.admission import Standing
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import Token, issue_invite
 from lowcomm_protocol.peers.removals import write_removals

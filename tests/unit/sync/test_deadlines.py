@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from helpers.tunnelling import soon
+from helpers.waiting import until_async
 from lowcomm_node.sync import driver as rounds
 from lowcomm_node.sync.pair_driver import PairRound
 from lowcomm_protocol.exchange.pair import machine as ex
-from tunnelling import soon
 from virtual import OFFER
-from waiting import until_async
 
 
 class Told(PairRound):

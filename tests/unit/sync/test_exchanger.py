@@ -6,16 +6,16 @@ from math import ceil
 from time import monotonic, time
 
 import pytest
-from exchanging import INTERVAL, MIN_STEPS, NUMEL, Node, eventually, say, swarm
-from scripted import SIZE, ScriptedTrainer
-from wire import cabled
 
+from helpers.exchanging import INTERVAL, MIN_STEPS, NUMEL, Node, eventually, say, swarm
 from lowcomm_node.errors import TrainerLost
 from lowcomm_node.sync import exchanger as exchanger_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.exchanger import ENDURED, SLACK
 from lowcomm_node.sync.history import WE_REFUSED
 from lowcomm_node.sync.needs import LIFE
+from lowcomm_node.testing.scripted_trainer import SIZE, ScriptedTrainer
+from lowcomm_node.testing.wire import cabled
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal

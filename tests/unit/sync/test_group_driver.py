@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 import pytest
-from exchanging import INTERVAL, NUMEL, Node, agreed, announced, eventually, hear, hear_end, say, swarm
-from scripted import contribution, mean_of, shard_sizes
-from wire import soon
 
+from helpers.exchanging import INTERVAL, NUMEL, Node, agreed, announced, eventually, hear, hear_end, say, swarm
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.group_driver import GroupRound
 from lowcomm_node.sync.history import Outcome
+from lowcomm_node.testing.scripted_trainer import contribution, mean_of, shard_sizes
+from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.exchange.group import machine as gr
 from lowcomm_protocol.exchange.group.table import HAVE_GIVEN

@@ -7,7 +7,8 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from exchanging import (
+
+from helpers.exchanging import (
     INTERVAL,
     NUMEL,
     Node,
@@ -22,11 +23,10 @@ from exchanging import (
     say,
     swarm,
 )
-from scripted import contribution, mean_of, shard_sizes
-from wire import soon
-
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.sync import frames, offers
+from lowcomm_node.testing.scripted_trainer import contribution, mean_of, shard_sizes
+from lowcomm_node.testing.wire import soon
 from lowcomm_node.transport.stream import CalleeStream, Stream
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

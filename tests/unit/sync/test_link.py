@@ -9,11 +9,12 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire import cabled, call, calling, linked, listening, misbehaving, soon
 
+from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
+from lowcomm_node.testing.wire import cabled, call, calling, linked, listening, misbehaving, soon
 from lowcomm_node.trainer.arena import Arena, create_file
 from lowcomm_node.trainer.interface import Again
 from lowcomm_node.transport import stream as stream_module
@@ -22,7 +23,6 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider
 from virtual import OFFER
-from waiting import until_async
 
 WHOLE = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 

@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from exchanging import INTERVAL, Node, announced, chunks, eventually, hear, hear_content, hear_end, say, swarm
-from scripted import SIZE, contribution
-from wire import soon
 
+from helpers.exchanging import INTERVAL, Node, announced, chunks, eventually, hear, hear_content, hear_end, say, swarm
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import Outcome
+from lowcomm_node.testing.scripted_trainer import SIZE, contribution
+from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.exchange.pair import machine as ex
 
 

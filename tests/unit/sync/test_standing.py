@@ -1,10 +1,10 @@
 """What must hold for what a node holds against a peer: real exchanges, with a puppet that does not do what it should."""
 
 import pytest
-from exchanging import INTERVAL, Node, Puppet, announced, chunks, hear_end, say, swarm
-from wire import soon
 
+from helpers.exchanging import INTERVAL, Node, Puppet, announced, chunks, hear_end, say, swarm
 from lowcomm_node.sync.link import FREE_CHUNKS, LEAST_CHUNK
+from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.trust import FORGIVEN
 

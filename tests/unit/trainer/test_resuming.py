@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from driving import Driven, begin, driven, finish
 
 from lowcomm_node.errors import CheckpointError
+from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.trainer import state
 from lowcomm_protocol.spec.run import PRESETS
 

@@ -7,9 +7,9 @@ from threading import Event
 from typing import Any
 
 import pytest
-from tiny import tiny_settings
 
 from lowcomm_node.storage.checkpoint import CheckpointInfo, CheckpointStore
+from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_node.trainer.saving import FIRST_PAUSE, HANGS, LONGEST_PAUSE, PATIENCE, Saving
 

@@ -3,40 +3,28 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import psutil
 import pytest
 
+from helpers.waiting import until_async
 from lowcomm_node.errors import TrainerError, TrainerLost
+from lowcomm_node.testing.light_trainer import LightTrainer
 from lowcomm_node.trainer import supervisor as supervisor_module
 from lowcomm_node.trainer.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
 from lowcomm_node.trainer.hang import FACTOR, FIRST_STEP, Pace
 from lowcomm_node.trainer.interface import TrainerSettings
 from lowcomm_node.trainer.memory_watch import GIB, memory_of
-from lowcomm_node.trainer.process import TrainerProcess, describe_end, fate
+from lowcomm_node.trainer.process import describe_end, fate
 from lowcomm_node.trainer.supervisor import END_DEADLINE, Supervisor
-from waiting import until_async
 
 SETTINGS = TrainerSettings(spec="", peer_id="", checkpoints="", data_cache="")
 DEADLINE = 20.0
-
-
-class LightTrainer(TrainerProcess):
-    """A real process without tensors."""
-
-    def __init__(self, behaviour: str = "") -> None:
-        super().__init__()
-        self._behaviour = behaviour
-
-    def _command(self) -> list[str]:
-        return [sys.executable, str(Path(__file__).parents[2] / "helpers" / "light_trainer.py"), self._behaviour]
 
 
 @asynccontextmanager

@@ -4,9 +4,9 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from tiny import tiny_settings
 
 from lowcomm_node.errors import TrainerError
+from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer.interface import GROUP_SLOTS
 from lowcomm_node.trainer.process import TrainerThread
 

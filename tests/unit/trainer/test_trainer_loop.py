@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from driving import Driven, begin, driven, finish
 
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
+from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import create_file

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tiny import tiny_settings
 
+from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer.interface import PAIR_SLOTS
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_node.trainer.replica import Replica

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from driving import driven
 
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.sampling import TOP_K, generate
+from lowcomm_node.testing.driven_trainer import driven
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer.evaluation import evaluate
 from lowcomm_node.trainer.interface import slots_each

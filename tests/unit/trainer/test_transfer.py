@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from donating import Joiner, identity
-from wire import calling, listening, soon
 
+from helpers.waiting import until_async
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
 from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
+from lowcomm_node.testing.donors import Joiner, identity
+from lowcomm_node.testing.wire import calling, listening, soon
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.interface import TrainerSettings
 from lowcomm_node.trainer.process import TrainerThread
@@ -33,7 +34,6 @@ from lowcomm_protocol.state.pieces import (
     read_piece,
 )
 from lowcomm_protocol.state.snapshot import StateForm, Version, name_of, read_manifest
-from waiting import until_async
 
 KINDS = {
     "lowcomm": {},

@@ -9,6 +9,8 @@ import pytest
 from grpc import aio
 from test_tunnel import EVE, pair
 
+from helpers.tunnelling import End, chunk, piece, soon
+from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.sync import driver as rounds
 from lowcomm_node.sync.driver import answer_in_time
@@ -19,8 +21,6 @@ from lowcomm_node.transport.bandwidth import FREE_WINDOW
 from lowcomm_node.transport.guard.connections import Endings
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
-from tunnelling import End, chunk, piece, soon
-from waiting import until_async
 
 CALLS = 3
 

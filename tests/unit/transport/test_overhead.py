@@ -4,9 +4,10 @@ import asyncio
 from time import time
 
 import pytest
-from frames import FLOODS, Connection, call, connected
-from wire import CALLEE, RUN, Callee, calling, listening, soon
 
+from helpers.http2 import FLOODS, Connection, call, connected
+from helpers.waiting import until_async
+from lowcomm_node.testing.wire import CALLEE, RUN, Callee, calling, listening, soon
 from lowcomm_node.transport.guard import unauthenticated as strangers_module
 from lowcomm_node.transport.guard.overhead import BURST, OF_MESSAGE, RATE, SHARE, Explaining, Overhead
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
@@ -14,7 +15,6 @@ from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_node.transport.traffic import Meter
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from waiting import until_async
 
 HERE, THERE = ("192.0.2.1", 1), ("198.51.100.1", 1)
 MIB = 1024**2

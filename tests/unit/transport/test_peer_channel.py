@@ -7,15 +7,15 @@ from contextlib import suppress
 import pytest
 from test_tunnel import cut, pair
 
-from lowcomm_node.dht.memory import MemoryNetwork
+from helpers.tunnelling import End, soon
+from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
+from lowcomm_node.testing.memory_dht import MemoryNetwork
 from lowcomm_node.transport import peer_channel as lines
 from lowcomm_node.transport.peer_channel import Line, name_tunnel
 from lowcomm_node.transport.routes import Route
 from lowcomm_protocol.peers.records import PeerInfo
-from tunnelling import End, soon
-from waiting import until_async
 
 DIRECT, TUNNEL = Route.DIRECT, Route.TUNNEL
 

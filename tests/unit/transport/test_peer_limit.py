@@ -9,6 +9,8 @@ import pytest
 from grpc import aio
 from test_tunnel import DAN, EVE, pair
 
+from helpers.tunnelling import chunk, soon
+from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost, PortInUse
 from lowcomm_node.transport.bandwidth import flow_options
 from lowcomm_node.transport.channels import Channels
@@ -17,8 +19,6 @@ from lowcomm_node.transport.server import ExchangeService
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from tunnelling import chunk, soon
-from waiting import until_async
 
 
 async def test_a_peer_counts_once_as_long_as_anything_is_held():

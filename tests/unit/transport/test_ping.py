@@ -7,19 +7,19 @@ from time import time
 from typing import Any
 
 import pytest
-from wire import new_certificate
 
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
+from helpers.tunnelling import End, ends, soon
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.probing import measuring
 from lowcomm_node.system.quota import Allowed
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.testing.wire import new_certificate
 from lowcomm_node.transport.bandwidth import Bandwidth, Throttle
 from lowcomm_node.transport.ping import BUSY_SECONDS, MAX_AT_ONCE, Echo, PingCall, match_peer
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
-from tunnelling import End, ends, soon
 
 ADA, BOB = (Identity(bytes([number]) * 32) for number in (11, 12))
 CERTIFICATE = new_certificate()

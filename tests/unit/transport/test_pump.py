@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from helpers.tunnelling import soon
+from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.transport.tunnel import pump as pipes
 from lowcomm_node.transport.tunnel.frames import ANSWER, Signal, numbered, word
 from lowcomm_node.transport.tunnel.pump import Pipe
 from lowcomm_node.transport.tunnel.session import Session, Sizes, Slabs
 from lowcomm_protocol.errors import ProtocolViolation
-from tunnelling import soon
-from waiting import until_async
 
 SIZES = Sizes(slab=16 * 1024, window=256 * 1024, ack_every=32 * 1024)
 

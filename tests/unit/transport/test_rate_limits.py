@@ -5,15 +5,15 @@ import asyncio
 import grpc
 import pytest
 from grpc import aio
-from wire import CALLEE, CALLER, PATH, Callee, calling, calling_raw, listening, soon
 
+from helpers.waiting import until_async
 from lowcomm_node.system.quota import Allowed
+from lowcomm_node.testing.wire import CALLEE, CALLER, PATH, Callee, calling, calling_raw, listening, soon
 from lowcomm_node.transport import server as service
 from lowcomm_node.transport.guard import rate_limits as turnstile
 from lowcomm_node.transport.guard.rate_limits import Turnstile
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from waiting import until_async
 
 FEW = Allowed(each=3, all=turnstile.UNBOUND, seconds=60.0)
 STRANGER = Identity(b"\5" * 32)

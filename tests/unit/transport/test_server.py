@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from helpers.waiting import until_async
 from lowcomm_bootstrap.server import LOOK_DEADLINE, BootstrapServer
 from lowcomm_node.daemon.report import summary
 from lowcomm_node.system.systemd import EXTENSION, MAX_STATUS, STATUS_EVERY, Condition, ServiceManager
-from waiting import until_async
 
 Listen = Callable[[str], socket.socket]
 STARTING, READY = Condition(ready=False, line="joining"), Condition(ready=True, line="training")

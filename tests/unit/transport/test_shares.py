@@ -5,15 +5,15 @@ from contextlib import AsyncExitStack
 from time import time
 
 import grpc
-from wire import CALLEE, RUN, cabled, calling, calling_raw, listening, soon
 
+from helpers.waiting import until_async
 from lowcomm_node.system.quota import Allowed, Shares
+from lowcomm_node.testing.wire import CALLEE, RUN, cabled, calling, calling_raw, listening, soon
 from lowcomm_node.transport.guard.rate_limits import MAX_CALLS, UNBOUND, Turnstile
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
-from waiting import until_async
 
 OTHER = "127.9.0.1"
 

@@ -7,7 +7,10 @@ from contextlib import suppress
 import grpc
 import pytest
 from grpc import aio
-from wire import (
+
+from helpers.waiting import until_async
+from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
+from lowcomm_node.testing.wire import (
     CALLEE,
     CALLER,
     DEADLINE,
@@ -24,8 +27,6 @@ from wire import (
     new_certificate,
     soon,
 )
-
-from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
 from lowcomm_node.transport import certificates
 from lowcomm_node.transport import channels as channels_module
 from lowcomm_node.transport import server as service
@@ -42,7 +43,6 @@ from lowcomm_protocol.peers.invites import issue_invite
 from lowcomm_protocol.peers.records import CREDENTIAL_LIFE, write_credential
 from lowcomm_protocol.peers.removals import write_removals
 from lowcomm_protocol.refusals import Refusals
-from waiting import until_async
 
 STRANGER = Identity(b"\3" * 32)
 NOW = 1_800_000_000.0

@@ -12,11 +12,13 @@ import grpc
 import pytest
 from grpc import aio
 from structlog.testing import capture_logs
-from wire import new_certificate
 
-from lowcomm_node.dht.memory import MemoryDiscovery, MemoryNetwork
+from helpers.tunnelling import RUN, End, chunk, ends, soon
+from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.testing.wire import new_certificate
 from lowcomm_node.transport import peer_channel as line
 from lowcomm_node.transport.guard import eviction as crowd
 from lowcomm_node.transport.tunnel import dialer as way
@@ -27,8 +29,6 @@ from lowcomm_node.transport.tunnel.tunnels import Tunnels, protocol_of
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
-from tunnelling import RUN, End, chunk, ends, soon
-from waiting import until_async
 
 ADA, BOB, EVE, DAN = (Identity(bytes([number]) * 32) for number in (11, 12, 13, 14))
 CERTIFICATE = new_certificate()

@@ -8,16 +8,16 @@ from time import monotonic
 
 import grpc
 import pytest
-from frames import FLOODS, connected
-from wire import CALLEE, PATH, SERVER_NAME, calling, calling_raw, listening, soon
 
+from helpers.http2 import FLOODS, connected
+from helpers.waiting import until_async
 from lowcomm_node.system.quota import Allowed
+from lowcomm_node.testing.wire import CALLEE, PATH, SERVER_NAME, calling, calling_raw, listening, soon
 from lowcomm_node.transport.guard import unauthenticated as strangers_module
 from lowcomm_node.transport.guard.rate_limits import UNBOUND, Turnstile
 from lowcomm_node.transport.guard.unauthenticated import MAX_KNOWN, PROVEN, Strangers
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Refusals
-from waiting import until_async
 
 
 def test_the_oldest_of_an_address_that_has_too_many_are_ended_and_no_others():

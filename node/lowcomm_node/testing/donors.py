@@ -8,12 +8,12 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from wire import Callee, listening
 
 from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.state_transfer.download import Gathering
 from lowcomm_node.state_transfer.fetch import Fetcher
 from lowcomm_node.storage.snapshots import Snapshots, write_snapshot
+from lowcomm_node.testing.wire import Callee, listening
 from lowcomm_node.transport.bandwidth import Throttle
 from lowcomm_node.transport.channels import Channels
 from lowcomm_protocol.identity import Identity

@@ -7,9 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent / "net"))
 
 from namespaces import TOOLS, missing
 
@@ -46,7 +43,7 @@ def install(packages: list[str]) -> None:
 
 def fail(reason: str) -> int:
     """Tell why."""
-    print(f"tests/tools.py: {reason}", file=sys.stderr)
+    print(f"tests/net/tools.py: {reason}", file=sys.stderr)
     return 1
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import tiny_settings
 
+from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer import loop
 from lowcomm_node.trainer.arena import create_file
 from lowcomm_node.trainer.loop import TrainerLoop

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from helpers.waiting import until
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError
-from waiting import until
 
 START = 150.0
 TINY = """

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import time
 
-from dht import Peer
-
+from helpers.dht_peers import Peer
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record

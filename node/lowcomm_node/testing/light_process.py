@@ -1,6 +1,6 @@
 """A trainer without tensors: a real process that speaks the real language, takes steps of nothing, and fails as it is told.
 
-python light_trainer.py BEHAVIOUR SOCKET MEMORY        BEHAVIOUR: "", "die:N", "fail:N:KIND:REASON", "refuse:CODE:REASON",
+python light_process.py BEHAVIOUR SOCKET MEMORY        BEHAVIOUR: "", "die:N", "fail:N:KIND:REASON", "refuse:CODE:REASON",
                                                                  "eat:N:BYTES"
 """
 

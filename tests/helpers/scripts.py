@@ -7,7 +7,7 @@ from typing import Any
 
 def load_benchmark(name: str) -> Any:
     """The module benchmarks/``name``.py, under a name that none of ours has."""
-    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
