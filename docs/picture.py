@@ -15,7 +15,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 PICTURE = Path(__file__).parent / "panel.svg"
-NODES, STEPS = 3, 400
+NODES, STEPS = 4, 400
 COLUMNS = 92
 FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
 POLL, DEADLINE = 1.0, 500.0
@@ -48,8 +48,9 @@ def _wait_half_way(demo: "subprocess.Popen[bytes]", home: str) -> None:
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline and demo.poll() is None:
         asked = subprocess.run([*PROGRAM, "status", "--json", home], capture_output=True, check=False)
-        trainer = (json.loads(asked.stdout) if asked.returncode == 0 else {}).get("trainer") or {}
-        if (trainer.get("swarm_step") or 0) >= STEPS // 2:
+        status = json.loads(asked.stdout) if asked.returncode == 0 else {}
+        done = (status.get("trainer") or {}).get("swarm_step") or 0
+        if done >= STEPS // 2 and not status.get("waiting"):
             return
         time.sleep(POLL)
     raise SystemExit("the demo did not come half-way")
