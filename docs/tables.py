@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from lowcomm_node.libp2p import punching
-from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.state_transfer import donor
 from lowcomm_node.storage import snapshots
 from lowcomm_node.sync import exchanger, link
@@ -59,6 +59,18 @@ def settings() -> Iterator[str]:
         texts = _docstrings(model)
         for name, one in model.model_fields.items():
             yield f"| `{section}.{name}` | {_values(one)} | {_default(one)} | {texts.get(name, '')} |"
+
+
+def owner() -> Iterator[str]:
+    """Every setting of a node's owner, by section."""
+    for section in Section:
+        yield from (f"### {section}", "", "| flag | bounds | if not set | what it is |", "|---|---|---|---|")
+        for name, setting in SETTINGS.items():
+            if setting.section is section:
+                flag = f"{flag_of(name)} {setting.unit}".strip().replace("|", "\\|")
+                bounds = _bounds_of(NodeSettings.model_fields[name]).removeprefix("of ")
+                yield f"| `{flag}` | {bounds} | {default_of(name)} | {setting.text} |"
+        yield ""
 
 
 def presets() -> Iterator[str]:
@@ -208,6 +220,7 @@ def _bytes(count: int) -> str:
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "settings": settings,
+    "owner": owner,
     "presets": presets,
     "added": added,
     "limits": limits,
@@ -246,9 +259,21 @@ def _values(field: FieldInfo) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(_plain(one) for one in get_args(kind))
     name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}.get(kind, "list of texts")
-    told = [f"{word} {_number(getattr(one, key))}" for one in field.metadata for key, word in _bounds(one)]
+    told = _bounds_of(field)
     patterns = [f"`{one.pattern}`" for one in field.metadata if getattr(one, "pattern", None)]
-    return " ".join([name, " and ".join(told), *patterns]).strip()
+    return " ".join([name, told, *patterns]).strip()
+
+
+def _bounds_of(field: FieldInfo) -> str:
+    """In words; those of a value that may be missing, too."""
+    metadata = [*field.metadata, *(one for kind in get_args(field.annotation) for one in _metadata(kind))]
+    told = (f"{word} {_number(getattr(one, key))}" for one in metadata for key, word in _bounds(one))
+    return " and ".join(told)
+
+
+def _metadata(kind: Any) -> Iterator[object]:
+    for one in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
+        yield from one.metadata if isinstance(one, FieldInfo) else [one]
 
 
 def _bounds(one: object) -> Iterator[tuple[str, str]]:

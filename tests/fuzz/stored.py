@@ -13,7 +13,8 @@ from target import Made, cut, fit, join, target
 
 from lowcomm_node.control import server
 from lowcomm_node.errors import CheckpointError, ConfigError
-from lowcomm_node.owner.settings import NodeSettings, change_settings, load_settings
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.sources import change_settings, load_settings
 from lowcomm_node.storage.durable import _seal
 from lowcomm_node.storage.manifest import MANIFEST, write_checkpoint
 from lowcomm_node.storage.manifest import read_manifest as read_checkpoint

@@ -7,6 +7,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
 from lowcomm_node.cli.members import Run, publish, with_entry_points
+from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.logs import configure_logs
 
@@ -34,7 +35,7 @@ def amend(
         ),
     ] = None,
     peers: Annotated[
-        list[str] | None, typer.Option(help="Address of the swarm; default: the node of this home, or its settings.")
+        list[str] | None, setting("peers", "Address of the swarm; default: the node of this home, or its settings.")
     ] = None,
     run: Run = None,
     home: Home = None,
@@ -46,7 +47,7 @@ def amend(
 
     Example: lowcomm-node amend --set run.steps=20000 --set train.learning_rate=0.005 --at 12000
     """
-    from lowcomm_node.owner.settings import load_settings
+    from lowcomm_node.owner.sources import load_settings
     from lowcomm_node.swarm.created_runs import created_run
     from lowcomm_protocol.spec.amendments import SCHEDULE
 

@@ -8,7 +8,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.errors import CheckpointError, ConfigError
-from lowcomm_node.owner.settings import find_home
+from lowcomm_node.owner.sources import find_home
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.formatting import size
 

@@ -9,17 +9,16 @@ import sys
 import traceback
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import NodeError
+from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
-if TYPE_CHECKING:
-    from lowcomm_node.owner.settings import LoadedSettings
-
-Home = Annotated[Path | None, typer.Option("--home", help="Folder of this node's identity, checkpoints and settings.")]
+Home = Annotated[Path | None, setting("home")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, help="Log less; twice: errors only.")]
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more, and show tracebacks.")]
@@ -34,7 +33,6 @@ def show(content: Any, as_json: bool, text: str) -> None:
 
 def tell_farewell(given: dict[str, Any], home: Path) -> str:
     """What a node of this home has given, where the model lies, and how to use it: commands work as they are shown."""
-    from lowcomm_node.owner.settings import find_home
     from lowcomm_node.status.lines import farewell
     from lowcomm_node.system.support import program
 
@@ -42,10 +40,8 @@ def tell_farewell(given: dict[str, Any], home: Path) -> str:
     return farewell(given, program(), option)
 
 
-def read_settings(flags: dict[str, Any]) -> "LoadedSettings":
+def read_settings(flags: dict[str, Any]) -> LoadedSettings:
     """The settings of a command; what was passed over is told on stderr. Raises ConfigError."""
-    from lowcomm_node.owner.settings import load_settings
-
     loaded = load_settings(flags)
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)

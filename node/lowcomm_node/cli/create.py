@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
+from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.system.logs import configure_logs
 
@@ -74,9 +75,9 @@ def init(
 
 def create(
     file: Annotated[Path, typer.Argument(help="The run.toml to publish.")],
-    peers: Annotated[list[str], typer.Option(help="Address of a bootstrap server or peer; may be repeated.")],
+    peers: Annotated[list[str], setting("peers")],
     tokenizer: Annotated[
-        str | None, typer.Option(help='The tokenizer.json that all peers use, where data.tokenizer = "local".')
+        str | None, setting("tokenizer", 'The tokenizer.json that all peers use, where data.tokenizer = "local".')
     ] = None,
     home: Home = None,
     json_: Json = False,

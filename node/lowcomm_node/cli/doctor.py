@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
+from lowcomm_node.cli.options import setting
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning, Unhealthy
-from lowcomm_node.owner.settings import NodeSettings, find_home
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.sources import find_home
 from lowcomm_node.system.formatting import clean, milliseconds, rate
 from lowcomm_node.system.logs import configure_logs
 
@@ -29,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def doctor(
     peers: Annotated[
         list[str] | None,
-        typer.Option(help="Address of the swarm, where no node runs; default: what this home is set to."),
+        setting("peers", "Address of the swarm, where no node runs; default: what this home is set to."),
     ] = None,
     home: Home = None,
     json_: Json = False,

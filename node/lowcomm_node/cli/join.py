@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from time import localtime, monotonic, strftime, time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, tell_farewell
+from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings, run_async, tell_farewell
+from lowcomm_node.cli.options import takes_settings
 from lowcomm_node.system.formatting import clean
 from lowcomm_node.system.logs import configure_logs, log
 from lowcomm_node.system.systemd import ServiceManager
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 REFRESH = 0.5
 PROGRESS_EVERY = 10.0
 """Seconds between two lines on progress, where there is no terminal."""
-Text = Annotated[str | None, typer.Option()]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,58 +31,9 @@ def register(app: typer.Typer) -> None:
     app.command("join")(join)
 
 
+@takes_settings()
 def join(
-    peers: Annotated[
-        list[str] | None, typer.Option(help="Address of a bootstrap server or peer; may be repeated.")
-    ] = None,
-    run: Annotated[str | None, typer.Option(help="NAME or NAME@FINGERPRINT; default: the only run there is.")] = None,
-    invite: Annotated[str | None, typer.Option(help="What the run's creator sent you; or set LOWCOMM_INVITE.")] = None,
-    ephemeral: Annotated[
-        bool | None, typer.Option("--ephemeral", help="A fresh identity, in memory only: for containers.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Your training text: file, folder or glob of text, JSON lines or Parquet.")
-    ] = None,
-    field: Annotated[
-        str | None, typer.Option(help="Field of JSON lines, or column of Parquet, with the text; text.")
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Your tokenizer.json, where the run asks for it.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="TCP port for exchanges; 0: any.")] = None,
-    dht_port: Annotated[int | None, typer.Option(help="TCP port for the DHT; 0: any.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="host:port at which others reach you.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the trainer.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Inner steps that a crash may cost at most.")] = None,
-    keep: Annotated[int | None, typer.Option(help="Checkpoints to keep.")] = None,
-    max_memory: Annotated[float | None, typer.Option(help="GiB that this node may use.")] = None,
-    max_vram: Annotated[float | None, typer.Option(help="GiB of the GPU's memory that training may take.")] = None,
-    max_disk: Annotated[float | None, typer.Option(help="GiB of the disk that the files of the home may take.")] = None,
-    nice: Annotated[
-        int | None, typer.Option(help="0 to 19: how far training steps back for other programs; 5.")
-    ] = None,
-    max_up: Annotated[
-        str | None, typer.Option(help="Contents sent a second, such as 20Mbit or 2.5MB; none: no limit.")
-    ] = None,
-    max_down: Annotated[str | None, typer.Option(help="Contents received a second; as --max-up.")] = None,
-    max_peers: Annotated[str | None, typer.Option(help="Peers to talk with at once; none: 64.")] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help='When to train, such as 22:00-07:00 or "Mon-Fri 18:00-08:00"; none: always.')
-    ] = None,
-    only_idle: Annotated[bool | None, typer.Option(help="Train only while nobody uses this machine.")] = None,
-    idle_after: Annotated[str | None, typer.Option(help="How long nobody must have used it; 10m.")] = None,
-    on_battery: Annotated[str | None, typer.Option(help="Whether to train on battery: yes or no.")] = None,
-    control_port: Annotated[int | None, typer.Option(help="Loopback port of the control API; 0: any.")] = None,
-    stay: Annotated[bool | None, typer.Option(help="Serve the state to others after the run has finished.")] = None,
-    record_life: Annotated[float | None, typer.Option(help="Seconds that others believe us alive.")] = None,
-    poll: Annotated[
-        float | None, typer.Option(help="Seconds between two looks at the DHT; more where there are many peers.")
-    ] = None,
-    join_deadline: Annotated[
-        float | None, typer.Option(help="Seconds to look for the swarm at the first start.")
-    ] = None,
-    exchange_deadline: Annotated[float | None, typer.Option(help="Seconds one exchange may take, at most.")] = None,
-    home: Home = None,
+    flags: dict[str, Any],
     json_: Json = False,
     quiet: Quiet = 0,
     verbose: Verbose = 0,
@@ -91,7 +42,6 @@ def join(
 
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    flags = {key: value for key, value in locals().items() if key not in ("json_", "quiet", "verbose")}
     from lowcomm_node.libp2p.p2pd import find_p2pd
     from lowcomm_node.system.support import check_system, raise_descriptors
 

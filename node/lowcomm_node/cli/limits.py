@@ -1,12 +1,14 @@
 """``limits``: what this node may take of the network, shown and changed while it runs."""
 
-from typing import Annotated
+from typing import Any
 
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.cli.options import takes_settings
 from lowcomm_node.control.client import ControlClient
-from lowcomm_node.owner.settings import find_home
+from lowcomm_node.owner.settings import CHANGEABLE
+from lowcomm_node.owner.sources import find_home
 from lowcomm_node.system.units import write_rate
 
 
@@ -15,12 +17,9 @@ def register(app: typer.Typer) -> None:
     app.command()(limits)
 
 
+@takes_settings(*CHANGEABLE)
 def limits(
-    max_up: Annotated[
-        str | None, typer.Option(help="Contents sent a second, such as 20Mbit or 2.5MB; none: no limit.")
-    ] = None,
-    max_down: Annotated[str | None, typer.Option(help="Contents received a second; as --max-up.")] = None,
-    max_peers: Annotated[str | None, typer.Option(help="Peers to talk with at once; none: 64.")] = None,
+    flags: dict[str, Any],
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,
@@ -31,9 +30,8 @@ def limits(
     A change holds at once, and is kept in config.toml of the home, so after a restart too, unless the node is started
     with a flag or variable that says otherwise. Example: lowcomm-node limits --max-up 5Mbit
     """
-    given = {"max_up": max_up, "max_down": max_down, "max_peers": max_peers}
     with ControlClient(find_home(home)) as client:
-        now = client.limits({name: value for name, value in given.items() if value is not None})
+        now = client.limits({name: value for name, value in flags.items() if value is not None})
     rows = [
         ("up", write_rate(now["up"]), write_rate(now["max_up"])),
         ("down", write_rate(now["down"]), write_rate(now["max_down"])),

@@ -6,7 +6,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, show
 from lowcomm_node.errors import NodeError
-from lowcomm_node.owner.settings import find_home
+from lowcomm_node.owner.sources import find_home
 
 
 def register(app: typer.Typer) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
+from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import ConfigError, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.system.logs import configure_logs
 
@@ -43,7 +44,7 @@ def invite(
 
     Example: lowcomm-node invite --uses 5 --expires 8w
     """
-    from lowcomm_node.owner.settings import find_home
+    from lowcomm_node.owner.sources import find_home
     from lowcomm_node.storage.files import read_small
     from lowcomm_node.storage.paths import Paths
     from lowcomm_node.swarm.created_runs import created_run
@@ -96,7 +97,7 @@ def remove(
     who: Annotated[list[str], typer.Argument(help="Peer ids, ids of invites, or invites.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let them take part again.")] = False,
     peers: Annotated[
-        list[str] | None, typer.Option(help="Address of the swarm; default: the node of this home, or its settings.")
+        list[str] | None, setting("peers", "Address of the swarm; default: the node of this home, or its settings.")
     ] = None,
     run: Run = None,
     home: Home = None,

@@ -8,7 +8,7 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
-from lowcomm_node.owner.settings import find_home
+from lowcomm_node.owner.sources import find_home
 from lowcomm_node.system.units import read_duration
 
 DEADLINE = 90.0

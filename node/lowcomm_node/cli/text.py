@@ -10,7 +10,7 @@ from lowcomm_node.cli.checkpoints import newest_run
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
-from lowcomm_node.owner.settings import find_home
+from lowcomm_node.owner.sources import find_home
 from lowcomm_node.system.formatting import clean_text
 
 

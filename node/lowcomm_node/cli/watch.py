@@ -11,7 +11,7 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError, RetryLater
-from lowcomm_node.owner.settings import find_home
+from lowcomm_node.owner.sources import find_home
 from lowcomm_node.system.formatting import MISSING, clean, milliseconds, quantity, rate, seconds, short_peer, size
 
 POLL = 0.5

@@ -21,7 +21,7 @@ from rich.live import Live
 
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
-from lowcomm_node.owner.settings import find_home
+from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.lines import swarm_in_words
 from lowcomm_node.status.panel import swarm_panel
 from lowcomm_node.swarm.run_template import write_template

@@ -13,13 +13,12 @@ from typing import Any
 import tomlkit
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.owner.settings import NodeSettings, change_settings
+from lowcomm_node.owner.settings import CHANGEABLE, NodeSettings
+from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.units import NONE
 from lowcomm_node.transport.bandwidth import Bandwidth, Throttle
 from lowcomm_node.transport.guard.peer_limit import Company
-
-NAMES = ("max_up", "max_down", "max_peers")
 
 
 class Allowance:
@@ -34,9 +33,9 @@ class Allowance:
 
         Raises ConfigError for a limit that is not known or not valid, or if it can't be kept; nothing is changed then.
         """
-        unknown = [name for name in changes if name not in NAMES]
+        unknown = [name for name in changes if name not in CHANGEABLE]
         if unknown:
-            raise ConfigError(f"{unknown[0]!r} can't be changed while the node runs: only {', '.join(NAMES)}.")
+            raise ConfigError(f"{unknown[0]!r} can't be changed while the node runs: only {', '.join(CHANGEABLE)}.")
         changed = change_settings(settings, changes)
         written = {name: value if name != "max_peers" else changed.max_peers or NONE for name, value in changes.items()}
         _keep(settings.paths.config, written)

@@ -22,7 +22,7 @@ from lowcomm_node.storage.files import read_small, write_atomic
 from lowcomm_node.swarm.amendments import Amending
 from lowcomm_protocol.errors import AdmissionError, LowcommError, SignatureError
 from lowcomm_protocol.peers.admission import Admission, Rules
-from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES, Token, read_claim, verify_token
+from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES, Token, read_claim, read_token, verify_token
 from lowcomm_protocol.peers.records import read_record
 from lowcomm_protocol.peers.removals import MAX_REMOVALS_BYTES, Removals
 from lowcomm_protocol.spec.run import SignedRun
@@ -158,11 +158,16 @@ def newest_removals(run: SignedRun, path: Path, told: bytes) -> Removals:
     return admission.removals
 
 
+def given_token(settings: NodeSettings) -> Token | None:
+    """The invite that the owner has set."""
+    return read_token(settings.invite.get_secret_value()) if settings.invite is not None else None
+
+
 def _own_claim(settings: NodeSettings, run: SignedRun, rules: Rules, peer_id: str, now: float) -> bytes:
     """The claim by which this node takes part; empty where it needs none. Raises NotAdmitted."""
     if rules.admission != "invite":
         return b""
-    path, token = settings.paths.claim(run.fingerprint), settings.token
+    path, token = settings.paths.claim(run.fingerprint), given_token(settings)
     claim = b"" if settings.ephemeral else _sound_claim(read_small(path, MAX_CLAIM_BYTES), rules, peer_id)
     # From the same invite the claim that was made before is the earlier one.
     if token is not None and not (claim and read_claim(claim, peer_id).invite.key == token.invite.key):

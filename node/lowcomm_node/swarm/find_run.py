@@ -12,6 +12,7 @@ from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.swarm.admission import given_token
 from lowcomm_node.swarm.membership import listening
 from lowcomm_node.swarm.remembered_peers import KnownDoors
 from lowcomm_protocol.errors import LowcommError, VersionError
@@ -71,7 +72,7 @@ def remembered_run(settings: NodeSettings) -> SignedRun | None:
     It is that which ``--run`` or the invite names. Without them, that which was found at the addresses in ``--peers``;
     without any address, the only one that there is. Raises ConfigError if it is not clear which.
     """
-    invited_to = settings.token.invite.run_id if settings.token is not None else None
+    invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
     runs = _kept(settings)
     if settings.run is None and invited_to is None and settings.peers:
         # Else a mistyped address of another swarm would train an old run.
@@ -93,7 +94,7 @@ async def find_run(
     missing. Raises NoPeers if none is found within the deadline, which is short where others are published,
     ConfigError if several are and none was named.
     """
-    invited_to = settings.token.invite.run_id if settings.token is not None else None
+    invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
     began, deadline = monotonic(), FIND_DEADLINE
     missing = missing_run([], settings.run, invited_to)
     while monotonic() < began + deadline:

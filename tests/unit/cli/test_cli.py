@@ -23,6 +23,7 @@ from lowcomm_node.cli import app, common, members
 from lowcomm_node.cli import watch as watch_commands
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
+from lowcomm_node.owner.settings import SETTINGS, flag_of
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
@@ -160,6 +161,30 @@ def test_every_command_takes_the_options_that_all_share(command: str, cli: Cli) 
     assert ended.code == 0
     options = set(re.findall(r"(?<!\w)--?[a-z-]+", re.sub(r"\x1b\[[0-9;]*m", "", ended.out)))
     assert {"--json", "--home", "-q", "-v"} <= options
+
+
+def test_every_setting_is_an_option_of_join_and_none_is_without_help() -> None:
+    options = {option.name: option for option in typer.main.get_group(app).commands["join"].params}
+    assert {name: options[name].opts[0] for name in SETTINGS} == {name: flag_of(name) for name in SETTINGS}
+    assert [name for name in SETTINGS if SETTINGS[name].text not in options[name].help] == []
+    assert {name for name, option in options.items() if option.secondary_opts} == {"stay", "only_idle"}
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], {}), (["--max-up", "5Mbit"], {"max_up": "5Mbit"})])
+def test_limits_asks_the_node_for_what_was_given_alone(
+    flags: list[str], expected: dict[str, str], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def limits(self: object, changes: dict[str, Any]) -> dict[str, Any]:
+        asked.append(changes)
+        return {"up": 0.0, "down": 0.0, "peers": 0, "max_up": None, "max_down": None, "max_peers": 64}
+
+    monkeypatch.setattr(ControlClient, "__init__", lambda self, home: None)
+    monkeypatch.setattr(ControlClient, "__exit__", lambda self, *_: None)
+    monkeypatch.setattr(ControlClient, "limits", limits)
+    assert cli("limits", *flags).code == 0
+    assert asked == [expected]
 
 
 # errors

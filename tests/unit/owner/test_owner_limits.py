@@ -8,7 +8,8 @@ import pytest
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.limits import Allowance
-from lowcomm_node.owner.settings import NodeSettings, load_settings
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.transport.guard.peer_limit import DEFAULT_PEERS
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.owner.settings import LoadedSettings, NodeSettings, find_home, load_settings
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
 from lowcomm_node.storage.paths import Paths
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import issue_invite
@@ -154,10 +155,10 @@ INVITE = issue_invite(Identity(b"c" * 32), "ab" * 32, b"i" * 32, 2e9).text()
 
 def test_an_invite_is_read_and_never_shown(tmp_path: Path) -> None:
     for loaded in (load(tmp_path, invite=INVITE), load(tmp_path, "", {"LOWCOMM_INVITE": INVITE})):
-        token = loaded.settings.token
-        assert token is not None and token.text() == INVITE
+        invite = loaded.settings.invite
+        assert invite is not None and invite.get_secret_value() == INVITE
         assert INVITE not in repr(loaded) + str(loaded.settings.model_dump(mode="json"))
-    assert load(tmp_path).settings.token is None
+    assert load(tmp_path).settings.invite is None
 
 
 def test_an_invite_that_is_damaged_is_named_and_not_shown(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.errors import ConfigError, NoPeers
-from lowcomm_node.owner.settings import NodeSettings, load_settings
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm import find_run as finding

@@ -17,7 +17,7 @@ from grpc import aio
 from helpers.waiting import until_async
 from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.errors import ConfigError, NotAdmitted
-from lowcomm_node.owner.settings import load_settings
+from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import Standing
 from lowcomm_node.swarm.membership import Membership, in_numbers, look_pause

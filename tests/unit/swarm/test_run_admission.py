@@ -6,7 +6,7 @@ import pytest
 
 from lowcomm_node.dht.keys import removals_key
 from lowcomm_node.errors import NotAdmitted
-from lowcomm_node.owner.settings import load_settings
+from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm.admission import Standing
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
