@@ -78,7 +78,7 @@ def methods(quick: bool) -> Iterator[Job]:
                     yield Job("methods", RARELY, optimizer, peers, steps, seed)
 
 
-# Learning rate and momentum of Muon were tuned on seed 0 for each kind of row alike; docs/methods.md tells what was tried.
+# Learning rate and momentum of Muon were tuned on seed 0 for each kind of row alike; docs/results.md tells what was tried.
 # The longer the interval, the further pairs are apart: 4 bits wrap less often than 3, and momentum begins to help.
 RARE_PAIRS = {"codec": "mod4", "outer_lr": 0.7, "momentum": 0.3}
 WIRE = {

@@ -61,7 +61,7 @@ def table(title: Circumstances, jobs: Sequence[Job], rows: Rows) -> str:
     lines = [
         f"**{part}, {optimizer}, {peers} peers, {steps} steps**",
         "",
-        "| method | loss of replicas: mean (min to max) | averaged weights | spread | worst block | MB sent | all-reduce's bytes |",
+        "| method | loss: mean (min to max) | averaged | spread | worst block | MB sent | of all-reduce |",
         "|---|---|---|---|---|---|---|",
     ]
     full = [one["bytes_sent"] for one in rows.get(ALLREDUCE, {}).values()]

@@ -287,7 +287,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "merge": "shift",
         "mix": 0.0,
     },
-    # Every parameter often, in few bits: that leaves more of all-reduce's gain than more bits more rarely (docs/methods.md).
+    # Every parameter often, in few bits: that leaves more of all-reduce's gain than more bits more rarely (docs/results.md).
     "streaming-diloco": {
         "interval": 4,
         "fragments": 4,
