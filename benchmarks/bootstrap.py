@@ -19,11 +19,9 @@ benchmark's own, so only where this runs as root. Then the server is killed and 
 that are there.
 """
 
-import argparse
 import json
 import math
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -37,21 +35,20 @@ from statistics import median, quantiles
 from time import monotonic, sleep
 from typing import Any
 
+import kit
 import psutil
+from ends import end_all
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+from helpers.dht_peers import free_port
+from helpers.processes import Process, environment
+from helpers.waiting import until
+from lowcomm_node.dht.guard import place_of
+from lowcomm_node.dht.keys import peers_key
+from lowcomm_node.libp2p.hivemind_parts import DHTID
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
-from helpers.dht_peers import free_port  # noqa: E402
-from helpers.processes import Process, environment  # noqa: E402
-from helpers.waiting import until  # noqa: E402
-from lowcomm_node.dht.guard import place_of  # noqa: E402
-from lowcomm_node.dht.keys import peers_key  # noqa: E402
-from lowcomm_node.libp2p.hivemind_parts import DHTID  # noqa: E402
-from lowcomm_protocol.identity import Identity  # noqa: E402
-from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run  # noqa: E402
-
-OUT = ROOT / "benchmarks" / "results" / "bootstrap.json"
+OUT = kit.RESULTS / "bootstrap.json"
 WINDOWS = 3
 CROWD = 25
 """Clients in one process, at most."""
@@ -69,7 +66,7 @@ COUNTED = "COUNTED_BOOTSTRAP"
 
 def main() -> None:
     """Measure, print, and write down."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 50, 100, 200], help="numbers of clients, growing")
     parser.add_argument("--seconds", type=float, default=20.0, help="of one window")
     parser.add_argument("--looks", type=float, default=2.0, help="of all clients a second")
@@ -86,7 +83,7 @@ def main() -> None:
             results = bench.run(sorted(arguments.sizes))
         finally:
             bench.close()
-    OUT.write_text(json.dumps(results, indent=1) + "\n")
+    kit.write(OUT, results)
 
 
 class Bench:
@@ -113,9 +110,9 @@ class Bench:
 
     def run(self, sizes: Sequence[int]) -> dict[str, Any]:
         """All measurements."""
-        known = json.loads(OUT.read_text())["sizes"] if OUT.exists() else {}
+        known = kit.read(OUT).get("sizes", {})
         results: dict[str, Any] = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} shared cores",
+            "machine": kit.machine(),
             "seconds": self._seconds,
             "idle": self._windows(sleep),
             "sizes": known,
@@ -131,7 +128,7 @@ class Bench:
                 print(row(f"{size}, {name}", of_size[name]), flush=True)
             of_size["burst"] = self._windows(self._ask)
             print(row(f"{size}, burst", of_size["burst"]), flush=True)
-            OUT.write_text(json.dumps(results, indent=1) + "\n")
+            kit.write(OUT, results)
         results["killed"] = self._kill(sizes[-1])
         print(results["killed"], flush=True)
         return results
@@ -253,7 +250,7 @@ class Remote:
     def __init__(self, folder: Path, count: int, run_id: str, poll: float, beat: str, address: str) -> None:
         self.count = count
         folder.mkdir()
-        script = ROOT / "tests" / "helpers" / "clients.py"
+        script = kit.ROOT / "tests" / "helpers" / "clients.py"
         self._errors = (folder / "errors").open("wb")
         self._child = subprocess.Popen(
             [sys.executable, str(script), str(folder), str(count), run_id, str(poll), beat, address],
@@ -284,12 +281,7 @@ class Remote:
 
     def end(self) -> None:
         """End it and its clients."""
-        self._child.terminate()
-        try:
-            self._child.wait(30)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        end_all([self._child])
         self._errors.close()
 
 

@@ -6,19 +6,16 @@ MB/s are of float32 values, on one thread, the median of the repeats. Errors are
 Prints a table and writes out/codecs.json.
 """
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+import kit
 import numpy as np
 
 from lowcomm_protocol.codecs import CODECS, Codec
 
-OUT = Path("out/codecs.json")
+OUT = kit.OUT / "codecs.json"
 
 
 def megabytes_per_second(work: Callable[[], object], numel: int, repeats: int) -> float:
@@ -56,7 +53,7 @@ def measure(codec: Codec, gaussian: np.ndarray, student: np.ndarray, repeats: in
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--numel", type=int, default=4_000_000, help="values in the vector")
     parser.add_argument("--repeats", type=int, default=7, help="timed calls; the median counts")
     arguments = parser.parse_args()
@@ -74,9 +71,8 @@ def main() -> None:
             f"{name:8}{row['bits_per_value']:7.2f}{row['encode_mb_s']:13.0f}{row['decode_mb_s']:13.0f}"
             f"{row['error_gaussian']:14.2g}{row['error_student_t3']:11.2g}"
         )
-    OUT.parent.mkdir(exist_ok=True)
-    record = {"machine": platform.machine(), **vars(arguments), "memcpy_mb_s": copy, "codecs": rows}
-    OUT.write_text(json.dumps(record, indent=2) + "\n")
+    about = {"machine": kit.machine(), **vars(arguments)}
+    kit.write(OUT, {**about, "memcpy_mb_s": copy, "codecs": rows})
     print(f"written to {OUT}")
 
 

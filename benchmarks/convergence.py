@@ -15,10 +15,7 @@ Bytes are payload bytes that one replica sends, blocks that are sent again inclu
 times the fp32 gradient a step. Writes JSON, Markdown and two plots to benchmarks/results (--quick: to out).
 """
 
-import argparse
-import json
 import os
-import platform
 import re
 import shutil
 import sys
@@ -29,12 +26,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import kit
 from convergence_jobs import ALLREDUCE, PARTS, SINGLE, Job, length, members
 from convergence_report import claim, plot, shares, tables
 
-CACHE = Path("out/data")
-RESULTS = Path(__file__).parent / "results"
-"""In the repository: whoever has a doubt deletes a result and runs again."""
+CACHE = kit.OUT / "data"
 
 
 def measure(job: Job) -> dict[str, Any]:
@@ -69,7 +65,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 def main() -> int:
     """Measure what is missing and print the tables; 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--only", default="", help="regular expression: only runs whose key matches, e.g. /4/400/")
@@ -77,16 +73,18 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
-    out = arguments.out or (Path("out/convergence-quick.json") if arguments.quick else RESULTS / "convergence.json")
+    out = arguments.out or (kit.OUT / "convergence-quick.json" if arguments.quick else kit.RESULTS / "convergence.json")
     jobs = [job for part in arguments.part or PARTS for job in PARTS[part](arguments.quick)]
     jobs = [job for job in jobs if re.search(arguments.only, job.key)]
     jobs.sort(key=lambda job: job.peers * job.steps)
     if arguments.report and not out.exists():
         parser.error(f"nothing has been measured yet: there is no {out}")
-    results = json.loads(out.read_text()) if out.exists() else {}
+    results = kit.read(out)
     if not arguments.report:
         measure_all([job for job in jobs if job.key not in results], results, out, arguments.processes)
-    report = "\n\n".join(filter(None, [machine(), tables(jobs, results), shares(jobs, results)]))
+    report = "\n\n".join(
+        filter(None, [f"{kit.machine()}; means over the seeds.", tables(jobs, results), shares(jobs, results)])
+    )
     out.with_suffix(".md").write_text(report + "\n")
     print(report)
     plot(jobs, results, out.parent)
@@ -102,21 +100,8 @@ def measure_all(jobs: Sequence[Job], results: dict[str, Any], out: Path, process
         for done, future in enumerate(as_completed(running), start=1):
             job = running[future]
             results[job.key] = future.result()
-            save(out, results)
+            kit.write(out, results, indent=None)
             print(f"{done}/{len(jobs)} {job.key} {results[job.key]['loss']:.3f}", file=sys.stderr, flush=True)
-
-
-def machine() -> str:
-    """What it ran on."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; means over the seeds."
-
-
-def save(out: Path, results: dict[str, Any]) -> None:
-    """Write all results, as a whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_suffix(".writing")
-    temporary.write_text(json.dumps(results))
-    temporary.replace(out)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 transport.py, links.py and limits.py differ in what they measure and over which line; their ends are these.
 """
 
+import argparse
 import asyncio
 import datetime
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Timer
@@ -53,6 +56,37 @@ def end_all(children: Sequence[subprocess.Popen[str]]) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+class Ends:
+    """The ends of one measurement, each a process of the script that measures."""
+
+    def __init__(self, script: str, folder: str, *options: str) -> None:
+        """``folder``: of their control sockets; ``options``: what all of them are given."""
+        self._command = [sys.executable, script, *options]
+        self._environment = {**os.environ, "XDG_RUNTIME_DIR": folder}
+        self.children: list[subprocess.Popen[str]] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Their processes, without what those have started."""
+        return [child.pid for child in self.children]
+
+    def start(
+        self, role: str, told: dict[str, Any], popen: Any = subprocess.Popen
+    ) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        """Start an end, and wait for what it says first; ``popen`` starts it elsewhere."""
+        command = [*self._command, "--role", role, "--told", json.dumps(told)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        child = popen(command, env=self._environment, **pipes)
+        self.children.append(child)
+        return child, answer(child)
+
+
+def add_roles(parser: argparse.ArgumentParser, *roles: str) -> None:
+    """The options by which ``Ends`` tells a script that it is to be an end."""
+    parser.add_argument("--role", choices=roles, help=argparse.SUPPRESS)
+    parser.add_argument("--told", type=json.loads, default={}, help=argparse.SUPPRESS)
 
 
 def say(message: dict[str, Any]) -> None:

@@ -9,31 +9,20 @@ client's never are), the private memory of its daemon, trainer and p2pd together
 take in a second: on a machine that has nothing to spare, training loses no more than the difference.
 """
 
-import argparse
 import json
-import os
-import platform
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import kit
 import psutil
 from flooding import certificate_of
-from memory import first_address
 
-from lowcomm_node.control.client import ControlClient
-from lowcomm_node.errors import NodeError
-from lowcomm_node.swarm.run_template import write_template
-
-RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
 MAX_GROWTH, MAX_SLOWER = 64 * MIB, 0.10
-START = 120.0
 SETTLE = 5.0
 """Seconds between two phases: what a flood has left behind (connections, calls that run out) must not count as calm."""
 POLL = 0.5
@@ -55,23 +44,20 @@ while True:
 
 def main() -> int:
     """Measure; 1 if memory grows by more or training is slower than promised, or exchanges do not go on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
     parser.add_argument("--calls", type=int, default=10_000, help="in all rounds together")
     parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind, in each flood")
-    parser.add_argument("--out", type=Path, default=RESULTS / "flood.json")
+    parser.add_argument("--out", type=Path, default=kit.RESULTS / "flood.json")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        swarm = Swarm(Path(folder))
-        try:
-            measured = swarm.measure(arguments.rounds, arguments.seconds, arguments.calls, arguments.connections)
-        finally:
-            swarm.close()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
-    result = {"machine": machine, **measured}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    often = ("--checkpoint-every", "100000", "--exchange-deadline", "15")
+    with kit.two_nodes("flood", 20, *often) as nodes:
+        measured = Flooded(nodes[0]).measure(
+            arguments.rounds, arguments.seconds, arguments.calls, arguments.connections
+        )
+    result = {"machine": kit.loaded_machine(), **measured}
+    kit.write(arguments.out, result)
     return tell(result)
 
 
@@ -86,74 +72,34 @@ def tell(result: dict[str, Any]) -> int:
     return int(growth > MAX_GROWTH or slower > MAX_SLOWER or fewest == 0)
 
 
-class Swarm:
-    """A bootstrap server and two nodes."""
+class Flooded:
+    """The node that is flooded."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.children = folder, list[subprocess.Popen[bytes]]()
-        spec = folder / "run.toml"
-        spec.write_text(write_template("flood", "noloco", 10_000_000, 0, 2, interval=20))
-        self._start(
-            "lowcomm_bootstrap", "b", "serve", "--json", "--host", "127.0.0.1", "--port", "0", "--run", str(spec)
-        )
-        door = first_address(folder / "b" / "log")
-        self.homes = [folder / "1", folder / "2"]
-        for home in self.homes:
-            often = ("--checkpoint-every", "100000", "--exchange-deadline", "15")
-            self._start("lowcomm_node", home.name, "join", "--json", "--peers", door, "--threads", "1", *often)
-        self.victim = self.children[1]
+    def __init__(self, node: Any) -> None:
+        self.node = node
         self.client_share = 1.0
         """Seconds of a processor that the client took in a second."""
 
-    def _start(self, module: str, name: str, *arguments: str) -> None:
-        home = self.folder / name
-        home.mkdir()
-        with (home / "log").open("wb") as log:
-            command = [sys.executable, "-m", module, *arguments, "--home", str(home)]
-            self.children.append(
-                subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
-            )
-
-    def close(self) -> None:
-        """End all."""
-        for child in self.children:
-            child.send_signal(signal.SIGTERM)
-        for child in self.children:
-            child.wait(60)
-
-    def status(self, node: int = 0) -> dict[str, Any]:
-        """What a node says. Raises NodeError."""
-        with ControlClient(self.homes[node]) as client:
-            return client.status()
-
-    def completed(self, at_least: int) -> None:
-        """Wait for exchanges. Raises TimeoutError."""
-        deadline = time.monotonic() + START
-        while time.monotonic() < deadline:
-            try:
-                if self.status()["exchanges"]["completed"] >= at_least:
-                    return
-            except NodeError:
-                pass
-            time.sleep(POLL)
-        raise TimeoutError((self.homes[0] / "log").read_text()[-2000:])
+    def status(self) -> dict[str, Any]:
+        """What it says."""
+        return self.node.until(lambda _: True, "an answer")
 
     def spent(self) -> tuple[float, float]:
         """Seconds of a processor that the daemon, and that p2pd has taken."""
-        daemon = psutil.Process(self.victim.pid)
+        daemon = psutil.Process(self.node.child.pid)
         (aside,) = [one for one in daemon.children() if "p2pd" in one.name()]
         of_daemon, of_p2pd = (sum(one.cpu_times()[:2]) for one in (daemon, aside))
         return of_daemon, of_p2pd
 
     def memory(self) -> int:
         """Private bytes of the daemon and all its children."""
-        daemon = psutil.Process(self.victim.pid)
+        daemon = psutil.Process(self.node.child.pid)
         return sum(one.memory_full_info().uss for one in (daemon, *daemon.children(recursive=True)))
 
     def measure(self, rounds: int, seconds: float, calls: int, connections: int) -> dict[str, Any]:
         """Calm and flood in turn."""
-        self.completed(3)
-        (self.folder / "certificate").write_text(certificate_of(self.status()["addresses"][0]))
+        self.node.until(lambda status: status["exchanges"]["completed"] >= 3, "three exchanges")
+        (self.node.home / "certificate").write_text(certificate_of(self.status()["addresses"][0]))
         # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's. As hard as
         # those that count, so that the first calm is spent beside as much as the others.
         print("phase   steps/s  exchanges  private MiB  CPU s/s: daemon  p2pd  stranger", flush=True)
@@ -209,13 +155,13 @@ class Swarm:
         return phase
 
     def _client(self, status: dict[str, Any], seconds: float, calls: int, connections: int) -> list[str]:
-        (run,) = (self.homes[0] / "runs").glob("*/run.json")
+        (run,) = (self.node.home / "runs").glob("*/run.json")
         dht = next(one.split("/")[4] for one in status["entry_points"] if "/tcp/" in one)
         return [
             sys.executable, str(Path(__file__).with_name("flooding.py")), status["addresses"][0],
             status["peer_id"], str(run), "--seconds", str(seconds), "--calls", str(calls), "--connections", str(connections),
             "--parameters", str(status["trainer"]["parameters"]), "--dht-port", dht,
-            "--certificate", str(self.folder / "certificate"),
+            "--certificate", str(self.node.home / "certificate"),
         ]  # fmt: skip
 
 

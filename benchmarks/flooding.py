@@ -8,7 +8,6 @@ snapshots from absurd offsets; pings without an end; connections to the port of 
 may be. It says that it is ready, and begins when a line comes in.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import kit
 from grpc import aio
 
 from lowcomm_node.sync import offers
@@ -310,7 +310,7 @@ def certificate_of(address: str) -> str:
 
 def main() -> None:
     """Flood, tell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("address")
     parser.add_argument("peer_id")
     parser.add_argument("run", type=Path, help="the run as its record in the DHT has it")

@@ -10,12 +10,10 @@ top of contents. *No limit* is what went through the same sockets before, withou
 contents are under way.
 """
 
-import argparse
 import asyncio
 import datetime
 import json
 import os
-import platform
 import re
 import subprocess
 import tempfile
@@ -27,6 +25,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
+import kit
 import uvloop
 from ends import RUN, End
 
@@ -41,7 +40,7 @@ from lowcomm_protocol.peers.records import PeerInfo, Phase
 
 SECONDS, TICK = 10.0, 0.25
 RATES = ("5Mbit", "20Mbit", "100Mbit")
-RESULT = Path(__file__).parent / "results" / "limits.json"
+RESULT = kit.RESULTS / "limits.json"
 TO_CALLEE, TO_CALLER = 0, 1
 """Which way contents go in a call; it is told in the place of the fragment."""
 
@@ -248,7 +247,7 @@ def show(row: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="one limit instead of three")
     arguments = parser.parse_args()
     configure_logs(-1)
@@ -262,8 +261,7 @@ def main() -> None:
     ]
     plan += [("direct", way, "100Mbit", 1, "5Mbit") for way in ("up", "down")]
     plan += [("direct", "down", "none", 1, "20Mbit")]
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"{machine}; load {os.getloadavg()[0]:.1f}")
+    print(f"{kit.machine()}; load {os.getloadavg()[0]:.1f}")
     print(
         f"{'route':8} {'way':5} {'streams':>7} {'limit':>16} {'first 10 s':>12} {'off':>8} {'worst 10 s':>12} {'off':>8} "
         f"{'around':>8} {'no limit':>10}  load"
@@ -277,7 +275,11 @@ def main() -> None:
         rows.append(row | {"open": open_rates[route, way, streams]})
         show(rows[-1])
     if not arguments.quick:
-        content = {"machine": machine, "measured": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": rows}
+        content = {
+            "machine": kit.machine(),
+            "measured": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "rows": rows,
+        }
         # A line a row: the samples are many.
         rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
         RESULT.write_text(json.dumps(content | {"rows": []}, indent=1).replace("[]", f"[\n  {rows}\n ]"))

@@ -14,13 +14,11 @@ stream of libp2p, of which tunnels are made.
 Medians; all runs into benchmarks/results/links.json, a table to the terminal.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import platform
 import socket
-import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -31,15 +29,13 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
-from ends import End, answer, ask, cpu_of, forever, record_of, say, set_up
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "net"), str(ROOT / "tests")]
+import kit
+from ends import End, Ends, add_roles, ask, cpu_of, forever, record_of, say, set_up
 
 RATE, DELAY, LOSS = 200e6, 0.025, 0.01
 CHUNK = 256 * 1024
 DEADLINE = 570.0
-OUT = ROOT / "benchmarks" / "results" / "links.json"
+OUT = kit.RESULTS / "links.json"
 WARM = 4
 """Calls before those that count where the node chooses: one by each route, and one to see what came of that."""
 
@@ -83,12 +79,11 @@ WAYS = {
 
 def main() -> None:
     """Measure and print; with --role, be one end of a measurement."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=64, help="in each direction")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--role", choices=("callee", "caller"), help=argparse.SUPPRESS)
-    parser.add_argument("--told", type=json.loads, default={}, help=argparse.SUPPRESS)
+    add_roles(parser, "callee", "caller")
     arguments = parser.parse_args()
     if arguments.role:
         play(arguments.role, arguments.told)
@@ -98,13 +93,13 @@ def main() -> None:
     if reason := missing():
         sys.exit(f"no laboratory on this machine: {reason}")
     size = arguments.megabytes * 2**20
-    figures = json.loads(OUT.read_text())["ways"] if OUT.exists() and len(arguments.only) < len(WAYS) else {}
+    figures = kit.read(OUT).get("ways", {}) if len(arguments.only) < len(WAYS) else {}
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}"
     about = {"machine": machine, "link": {"rate": RATE, "delay": DELAY, "loss": LOSS}}
     for name in filter(is_possible, arguments.only):
         figures[name] = measure(WAYS[name], size, arguments.runs)
         ways = {each: figures[each] for each in WAYS if each in figures}
-        OUT.write_text(json.dumps(about | {"ways": ways}, indent=1))
+        kit.write(OUT, about | {"ways": ways})
     print(f"{machine}; load {os.getloadavg()[0]:.1f}; {RATE / 1e6:.0f} Mbit/s, {2e3 * DELAY:.0f} ms, both ways at once")
     print(f"{'way':18} {'Mbit/s':>8} {'of link':>8} {'s':>6} {'CPU: link':>10} {'ends':>6}   route    goal")
     for name, figure in figures.items():
@@ -134,31 +129,19 @@ def measure(way: Way, size: int, runs: int) -> dict[str, Any]:
         for host in hosts.values():
             host.sysctl({"ipv4/tcp_congestion_control": way.congestion})
 
-        def start(role: str, told: dict[str, Any]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-            child = hosts[role].popen(
-                [sys.executable, __file__, "--role", role, "--told", json.dumps(told)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "XDG_RUNTIME_DIR": folder},
-            )
-            return child, answer(child)
-
+        ends = Ends(__file__, folder)  # the laboratory ends them
         told: dict[str, Any] = {
             "way": way.way, "over": way.over, "folder": folder, "host": hosts["callee"].address
         }  # fmt: skip
-        _, reached = start("callee", told)
-        caller, _ = start("caller", told | reached)
+        _, reached = ends.start("callee", told, hosts["callee"].popen)
+        caller, _ = ends.start("caller", told | reached, hosts["caller"].popen)
         warm = WARM if way.way == "chosen" else 1
         for _ in range(warm):
             ask(caller, {"bytes": min(size, size if way.way == "chosen" else 4 * 2**20)})
-        link_pid, ends = (
-            hosts["caller"].link.process.pid,
-            [child.pid for host in hosts.values() for child in host.children],
-        )
-        before = [cpu_of([link_pid]), cpu_of(ends)]
+        link_pid = hosts["caller"].link.process.pid
+        before = [cpu_of([link_pid]), cpu_of(ends.pids)]
         done = [ask(caller, {"bytes": size}) for _ in range(runs)]
-        cpu = [after - one for after, one in zip((cpu_of([link_pid]), cpu_of(ends)), before, strict=True)]
+        cpu = [after - one for after, one in zip((cpu_of([link_pid]), cpu_of(ends.pids)), before, strict=True)]
         carried = hosts["caller"].link.traffic()
         packets = carried.up.offered + carried.down.offered
     return {

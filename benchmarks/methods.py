@@ -7,10 +7,7 @@ All rows train with Muon inside, so that only the exchange differs. Resumes wher
 Markdown table, and says whether each claim of the README holds.
 """
 
-import argparse
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -18,6 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+import kit
 
 from lowcomm_node.swarm.run_template import write_template
 
@@ -31,24 +30,24 @@ OPTIMIZER = "muon"
 
 def main() -> int:
     """Measure what is missing, print the table; 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = kit.parser(__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     steps, seeds = (60, (0,)) if arguments.quick else (400, (0, 1, 2))
     methods = ("local", "noloco") if arguments.quick else METHODS
-    out = arguments.out or Path("out") / ("methods-quick.json" if arguments.quick else "methods.json")
-    results = json.loads(out.read_text()) if out.exists() else {}
+    out = arguments.out or kit.OUT / ("methods-quick.json" if arguments.quick else "methods.json")
+    results = kit.read(out)
     for seed in seeds:
         for method in methods:
             key = name_of(method, seed, arguments.nodes, steps)
             if key not in results:
                 print(f"measuring {key}", file=sys.stderr, flush=True)
                 results[key] = measure(method, seed, arguments.nodes, steps, out.parent / "swarms" / key)
-                save(out, results)
+                kit.write(out, results)
     rows = {method: [results[name_of(method, seed, arguments.nodes, steps)] for seed in seeds] for method in methods}
-    print(f"{arguments.nodes} nodes, {steps} steps, seeds {', '.join(map(str, seeds))}; {machine()}\n")
+    print(f"{arguments.nodes} nodes, {steps} steps, seeds {', '.join(map(str, seeds))}; {kit.machine()}\n")
     print(table(rows))
     return 0 if arguments.quick else claims(rows)
 
@@ -75,19 +74,6 @@ def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
     return {key: value for key, value in result.items() if key not in ("sample", "checkpoint", "home", "bytes")}
-
-
-def save(out: Path, results: dict[str, Any]) -> None:
-    """Write all results, as a whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_suffix(".writing")
-    temporary.write_text(json.dumps(results, indent=1))
-    temporary.replace(out)
-
-
-def machine() -> str:
-    """What it ran on."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:

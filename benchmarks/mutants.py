@@ -9,7 +9,6 @@ mutants of annotations and those that compare by identity instead of equality, w
 the tests. Results: benchmarks/results/mutants.json.
 """
 
-import argparse
 import ast
 import json
 import math
@@ -31,11 +30,13 @@ from pathlib import Path
 from time import sleep
 from typing import IO, Any
 
-ROOT = Path(__file__).resolve().parents[1]
+import kit
+
+ROOT = kit.ROOT
 OUT = ROOT / "out" / "mutants"
 TREE = OUT / "tree"
 ADDRESS = OUT / f"{os.getpid()}.sock"
-RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
+RESULTS = kit.RESULTS / "mutants.json"
 SAME = ("_Eq_Is", "_Is_Eq", "_NotEq_IsNot", "_IsNot_NotEq")
 """Operators that change nothing for what is compared here: small integers, names, None."""
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.toml"
@@ -115,7 +116,7 @@ TESTS = {
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("modules", nargs="*", help="parts of the paths of modules; all if none is named")
     parser.add_argument("--sample", type=int, default=40, help="mutants of each module; 0: all")
     parser.add_argument("--again", action="store_true", help="run survivors again")
@@ -220,7 +221,7 @@ def write_results() -> None:
     modules = {path: one for path, one in modules.items() if one["run"]}
     total = {key: sum(one[key] for one in modules.values()) for key in COUNTS}
     total |= estimate(list(modules.values())) | {"not_run": [path for path in TESTS if path not in modules]}
-    RESULTS.write_text(json.dumps({"seed": SEED, "total": total, "modules": modules}, indent=1) + "\n")
+    kit.write(RESULTS, {"seed": SEED, "total": total, "modules": modules})
     print(
         f"{total['killed']} of {total['run']} mutants killed, {total['equivalent']} equivalent: "
         f"{total['killed_percent']} % of all, {total['from_percent']} to {total['to_percent']} %",

@@ -10,10 +10,7 @@ Exchanges carry 3.4 MB each way (a model of 0.85 million parameters in full prec
 Results into benchmarks/results/reach.json and reach.md.
 """
 
-import argparse
-import json
 import os
-import platform
 import sys
 import tempfile
 from collections import Counter
@@ -25,19 +22,16 @@ from statistics import median
 from time import time
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("net", "")]
+import kit
+from laboratory import Host, Lab
+from namespaces import missing
+from nat import Block, Nat
+from residents import START, Resident, Swarm
+from shaping import Link
 
-from laboratory import Host, Lab  # noqa: E402
-from namespaces import missing  # noqa: E402
-from nat import Block, Nat  # noqa: E402
-from residents import START, Resident, Swarm  # noqa: E402
-from shaping import Link  # noqa: E402
-
-from helpers.waiting import until  # noqa: E402
+from helpers.waiting import until
 
 LINE = Link(rate=100e6, delay=0.01)
-OUT = ROOT / "benchmarks" / "results"
 SPEC = """
 [run]
 name = "reach"
@@ -107,15 +101,14 @@ CASES = {
 
 def main() -> None:
     """Run the cases, print them, and write them down."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--exchanges", type=int, default=30, help="that both nodes complete in each case")
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     arguments = parser.parse_args()
     if reason := missing():
         sys.exit(f"no laboratory on this machine: {reason}")
-    path = OUT / "reach.json"
-    known = json.loads(path.read_text())["cases"] if path.exists() and len(arguments.only) < len(CASES) else {}
-    machine = f"{platform.machine()}, {os.cpu_count()} shared cores"
+    path = kit.RESULTS / "reach.json"
+    known = kit.read(path).get("cases", {}) if len(arguments.only) < len(CASES) else {}
     for name in arguments.only:
         try:
             known[name] = measure(CASES[name], arguments.exchanges)
@@ -124,9 +117,9 @@ def main() -> None:
             continue
         print(row(name, known[name]), flush=True)
         cases = {name: known[name] for name in CASES if name in known}
-        path.write_text(json.dumps({"machine": machine, "cases": cases}, indent=1))
+        kit.write(path, {"machine": kit.machine(), "cases": cases})
         table = "".join(f"{row(*case)}\n" for case in cases.items())
-        (OUT / "reach.md").write_text(f"{HEAD}\n{table}\n{machine}\n")
+        path.with_suffix(".md").write_text(f"{HEAD}\n{table}\n{kit.machine()}\n")
 
 
 HEAD = (

@@ -6,15 +6,15 @@ For each shape: the reckoning of ``trainer/memory.py``, and the most memory that
 maps. The reckoning holds if it is at least that, and at most twice as much. Writes out/reckoning.json; 1 if it does not hold.
 """
 
-import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import kit
 
 from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.memory import DAEMON, MIB, count_parameters, reckon
@@ -42,7 +42,7 @@ LOOK = 0.005
 
 def main() -> int:
     """Measure; 1 if a reckoning does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = kit.parser(__doc__)
     parser.add_argument("shapes", nargs="*", default=list(SHAPES), help=", ".join(SHAPES))
     rows, wrong = [], 0
     print("shape                     parameters  reckoned MiB  measured MiB  factor")
@@ -57,9 +57,7 @@ def main() -> int:
         print(
             f"{name:24}  {count_parameters(spec.model):10,}  {reckoned / MIB:12.0f}  {measured / MIB:12.0f}  {factor:6.2f}"
         )
-    out = Path("out") / "reckoning.json"
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(rows, indent=1))
+    kit.write(kit.OUT / "reckoning.json", rows)
     return int(wrong > 0)
 
 

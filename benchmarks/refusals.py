@@ -8,11 +8,7 @@ and OpenSSL's own memory in the handshake. Every repetition is of fresh bytes, f
 tests/unit/protocol/test_refusals.py holds that each of these is refused, counted, and stays below MAX_KIB.
 """
 
-import argparse
 import itertools
-import json
-import os
-import platform
 import ssl
 import statistics
 import tempfile
@@ -22,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import kit
 
 from lowcomm_node.dht.keys import Provenances, pack, peers_key
 from lowcomm_node.transport.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper, make_certificate
@@ -280,11 +278,11 @@ def row(name: str, counted: str, times: list[float], kib: float) -> dict[str, ob
 
 def main() -> int:
     """Measure; 1 if a median takes longer or more memory than promised."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--repeat", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=Path("out") / "refusals.json")
+    parser.add_argument("--out", type=Path, default=kit.OUT / "refusals.json")
     arguments = parser.parse_args()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
+    machine = kit.loaded_machine()
     print(f"{machine}\n{'refused':62}  {'counted as':30}  median us  95 % us  peak KiB")
     rows = []
     for figures in measure(arguments.repeat):
@@ -293,8 +291,7 @@ def main() -> int:
             f"{figures['case']:62}  {figures['counted']:30}  {figures['median_us']:9.0f}  {figures['p95_us']:7.0f}  "
             f"{figures['peak_kib']:8.1f}"
         )
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"machine": machine, "repeat": arguments.repeat, "rows": rows}, indent=1))
+    kit.write(arguments.out, {"machine": machine, "repeat": arguments.repeat, "rows": rows})
     over = [one["case"] for one in rows if one["median_us"] > MAX_MICROSECONDS or one["peak_kib"] > MAX_KIB]
     print(f"above {MAX_MICROSECONDS:.0f} us or {MAX_KIB:.0f} KiB: {', '.join(over) if over else 'none'}")
     return int(bool(over))

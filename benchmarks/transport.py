@@ -7,12 +7,10 @@ callee that it has got all. Each end is a process of its own, with p2pd where th
 Medians of several runs; everything into out/transport.json, a table to the terminal.
 """
 
-import argparse
 import asyncio
 import datetime
 import json
 import os
-import platform
 import socket
 import ssl
 import subprocess
@@ -25,8 +23,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import kit
 import uvloop
-from ends import End, answer, ask, cpu_of, end_all, forever, record_of, say, set_up
+from ends import End, Ends, add_roles, ask, cpu_of, end_all, forever, record_of, say, set_up
 
 CHUNK = 2**20
 TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
@@ -39,26 +38,20 @@ GOALS = {"direct-tls": "0.2 of raw TCP, 1.5 s/GB", "tunnel-tcp": "200 MB/s"}
 
 def main() -> None:
     """Measure and print; with --role, be one end of a measurement."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="128 MB and 3 runs instead of 512 MB and 5")
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--role", choices=("callee", "caller", "relay"), help=argparse.SUPPRESS)
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--told", type=json.loads, default={}, help=argparse.SUPPRESS)
+    add_roles(parser, "callee", "caller", "relay")
     arguments = parser.parse_args()
     if arguments.role:
-        uvloop.run(play(arguments.role, arguments.way, arguments.told))
+        uvloop.run(play(arguments.role, arguments.told["way"], arguments.told))
         return
     megabytes, runs = (128, 3) if arguments.quick else (512, 5)
     figures = {way: measure(way, megabytes * 2**20, runs) for way in arguments.only}
-    out = Path("out") / "transport.json"
-    out.parent.mkdir(exist_ok=True)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     load = os.getloadavg()[0]
-    out.write_text(
-        json.dumps({"machine": machine, "load": load, "bytes": megabytes * 2**20, "ways": figures}, indent=1)
-    )
-    show(figures, f"{machine}; {megabytes} MB, {runs} runs; load {load:.1f}")
+    about = {"machine": kit.machine(), "load": load, "bytes": megabytes * 2**20}
+    kit.write(kit.OUT / "transport.json", {**about, "ways": figures})
+    show(figures, f"{kit.machine()}; {megabytes} MB, {runs} runs; load {load:.1f}")
 
 
 def show(figures: dict[str, dict[str, Any]], title: str) -> None:
@@ -75,26 +68,18 @@ def show(figures: dict[str, dict[str, Any]], title: str) -> None:
 
 def measure(way: str, size: int, runs: int) -> dict[str, Any]:
     """Median rate (bytes a second) and CPU (seconds a GB) of one way, and all runs."""
-    children: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
-        environment = {**os.environ, "XDG_RUNTIME_DIR": folder}
-
-        def start(role: str, told: dict[str, Any]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-            command = [sys.executable, __file__, "--role", role, "--way", way, "--told", json.dumps(told)]
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-            children.append(child)
-            return child, answer(child)
-
+        ends = Ends(__file__, folder)
         try:
-            told: dict[str, Any] = {"folder": folder}
+            told: dict[str, Any] = {"folder": folder, "way": way}
             if way == "tunnel-relay":
-                told |= start("relay", told)[1]
-            told |= start("callee", told)[1]
-            caller, _ = start("caller", told)
+                told |= ends.start("relay", told)[1]
+            told |= ends.start("callee", told)[1]
+            caller, _ = ends.start("caller", told)
             ask(caller, {"bytes": min(size, 32 * CHUNK)})  # warm
-            done = [one_run(caller, children, size) for _ in range(runs)]
+            done = [one_run(caller, ends.pids, size) for _ in range(runs)]
         finally:
-            end_all(children)
+            end_all(ends.children)
     return {
         "rate": median(size / seconds for seconds, _ in done),
         "cpu": median(cpu / (size / 1e9) for _, cpu in done),
@@ -102,9 +87,8 @@ def measure(way: str, size: int, runs: int) -> dict[str, Any]:
     }
 
 
-def one_run(caller: subprocess.Popen[str], children: list[subprocess.Popen[str]], size: int) -> tuple[float, float]:
+def one_run(caller: subprocess.Popen[str], pids: list[int], size: int) -> tuple[float, float]:
     """Seconds, and seconds of CPU of all processes."""
-    pids = [child.pid for child in children]
     before = cpu_of(pids)
     seconds = ask(caller, {"bytes": size})["seconds"]
     return seconds, cpu_of(pids) - before

@@ -7,13 +7,11 @@ identities indeed, at few bits, and reckons the other rows from it: each bit dou
 (out/work.json).
 """
 
-import argparse
-import json
-import os
-import platform
 import time
 from itertools import count
 from pathlib import Path
+
+import kit
 
 from lowcomm_protocol.errors import AdmissionError
 from lowcomm_protocol.identity import Identity
@@ -37,10 +35,10 @@ def find(peer_id: str, week: int, bits: int) -> tuple[Proof, int]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--identities", type=int, default=1000)
     parser.add_argument("--bits", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("out") / "work.json")
+    parser.add_argument("--out", type=Path, default=kit.OUT / "work.json")
     arguments = parser.parse_args()
     now = 2950 * WEEK + 1000.0
     rules = Rules(RUN, creator="", work=arguments.bits)
@@ -57,7 +55,7 @@ def main() -> None:
     checked = (time.process_time() - began) / len(peers)
     refused = refuse(rules, peers[0], now)
     one = found / hashes
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(kit.machine())
     print(f"{arguments.identities} identities at {arguments.bits} bits: {hashes} hashes, {found:.1f} CPU s")
     print(f"a hash {one * 1e3:.2f} ms; to check a good proof {checked * 1e3:.2f} ms, a bad one {refused * 1e3:.2f} ms")
     print(f"{'bits':>4}  {'usual, CPU s':>12}  {'1 in 20 more than':>17}  {'1,000 identities, CPU h':>23}")
@@ -66,11 +64,8 @@ def main() -> None:
         usual = one * 2**bits
         rows.append({"bits": bits, "usual_s": usual, "unlucky_s": UNLUCKY * usual, "thousand_h": usual * 1000 / 3600})
         print(f"{bits:4}  {usual:12.1f}  {UNLUCKY * usual:17.1f}  {usual * 1000 / 3600:23.2f}")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     figures = {"hash_s": one, "found_s": found, "hashes": hashes, "checked_s": checked, "refused_s": refused}
-    arguments.out.write_text(
-        json.dumps({**vars(arguments), "out": str(arguments.out), **figures, "rows": rows}, indent=1)
-    )
+    kit.write(arguments.out, {**vars(arguments), "out": str(arguments.out), **figures, "rows": rows})
 
 
 def refuse(rules: Rules, peer: str, now: float) -> float:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.scripts import load_benchmark
+
 ROOT = Path(__file__).parents[2]
 PARTS = ("methods", "wire", "attacks", "churn", "pairing")
 COMMITTED = ROOT / "benchmarks" / "results" / "convergence.json"
@@ -37,11 +39,9 @@ def test_the_quick_slice_measures_every_part_and_resumes(tmp_path):
     assert again.stdout == first.stdout, "and the same comes out"
 
 
-def test_every_result_in_the_repository_is_of_a_run_that_would_be_measured(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import convergence_jobs
-
-    jobs = [job.key for part in convergence_jobs.PARTS.values() for job in part(quick=False)]
+def test_every_result_in_the_repository_is_of_a_run_that_would_be_measured():
+    parts = load_benchmark("convergence_jobs").PARTS
+    jobs = [job.key for part in parts.values() for job in part(quick=False)]
     assert len(jobs) == len(set(jobs))
     assert set(json.loads(COMMITTED.read_text())) <= set(jobs)
 

@@ -101,10 +101,12 @@ class Process:
 class Node(Process):
     """One ``lowcomm-node join``."""
 
+    pace: tuple[str, ...] = ("--poll", "1", "--record-life", "10", "--exchange-deadline", "15")
+    """Options by which it notices sooner what a test waits for."""
+
     def __init__(self, home: Path, address: str, *arguments: str) -> None:
         super().__init__(
-            home, "lowcomm_node", "join", "--json", "--home", str(home), "--threads", "1",
-            "--poll", "1", "--record-life", "10", "--exchange-deadline", "15",
+            home, "lowcomm_node", "join", "--json", "--home", str(home), "--threads", "1", *self.pace,
             *(("--peers", address) if address else ()), *arguments,
         )  # fmt: skip
 

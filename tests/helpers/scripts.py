@@ -1,15 +1,16 @@
 """Scripts of benchmarks/ as modules, for tests of what they count."""
 
-import importlib.util
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
 
 def load_benchmark(name: str) -> Any:
-    """The module benchmarks/``name``.py, under a name that none of ours has."""
-    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The module benchmarks/``name``.py, and through it those that it imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        return import_module(name)
