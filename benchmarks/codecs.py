@@ -13,7 +13,8 @@ from collections.abc import Callable
 import kit
 import numpy as np
 
-from lowcomm_protocol.codecs import CODECS, Codec
+from lowcomm_protocol.codecs import FixedCodec, codec
+from lowcomm_protocol.spec.names import codecs_for_groups
 
 OUT = kit.OUT / "codecs.json"
 
@@ -29,25 +30,25 @@ def megabytes_per_second(work: Callable[[], object], numel: int, repeats: int) -
     return 4e-6 * numel / statistics.median(seconds)
 
 
-def relative_error(codec: Codec, values: np.ndarray) -> float:
+def relative_error(coding: FixedCodec, values: np.ndarray) -> float:
     """Mean square of what coding changes, relative to the mean square of the values."""
-    data, restored = bytearray(codec.coded_size(values.size)), np.empty_like(values)
-    codec.encode(values, memoryview(data))
-    codec.decode(data, restored)
+    data, restored = bytearray(coding.coded_size(values.size)), np.empty_like(values)
+    coding.encode(values, memoryview(data))
+    coding.decode(data, restored)
     exact = values.astype(np.float64)
     return float(np.mean((exact - restored) ** 2) / np.mean(exact**2))
 
 
-def measure(codec: Codec, gaussian: np.ndarray, student: np.ndarray, repeats: int) -> dict[str, float]:
+def measure(coding: FixedCodec, gaussian: np.ndarray, student: np.ndarray, repeats: int) -> dict[str, float]:
     """One row of the table."""
-    data, restored = bytearray(codec.coded_size(gaussian.size)), np.empty_like(gaussian)
+    data, restored = bytearray(coding.coded_size(gaussian.size)), np.empty_like(gaussian)
     target = memoryview(data)
     return {
         "bits_per_value": 8 * len(data) / gaussian.size,
-        "encode_mb_s": megabytes_per_second(lambda: codec.encode(gaussian, target), gaussian.size, repeats),
-        "decode_mb_s": megabytes_per_second(lambda: codec.decode(data, restored), gaussian.size, repeats),
-        "error_gaussian": relative_error(codec, gaussian),
-        "error_student_t3": relative_error(codec, student),
+        "encode_mb_s": megabytes_per_second(lambda: coding.encode(gaussian, target), gaussian.size, repeats),
+        "decode_mb_s": megabytes_per_second(lambda: coding.decode(data, restored), gaussian.size, repeats),
+        "error_gaussian": relative_error(coding, gaussian),
+        "error_student_t3": relative_error(coding, student),
     }
 
 
@@ -62,7 +63,7 @@ def main() -> None:
     student = rng.standard_t(3, arguments.numel).astype(np.float32)
     copied = np.empty_like(gaussian)
     copy = megabytes_per_second(lambda: np.copyto(copied, gaussian), arguments.numel, arguments.repeats)
-    rows = {name: measure(codec, gaussian, student, arguments.repeats) for name, codec in CODECS.items()}
+    rows = {name: measure(codec(name), gaussian, student, arguments.repeats) for name in codecs_for_groups()}
 
     print(f"{'codec':8}{'bits':>7}{'encode MB/s':>13}{'decode MB/s':>13}{'error N(0,1)':>14}{'error t3':>11}")
     print(f"{'memcpy':8}{32:7.2f}{copy:13.0f}{copy:13.0f}{0:14.2g}{0:11.2g}")

@@ -28,7 +28,7 @@ from hypothesis import settings
 from mutants import OUT, TESTS, TREE
 
 from lowcomm_node.trainer import loop
-from lowcomm_protocol.codecs import CODEC_NAMES
+from lowcomm_protocol.codecs import CODECS
 
 LEAST, MANY = 10.0, 2.0
 """A mutant hangs once it has taken so many seconds of a processor, and so many times what the tests take without one."""
@@ -114,7 +114,7 @@ def serve(address: str, path: str) -> None:
     """Fork for every connection, and answer with the exit code of the tests that the mutant concerns."""
     source = (TREE / path).read_text()
     numba.config.DISABLE_JIT = is_plain = path.endswith("outer_kernels.py")
-    if path.endswith("/kernels.py"):
+    if "@kernel" in source or "@part" in source:
         numba.config.CACHE_DIR = str(
             OUT / "numba-mutants"
         )  # what mutants compile to must not replace what is loaded elsewhere
@@ -264,7 +264,7 @@ def run_tests(wanted: list[str], limit: float) -> str:
 
 def main() -> None:
     """Serve one module after the other, each in a fork, as the lines of standard input say."""
-    for name in CODEC_NAMES:  # what it takes to load them is no test's
+    for name in CODECS:  # what it takes to load them is no test's
         loop._warm_up(name)
     child = 0
     for line in sys.stdin:

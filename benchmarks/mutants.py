@@ -101,6 +101,8 @@ TESTS = {
     PROTOCOL + "codecs/int8.py": "test_codecs",
     PROTOCOL + "codecs/q1.py": "test_codecs",
     PROTOCOL + "codecs/q2.py": "test_codecs",
+    PROTOCOL + "codecs/modulo_kernels.py": "test_modulo",
+    PROTOCOL + "table.py": "test_table test_codecs",
     PROTOCOL + "codecs/kernels.py": "test_codecs test_modulo test_feedback",
     TRAINER + "saving.py": "test_saving test_trainer_loop",
     TRAINER + "arena.py": "test_slots test_trainer_loop",

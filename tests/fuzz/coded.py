@@ -6,9 +6,10 @@ from itertools import pairwise
 import numpy as np
 from target import TARGETS, Made, Target, cut, fit, join
 
-from lowcomm_protocol.codecs import CODECS, MODULO_BITS, coder, shard_coder
+from lowcomm_protocol.codecs import CODECS, codec, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import CodecError, PlanError
+from lowcomm_protocol.spec.names import codecs_for_groups
 
 NUMEL = 700
 """Two whole blocks of 256 values, and a part of one."""
@@ -87,19 +88,21 @@ def _shards(name: str) -> Made:
         for start, stop in bounds:
             out = np.empty(stop - start, dtype=np.float32)
             try:
-                one.decode(memoryview(fit(data[3:], CODECS[name].coded_size(stop - start))), out)
+                one.decode(memoryview(fit(data[3:], codec(name).coded_size(stop - start))), out)
             except CodecError:
                 continue
             assert np.isfinite(out).all(), "a decoded value that is not finite"
 
-    out = bytearray(CODECS[name].coded_size(256))
-    CODECS[name].encode(vector(numel=256), memoryview(out))
+    out = bytearray(codec(name).coded_size(256))
+    codec(name).encode(vector(numel=256), memoryview(out))
     return run, [(numel).to_bytes(2) + bytes([count]) + bytes(out) for numel, count in ((700, 2), (3, 3), (999, 8))]
 
 
 for _name in CODECS:
+    coder(_name, 1)  # loads it while imports are instrumented
+for _name in codecs_for_groups():
     TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_codec, _name))
-for _name in MODULO_BITS:
+for _name in sorted({*CODECS} - {*codecs_for_groups()}):
     TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_modulo, _name))
 for _name in ("q1", "q2", "e3m0"):
     TARGETS[f"shards-{_name}"] = Target(f"shards-{_name}", partial(_shards, _name))

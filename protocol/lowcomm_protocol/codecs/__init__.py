@@ -1,35 +1,32 @@
 """Codecs: how a float32 vector becomes bytes on the wire. One file a codec, with its layout byte by byte.
 
-A `Codec` is a pure function of a vector. A `Coder` is what a peer keeps for one fragment: a codec, and for those that
-learn from exchange to exchange (modulo) what they have learned; with feedback also what coding has lost so far.
+A `Codec` is a pure function of a vector. A `Coder` is what a peer keeps for one fragment: a codec, and
+for those that learn from exchange to exchange (modulo) what they have learned; with feedback also what
+coding has lost so far.
+
+The table of all codecs is ``spec.names.CODECS``. To add one, write its file and a line there; another
+package calls ``CODECS.register``.
 """
 
-from collections.abc import Mapping
-from difflib import get_close_matches
-from types import MappingProxyType
+from collections.abc import Callable
+from typing import cast
 
-from lowcomm_protocol.codecs.base import Codec
-from lowcomm_protocol.codecs.bf16 import Bf16
+from lowcomm_protocol.codecs.base import Codec, FixedCodec
 from lowcomm_protocol.codecs.coder import Coder
-from lowcomm_protocol.codecs.e3m0 import E3m0
 from lowcomm_protocol.codecs.feedback import FeedbackCoder, Residual
-from lowcomm_protocol.codecs.fp32 import Fp32
-from lowcomm_protocol.codecs.int8 import Int8
 from lowcomm_protocol.codecs.kernels import BLOCK
-from lowcomm_protocol.codecs.modulo import ModuloCoder
-from lowcomm_protocol.codecs.q1 import Q1
-from lowcomm_protocol.codecs.q2 import Q2
 from lowcomm_protocol.codecs.shards import ShardCoder
 from lowcomm_protocol.errors import CodecError
-from lowcomm_protocol.spec.names import CODEC_NAMES, MODULO_BITS
+from lowcomm_protocol.spec.names import CODECS, CodecEntry
+from lowcomm_protocol.table import load
 
 __all__ = [
     "BLOCK",
     "CODECS",
-    "CODEC_NAMES",
-    "MODULO_BITS",
     "Codec",
+    "CodecEntry",
     "Coder",
+    "FixedCodec",
     "Residual",
     "ShardCoder",
     "codec",
@@ -37,26 +34,40 @@ __all__ = [
     "shard_coder",
 ]
 
-CODECS: Mapping[str, Codec] = MappingProxyType({one.name: one for one in (Fp32(), Bf16(), Int8(), E3m0(), Q2(), Q1())})
-
 
 def coder(name: str, numel: int, feedback: bool = False) -> Coder:
-    """A fresh coder of ``numel`` values. Raises `CodecError` for a name that there is none of.
+    """A fresh coder of ``numel`` values for pairs. Raises `CodecError` for a name that there is none of.
 
-    ``feedback``: what coding loses is sent in the next exchange. fp32 loses nothing, so there it changes nothing.
+    ``feedback``: what coding loses is sent in the next exchange. It changes nothing for exact codecs.
     """
-    made = ModuloCoder(MODULO_BITS[name], numel) if name in MODULO_BITS else Coder(codec(name), numel)
-    return FeedbackCoder(made) if feedback and name != "fp32" else made
+    found = _find(name)
+    if not isinstance(found, Codec):
+        made = found(numel)
+        return FeedbackCoder(made) if feedback else made
+    made = Coder(found, numel)
+    return FeedbackCoder(made) if feedback and not found.is_exact else made
 
 
 def shard_coder(name: str, numel: int, feedback: bool = False) -> ShardCoder:
-    """A fresh coder of ``numel`` values for groups. Raises `CodecError` for a name that there is none of."""
-    return ShardCoder(codec(name), numel, feedback and name != "fp32")
+    """A fresh coder of ``numel`` values for groups. Raises `CodecError` as ``codec`` does."""
+    found = codec(name)
+    return ShardCoder(found, numel, feedback and not found.is_exact)
 
 
-def codec(name: str) -> Codec:
-    """The codec of this name. Raises `CodecError` for a name that there is none of, with the nearest one."""
+def codec(name: str) -> FixedCodec:
+    """The codec of this name, whose size is known before coding, as groups need it.
+
+    Raises `CodecError` for a name that there is none of, and for a codec that serves pairs alone.
+    """
+    found = _find(name)
+    if not isinstance(found, FixedCodec):
+        reason = CODECS[name].only_in_pairs or "has a size that is known only after coding"
+        raise CodecError(f"codec {name!r} {reason}: use it in pairs, with group = 2")
+    return found
+
+
+def _find(name: str) -> Codec | Callable[[int], Coder]:
     if name not in CODECS:
-        nearest = get_close_matches(name, CODECS, n=1, cutoff=0.0)
-        raise CodecError(f"codec {name!r} does not exist: use {nearest[0]!r}, or another of {', '.join(CODECS)}")
-    return CODECS[name]
+        raise CodecError(f"codec {name!r} {CODECS.unknown(name)}")
+    made = CODECS[name].codec
+    return cast("Codec | Callable[[int], Coder]", load(made) if isinstance(made, str) else made)

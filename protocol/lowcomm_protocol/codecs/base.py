@@ -1,4 +1,4 @@
-"""What every codec keeps: a float32 vector in, an exact number of bytes out, and the checks around both."""
+"""What every codec keeps: a float32 vector in, bytes out, and the checks around both."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, TypeVar
@@ -19,44 +19,61 @@ CHUNK = 1 << 16
 class Codec(ABC):
     """Turns a float32 vector into bytes and back, the same bytes on every machine.
 
-    Vectors: float32, 1-D, contiguous, aligned, finite. Buffers: contiguous, exactly ``coded_size(numel)`` bytes.
-    Anything else is a `CodecError`. ``decode`` checks all of the data before it writes; ``encode`` of a blockwise
-    codec reads the vector once, so after an error its buffer holds nothing of use.
-    A kernel for another device takes the place of ``_encode`` and ``_decode`` and must write the same bytes.
+    Vectors: float32, 1-D, contiguous, aligned, finite. Buffers: contiguous, of exactly
+    ``most_size(numel)`` bytes to encode into, and of ``least_size`` to ``most_size`` to decode.
+    Anything else is a `CodecError`. ``decode`` checks all of the data before it writes; ``encode``
+    of a blockwise codec reads the vector once, so after an error its buffer holds nothing of use.
+    A kernel for another device takes the place of ``_encode`` and ``_decode`` and must write the
+    same bytes.
+
+    A codec whose size varies serves pairs alone: its ``CodecEntry`` must say so.
     """
 
     name: ClassVar[str]
+    is_exact: ClassVar[bool] = False
+    """Whether coding loses nothing."""
 
-    def coded_size(self, numel: int) -> int:
-        """Exact number of bytes for ``numel`` values. Raises `CodecError` for a negative number."""
-        if numel < 0:
-            raise CodecError(f"{self.name}: a vector of {numel} values: give a number of at least 0")
-        return self._size(numel)
+    def least_size(self, numel: int) -> int:
+        """Fewest bytes for ``numel`` values. Raises `CodecError` for a negative number."""
+        return self._sizes(self._counted(numel))[0]
+
+    def most_size(self, numel: int) -> int:
+        """Most bytes for ``numel`` values. Raises `CodecError` for a negative number."""
+        return self._sizes(self._counted(numel))[1]
 
     def encode(self, vector: Vector, out: memoryview) -> int:
-        """Code ``vector`` into ``out``; returns the bytes written, ``coded_size(vector.size)``."""
+        """Code ``vector`` into ``out``, of ``most_size(vector.size)`` bytes; returns the bytes written."""
         self._check_vector(vector)
-        target = self._bytes(out, vector.size)
+        most = self.most_size(vector.size)
+        target = self._bytes(out, vector.size, most, most)
         if not target.flags.writeable:
             raise CodecError(f"{self.name}: the buffer to encode into is read-only: pass a view of a bytearray")
-        self._encode(_read_only(vector), target)
-        return target.size
+        return self._write(_read_only(vector), target)
 
     def decode(self, data: memoryview | bytes, out: Vector) -> None:
         """Decode ``data`` into the preallocated ``out``; its size says how many values there are."""
         self._check_vector(out)
         if not out.flags.writeable:
             raise CodecError(f"{self.name}: the vector to decode into is read-only: pass a writable array")
-        self._decode(_read_only(self._bytes(data, out.size)), out)
+        least, most = self.least_size(out.size), self.most_size(out.size)
+        self._decode(_read_only(self._bytes(data, out.size, least, most)), out)
 
     @abstractmethod
-    def _size(self, numel: int) -> int: ...
+    def _sizes(self, numel: int) -> tuple[int, int]:
+        """Fewest and most bytes."""
 
     @abstractmethod
-    def _encode(self, vector: Vector, out: Bytes) -> None: ...
+    def _write(self, vector: Vector, out: Bytes) -> int:
+        """Code into ``out``; bytes written."""
 
     @abstractmethod
-    def _decode(self, data: Bytes, out: Vector) -> None: ...
+    def _decode(self, data: Bytes, out: Vector) -> None:
+        """Decode. Raises `CodecError`, before it writes, for data that ``_write`` never writes."""
+
+    def _counted(self, numel: int) -> int:
+        if numel < 0:
+            raise CodecError(f"{self.name}: a vector of {numel} values: give a number of at least 0")
+        return numel
 
     def _check_vector(self, vector: Vector) -> None:
         if vector.dtype != np.float32 or vector.ndim != 1:
@@ -66,13 +83,13 @@ class Codec(ABC):
         if not (vector.flags.c_contiguous and vector.flags.aligned):
             raise CodecError(f"{self.name}: a vector that is not contiguous and aligned: pass a copy of it")
 
-    def _bytes(self, buffer: memoryview | bytes, numel: int) -> Bytes:
+    def _bytes(self, buffer: memoryview | bytes, numel: int, least: int, most: int) -> Bytes:
         view = memoryview(buffer)
-        expected = self.coded_size(numel)
-        if view.nbytes != expected or not view.c_contiguous:
+        if not least <= view.nbytes <= most or not view.c_contiguous:
+            expected = f"exactly {most}" if least == most else f"{least} to {most}"
             raise CodecError(
-                f"{self.name}: a buffer of {view.nbytes} bytes for {numel} values: it must be contiguous and hold"
-                f" exactly {expected} bytes"
+                f"{self.name}: a buffer of {view.nbytes} bytes for {numel} values: it must be contiguous"
+                f" and hold {expected} bytes"
             )
         return np.frombuffer(view, dtype=np.uint8)
 
@@ -84,6 +101,28 @@ class Codec(ABC):
             f"{self.name}: value {index} of {vector.size} is {float(vector[index])}: only {allowed} can be coded;"
             " drop this contribution"
         )
+
+
+class FixedCodec(Codec):
+    """A codec whose size follows from the number of values: ``coded_size(numel)`` bytes."""
+
+    def coded_size(self, numel: int) -> int:
+        """Exact number of bytes for ``numel`` values. Raises `CodecError` for a negative number."""
+        return self._size(self._counted(numel))
+
+    def _sizes(self, numel: int) -> tuple[int, int]:
+        size = self._size(numel)
+        return size, size
+
+    def _write(self, vector: Vector, out: Bytes) -> int:
+        self._encode(vector, out)
+        return out.size
+
+    @abstractmethod
+    def _size(self, numel: int) -> int: ...
+
+    @abstractmethod
+    def _encode(self, vector: Vector, out: Bytes) -> None: ...
 
 
 def largest_magnitude(vector: Vector) -> float:

@@ -10,7 +10,7 @@ NaN and infinity are refused on both sides, and so is a value that would round t
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import CHUNK, Bytes, Codec, Vector, largest_magnitude
+from lowcomm_protocol.codecs.base import CHUNK, Bytes, FixedCodec, Vector, largest_magnitude
 from lowcomm_protocol.errors import CodecError
 
 OVERFLOW = (2.0 - 2.0**-8) * 2.0**127
@@ -19,7 +19,7 @@ OVERFLOW = (2.0 - 2.0**-8) * 2.0**127
 MAGNITUDE, INFINITY = np.uint16(0x7FFF), 0x7F80
 
 
-class Bf16(Codec):
+class Bf16(FixedCodec):
     """Two bytes a value: 8 significant bits, the whole exponent range of float32."""
 
     name = "bf16"
@@ -49,3 +49,6 @@ class Bf16(Codec):
             part = bits[start : start + CHUNK]
             part[:] = codes[start : start + CHUNK]
             part <<= 16
+
+
+CODEC = Bf16()

@@ -30,12 +30,12 @@ class Coder:
     @property
     def max_size(self) -> int:
         """Most bytes that ``encode`` and ``resend`` write."""
-        return self._codec.coded_size(self.numel)
+        return self._codec.most_size(self.numel)
 
     @property
     def min_size(self) -> int:
         """Fewest bytes that ``encode`` writes."""
-        return self.max_size
+        return self._codec.least_size(self.numel)
 
     @property
     def lattice_steps(self) -> Vector:

@@ -23,8 +23,16 @@ import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.codecs.coder import Coder, State
-from lowcomm_protocol.codecs.kernels import LARGEST_RESIDUAL, residual_add, residual_keep
+from lowcomm_protocol.codecs.kernels import BLOCK, kernel
 from lowcomm_protocol.errors import CodecError
+
+RESIDUAL_LIMIT = np.float32(16.0)
+"""How many times the largest value of a block a residual may grow to."""
+
+LARGEST_WANTED = np.float32(2.0**127)
+"""No codec refuses a value up to here."""
+
+LARGEST_RESIDUAL = np.float32(2.0**126)
 
 Range = tuple[int, int]
 """Values from the first index up to, not including, the second."""
@@ -205,3 +213,35 @@ def _read_only(vector: Vector) -> Vector:
     view = vector.view()
     view.flags.writeable = False  # one array type for the kernel, whatever the caller holds: compiled once
     return view
+
+
+@kernel
+def residual_add(vector: Vector, residual: Vector) -> None:
+    """Add the residual in place; a value that would grow too large to code, or is not finite, stays as it is."""
+    for i in range(vector.size):
+        total = vector[i] + residual[i]
+        if abs(total) <= LARGEST_WANTED:
+            vector[i] = total
+
+
+@kernel
+def residual_keep(wanted: Vector, sent: Vector, residual: Vector, error: Vector) -> None:
+    """``error`` gets wanted - sent within the block's limit, and 0 where that is not finite.
+
+    The limit comes from the values as they were without the residual, but is never below what the residual has reached:
+    values that become small do not cut what is still owed.
+    """
+    for start in range(0, wanted.size, BLOCK):
+        stop = min(wanted.size, start + BLOCK)
+        largest, reached = np.float32(0.0), np.float32(0.0)
+        for i in range(start, stop):
+            largest = max(largest, abs(wanted[i] - residual[i]))
+            reached = max(reached, abs(residual[i]))
+        limit = max(largest * RESIDUAL_LIMIT, reached)
+        if not limit <= LARGEST_RESIDUAL:  # "not <=" catches NaN too
+            limit = LARGEST_RESIDUAL
+        for i in range(start, stop):
+            apart = wanted[i] - sent[i]
+            if not abs(apart) < np.float32(np.inf):
+                apart = np.float32(0.0)
+            error[i] = max(-limit, min(limit, apart))

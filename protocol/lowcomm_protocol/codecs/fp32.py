@@ -9,14 +9,15 @@ NaN and infinity are refused on both sides.
 
 import math
 
-from lowcomm_protocol.codecs.base import Bytes, Codec, Vector, largest_magnitude
+from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector, largest_magnitude
 from lowcomm_protocol.errors import CodecError
 
 
-class Fp32(Codec):
+class Fp32(FixedCodec):
     """Four bytes a value, exact."""
 
     name = "fp32"
+    is_exact = True
 
     def _size(self, numel: int) -> int:
         return 4 * numel
@@ -31,3 +32,6 @@ class Fp32(Codec):
         if not math.isfinite(largest_magnitude(values)):
             raise CodecError("fp32: the coded data holds NaN or infinity: drop this contribution")
         out[:] = values
+
+
+CODEC = Fp32()

@@ -19,6 +19,7 @@ seen in a block: ``step = 2 * MARGIN * range / 2**bits``. A block with no known 
 value, goes as bf16, which keeps a range that is too large from making itself larger.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ import numpy.typing as npt
 
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.codecs.coder import Coder, State
-from lowcomm_protocol.codecs.kernels import (
-    BLOCK,
+from lowcomm_protocol.codecs.kernels import BLOCK
+from lowcomm_protocol.codecs.modulo_kernels import (
     MODULO_STEPS,
     modulo_check,
     modulo_decode,
@@ -170,3 +171,6 @@ class ModuloCoder(Coder):
 
     def _total(self, hashes: Any, bad: Flags) -> bytes:
         return int(modulo_total(hashes, bad)).to_bytes(TOTAL, "little")
+
+
+MOD3, MOD4, MOD6, MOD8 = (partial(ModuloCoder, bits) for bits in (3, 4, 6, 8))

@@ -11,7 +11,7 @@ means that we sent as an owner, what those lost. Each is added to what is coded 
 
 from collections.abc import Sequence
 
-from lowcomm_protocol.codecs.base import Codec, Vector
+from lowcomm_protocol.codecs.base import FixedCodec, Vector
 from lowcomm_protocol.codecs.coder import State
 from lowcomm_protocol.codecs.feedback import Residual
 from lowcomm_protocol.codecs.kernels import BLOCK
@@ -36,8 +36,9 @@ def shard_bounds(numel: int, count: int) -> Bounds:
 class ShardCoder:
     """Codes a fragment of ``numel`` values, for groups of changing size. Vectors are flat float32."""
 
-    def __init__(self, codec: Codec, numel: int, feedback: bool = False) -> None:
-        self._codec, self.numel = codec, numel
+    def __init__(self, codec: FixedCodec, numel: int, feedback: bool = False) -> None:
+        self._codec = codec
+        self.numel = numel
         kinds = ("contribution", "mean") if feedback else ()
         self._lost = {kind: Residual(numel) for kind in kinds}
 

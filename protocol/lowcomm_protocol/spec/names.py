@@ -1,18 +1,52 @@
-"""What a run specification can choose from, by name, and what must be known of it to check a specification.
+"""What a run specification can choose by name, and what must be known of it to check a specification.
 
-What computes is elsewhere (codecs/, robust.py), and takes numba and torch: a bootstrap server checks specifications without them.
+What computes is elsewhere and is loaded when it is used: a bootstrap server checks specifications
+without numba and torch.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-ABSOLUTE_CODECS = ("fp32", "bf16")
-"""Fine enough to carry absolute values (``phi``, or ``c`` with a consensus term), and not only differences."""
-COARSE_CODECS = ("int8", "e3m0", "q2", "q1")
-MODULO_BITS: Mapping[str, int] = MappingProxyType({"mod3": 3, "mod4": 4, "mod6": 6, "mod8": 8})
-"""Bits a value of each codec that decodes next to the receiver's own vector."""
-CODEC_NAMES = (*ABSOLUTE_CODECS, *COARSE_CODECS, *MODULO_BITS)
+from lowcomm_protocol.table import Table
+
+NEXT_TO_OWN = "is decoded next to the receiver's own vector"
+SIZE_VARIES = "has a size that is known only after coding"
+
+
+@dataclass(frozen=True)
+class CodecEntry:
+    """A codec, and which runs may choose it."""
+
+    codec: object
+    """A ``codecs.Codec``, or what makes a ``Coder`` of so many values; as ``module:name`` or itself."""
+    coarse: bool = False
+    """Too coarse for absolute values (``phi``, or ``c`` with a consensus term), not for differences."""
+    only_in_pairs: str = ""
+    """Why groups can't use it; empty where they can."""
+
+
+_CODECS = "lowcomm_protocol.codecs."
+CODECS: Table[CodecEntry] = Table(
+    "codec",
+    {
+        "fp32": CodecEntry(_CODECS + "fp32:CODEC"),
+        "bf16": CodecEntry(_CODECS + "bf16:CODEC"),
+        "int8": CodecEntry(_CODECS + "int8:CODEC", coarse=True),
+        "e3m0": CodecEntry(_CODECS + "e3m0:CODEC", coarse=True),
+        "q2": CodecEntry(_CODECS + "q2:CODEC", coarse=True),
+        "q1": CodecEntry(_CODECS + "q1:CODEC", coarse=True),
+        "mod3": CodecEntry(_CODECS + "modulo:MOD3", only_in_pairs=NEXT_TO_OWN),
+        "mod4": CodecEntry(_CODECS + "modulo:MOD4", only_in_pairs=NEXT_TO_OWN),
+        "mod6": CodecEntry(_CODECS + "modulo:MOD6", only_in_pairs=NEXT_TO_OWN),
+        "mod8": CodecEntry(_CODECS + "modulo:MOD8", only_in_pairs=NEXT_TO_OWN),
+    },
+)
+
+
+def codecs_for_groups() -> list[str]:
+    """The codecs that groups of three and more can use."""
+    return [name for name, entry in CODECS.items() if not entry.only_in_pairs]
+
 
 Mean = Literal["mean", "clip", "median", "trimmed"]
 """How a group of three or more averages: see robust.py."""

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, public_key_of, verify
 from lowcomm_protocol.spec.document import MAX_OPTIONAL, fill, is_encoding, read_content, write_document
-from lowcomm_protocol.spec.names import COARSE_CODECS, CODEC_NAMES, MODULO_BITS, Mean, Pairing
+from lowcomm_protocol.spec.names import CODECS, Mean, Pairing
 from lowcomm_protocol.spec.outer_settings import OuterSettings, validate_outer
 from lowcomm_protocol.work import MAX_BITS
 
@@ -230,13 +230,13 @@ class SyncSettings(_Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.codec not in CODEC_NAMES:
-            near = get_close_matches(self.codec, CODEC_NAMES, 1) or CODEC_NAMES
-            raise ValueError(f"codec = {self.codec!r} is not known; did you mean {near[0]!r}?")
-        if self.codec in MODULO_BITS and self.group > 2:
+        if self.codec not in CODECS:
+            raise ValueError(f"codec = {self.codec!r} {CODECS.unknown(self.codec)}")
+        codec = CODECS[self.codec]
+        if codec.only_in_pairs and self.group > 2:
             raise ValueError(
-                f"codec = {self.codec!r} is decoded next to the receiver's own vector, which works in pairs: "
-                f'set group = 2, or codec = "e3m0"; group is {self.group}'
+                f"codec = {self.codec!r} {codec.only_in_pairs}, which works in pairs: set group = 2, or "
+                f'codec = "e3m0"; group is {self.group}'
             )
         if self.fragments > self.interval:
             raise ValueError(
@@ -244,7 +244,7 @@ class SyncSettings(_Settings):
             )
         if self.min_steps > self.interval:
             raise ValueError(f"min_steps = {self.min_steps} exceeds interval = {self.interval}: nobody would accept")
-        if self.consensus > 0 and self.codec in COARSE_CODECS:
+        if self.consensus > 0 and codec.coarse:
             raise ValueError(
                 f"codec = {self.codec!r} is too coarse for absolute weights, which consensus = {self.consensus} needs: "
                 'set consensus = 0 with groups of the whole swarm, or codec = "fp32" or "bf16"'

@@ -1,7 +1,10 @@
 """What must hold for every codec: exact bytes, the same bytes again, and nothing bad gets through."""
 
 import struct
+from hashlib import sha256
+from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -10,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numba.core import caching
 
-from lowcomm_protocol.codecs import CODECS, codec, kernels
+from lowcomm_protocol.codecs import CODECS, codec, coder, kernels
 from lowcomm_protocol.errors import CodecError
-from lowcomm_protocol.spec.names import ABSOLUTE_CODECS, COARSE_CODECS, CODEC_NAMES, MODULO_BITS
+from lowcomm_protocol.spec.names import codecs_for_groups
 
-NAMES = sorted(CODECS)
+NAMES = codecs_for_groups()
 LONG_SCALES, SHORT_SCALES = ("int8", "e3m0"), ("q2", "q1")
 BLOCKWISE = LONG_SCALES + SHORT_SCALES
 BLOCK_BYTES = {"int8": 260, "e3m0": 132, "q2": 66, "q1": 34}
@@ -136,7 +139,7 @@ def test_the_second_block_has_a_scale_of_its_own_and_may_be_short(name, block_by
 @pytest.mark.parametrize("numel", [0, 1, 2, 255, 256, 257, 512, 513])
 def test_coded_sizes_are_exact(numel):
     blocks = -(-numel // 256)
-    sizes = {name: CODECS[name].coded_size(numel) for name in NAMES}
+    sizes = {name: codec(name).coded_size(numel) for name in NAMES}
     assert sizes == {
         "fp32": 4 * numel,
         "bf16": 2 * numel,
@@ -424,15 +427,19 @@ def test_whatever_decodes_is_finite(name, data):
     assert np.isfinite(out).all()
 
 
-def test_the_names_that_a_specification_may_choose_are_those_of_the_codecs():
-    assert set(CODECS) == {*ABSOLUTE_CODECS, *COARSE_CODECS}
-    assert set(CODEC_NAMES) == {*CODECS, *MODULO_BITS}
+def test_every_codec_of_the_table_is_found_under_its_own_name():
+    assert [codec(name).name for name in NAMES] == NAMES
+    assert {name: coder(name, 1).name for name in CODECS if name not in NAMES} == {
+        f"mod{n}": f"mod{n}" for n in (3, 4, 6, 8)
+    }
 
 
 def test_an_unknown_codec_is_refused_with_the_nearest_name():
-    with pytest.raises(CodecError, match="'e3mo' does not exist: use 'e3m0'"):
+    with pytest.raises(
+        CodecError, match=r"'e3mo' is not known; did you mean 'e3m0'\? There are fp32, bf16, int8, .*mod8$"
+    ):
         codec("e3mo")
-    with pytest.raises(CodecError, match="does not exist"):
+    with pytest.raises(CodecError, match=r"is not known\. There are fp32"):
         codec("")
 
 
@@ -449,3 +456,18 @@ def test_kernels_compile_when_the_cache_fails_at_the_first_call(monkeypatch, fai
     monkeypatch.setattr(caching.IndexDataCacheFile, failing, fail)
     made = kernels.kernel(lambda value: value + 1)
     assert [made(41), made(1)] == [42, 2]
+
+
+def test_a_kernel_is_compiled_anew_where_the_parts_that_it_may_call_have_changed(monkeypatch, tmp_path):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    assert sha256(Path(kernels.__file__).read_bytes()).hexdigest()[:12] == kernels.SHARED
+    kept = []
+    for version in (kernels.SHARED, kernels.SHARED, "another"):
+        monkeypatch.setattr(kernels, "SHARED", version)
+
+        def incremented(value):
+            return value + 1
+
+        assert kernels.kernel(incremented)(41) == 42
+        kept.append({path.name for path in tmp_path.rglob("*.nbi")})
+    assert kept[0] == kept[1] and len(kept[0]) == 1 and len(kept[2]) == 2

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lowcomm_protocol.codecs import CODEC_NAMES, Coder, Residual, coder, kernels
+from lowcomm_protocol.codecs import CODECS, Coder, Residual, coder, kernels
 from lowcomm_protocol.codecs.feedback import FeedbackCoder
 from lowcomm_protocol.errors import CodecError
 
@@ -87,7 +87,7 @@ def test_what_is_owed_is_paid_off_when_nothing_new_comes(name):
     assert np.abs(total - vector).max() < 0.01
 
 
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", CODECS)
 def test_an_exchange_that_is_not_applied_changes_nothing(name):
     numel = BLOCK + 3
     one, again = (coder(name, numel, feedback=True) for _ in range(2))
@@ -104,7 +104,7 @@ def test_an_exchange_that_is_not_applied_changes_nothing(name):
     assert coded(one, gaussian(numel, 2)) == coded(again, gaussian(numel, 2))
 
 
-@pytest.mark.parametrize("name", [name for name in CODEC_NAMES if name != "fp32"])
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "fp32"])
 def test_what_is_remembered_survives(name):
     numel = BLOCK + 3
     one, again = (coder(name, numel, feedback=True) for _ in range(2))
@@ -140,7 +140,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(bad):
 
 def test_feedback_wraps_every_codec_but_fp32():
     assert type(coder("fp32", 5, feedback=True)) is Coder
-    for name in CODEC_NAMES:
+    for name in CODECS:
         plain, wrapped = coder(name, 300), coder(name, 300, feedback=True)
         assert isinstance(wrapped, FeedbackCoder) == (name != "fp32")
         assert not isinstance(plain, FeedbackCoder)
@@ -148,7 +148,7 @@ def test_feedback_wraps_every_codec_but_fp32():
 
 
 @pytest.mark.parametrize("numel", [BLOCK, 3 * BLOCK + 40])
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", CODECS)
 def test_the_steps_of_its_lattice_are_those_of_what_it_wraps_one_a_block(name, numel):
     blocks = -(-numel // BLOCK)
     for feedback in (False, True):
