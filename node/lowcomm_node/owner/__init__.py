@@ -1,1 +1,1 @@
-"""What the owner decides: settings, limits of the network, and the hours in which this machine may train."""
+"""What the owner decides: settings, limits of the network, and when this machine may train."""

@@ -1,4 +1,4 @@
-"""The owner's word, kept over restarts, and a look at clock and machine every few seconds."""
+"""Whether the node may train now. Looks at clock and machine, and keeps pauses on disk."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 from time import time
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.owner.idle import Looks
-from lowcomm_node.owner.rules import FOREVER, Hold, Machine, Rule, Wishes, holds
+from lowcomm_node.owner.idle import IdleDetector
+from lowcomm_node.owner.rules import FOREVER, Hold, MachineUse, Rule, Rules, holds
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import write_atomic
 
@@ -18,38 +18,48 @@ LOOK_EVERY = 5.0
 
 
 class Availability:
-    """Whether this node may train now. ``run`` keeps ``hold`` up to date; ``pause`` and ``resume`` hold at once."""
+    """Whether this node may train now: ``hold`` says so.
+
+    ``run`` keeps ``hold`` up to date; ``pause`` and ``resume`` update it at once.
+    """
 
     def __init__(
         self,
-        wishes: Wishes,
+        rules: Rules,
         file: Path,
-        look: Callable[[], Machine],
+        look: Callable[[], MachineUse],
         clock: Callable[[], float] = time,
     ) -> None:
-        """``file``: where the owner's pause is kept. Raises ConfigError if it is damaged."""
-        self._wishes, self._file, self._look, self._clock = wishes, file, look, clock
+        """``file`` keeps the owner's pause over restarts. Raises ConfigError if it is damaged."""
+        self._rules = rules
+        self._file = file
+        self._look = look
+        self._clock = clock
         self._paused_until = _read(file)
         self._overruled: set[Rule] = set()
         self.hold: Hold | None = None
         """Why it may not train; None if it may."""
-        self._held, self._free = asyncio.Event(), asyncio.Event()
+        self._held = asyncio.Event()
+        self._free = asyncio.Event()
         self._machine = look()
         self.update()
 
     @classmethod
     def of(cls, settings: NodeSettings) -> "Availability":
-        """For the machine that this is."""
-        wishes = Wishes(
+        """By the owner's settings, for this machine."""
+        rules = Rules(
             schedule=settings.schedule,
             only_idle=settings.only_idle,
             idle_after=settings.idle_after,
             on_battery=settings.on_battery,
         )
-        return cls(wishes, settings.paths.pause, Looks(wishes.only_idle, not wishes.on_battery).look)
+        return cls(rules, settings.paths.pause, IdleDetector(rules.only_idle, not rules.on_battery).look)
 
     def pause(self, seconds: float | None) -> None:
-        """Stop training now, for so many seconds or until ``resume``; also over a restart. Raises DiskFull, OSError."""
+        """Hold training now, for so many seconds or until ``resume``, over restarts too.
+
+        Raises DiskFull, OSError.
+        """
         until = FOREVER if seconds is None else self._clock() + seconds
         content = {"until": until if isfinite(until) else None}
         write_atomic(self._file, json.dumps(content).encode())
@@ -58,14 +68,14 @@ class Availability:
         self.update()
 
     def resume(self) -> None:
-        """Train now: the owner's pause ends, and what else holds now is overruled until it has once ceased to."""
+        """End the owner's pause, and overrule each rule that holds now until it has let go once."""
         self._file.unlink(missing_ok=True)
         self._paused_until = None
         self._overruled = {hold.rule for hold in self._holds()}
         self.update()
 
     def update(self) -> None:
-        """Decide anew, by what was seen of the machine last."""
+        """Decide again, from the last look at the machine."""
         found = self._holds()
         self._overruled &= {hold.rule for hold in found}
         self.hold = next((hold for hold in found if hold.rule not in self._overruled), None)
@@ -73,23 +83,23 @@ class Availability:
             (event.set if is_set else event.clear)()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Look at the machine every few seconds until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
             self._machine = await asyncio.to_thread(self._look)
             self.update()
 
     async def wait_held(self) -> None:
-        """Until it may not train."""
+        """Return once it may not train."""
         await self._held.wait()
 
     async def wait_free(self) -> None:
-        """Until it may."""
+        """Return once it may."""
         await self._free.wait()
 
     def _holds(self) -> list[Hold]:
         now = datetime.fromtimestamp(self._clock()).astimezone()
-        return holds(self._wishes, self._paused_until, self._machine, now)
+        return holds(self._rules, self._paused_until, self._machine, now)
 
 
 def _read(file: Path) -> float | None:

@@ -1,10 +1,10 @@
-"""Whether somebody uses this machine, and whether it runs on its battery. Only looks.
+"""Detects whether somebody uses this machine, and whether it runs on its battery.
 
-Somebody uses it when one of these is true; ``only_idle`` asks for none of them for a while:
+The machine is in use if one of these is true; ``only_idle`` waits until none was for a while:
 
-    a key was pressed in a terminal     time of the last read of /dev/tty[0-9]* and /dev/pts/*, local or over ssh
-    logind says that it is in use       IdleHint, which desktops set; asked with `busctl`, where that is installed
-    other programs compute              more than one core over a minute; programs that were niced do not count, nor do we
+    a key was pressed in a terminal   last access of /dev/tty[0-9]* and /dev/pts/*, local or by ssh
+    logind says that it is in use     IdleHint, which desktops set, asked with `busctl` if installed
+    other programs compute            over one core for a minute; without niced programs and us
 """
 
 import os
@@ -18,11 +18,11 @@ from time import monotonic, time
 
 import psutil
 
-from lowcomm_node.owner.rules import Machine
+from lowcomm_node.owner.rules import MachineUse
 from lowcomm_node.system.formatting import seconds
 
 BUSY_CORES = 1.0
-"""So many cores taken by others are a machine in use."""
+"""If other programs take more cores than this, the machine is in use."""
 BUSY_SECONDS = 60.0
 LOGIND_EVERY = 15.0
 LOGIND_DEADLINE = 5.0
@@ -39,17 +39,17 @@ class Work:
     at: float
     """Monotonic seconds."""
     others: float
-    """Seconds of all cores that were not idle, not niced and not ours."""
+    """Seconds of all cores in which they were not idle and ran neither niced programs nor us."""
 
 
 class Load:
-    """How many cores others take, over the last minute. Pure."""
+    """Cores that other programs took over the last minute. Pure."""
 
     def __init__(self) -> None:
         self._seen: deque[Work] = deque()
 
     def saw(self, work: Work) -> float:
-        """Take in what was seen; cores that others take, 0 until there is enough to tell."""
+        """Add a measurement; returns the cores taken, 0 until a minute has been seen."""
         self._seen.append(work)
         while len(self._seen) > 2 and work.at - self._seen[1].at >= BUSY_SECONDS:
             self._seen.popleft()
@@ -59,39 +59,42 @@ class Load:
 
 
 class OwnWork:
-    """Processor time of our own processes, of those that have ended, too. Pure."""
+    """Processor time of our own processes, ended ones included. Pure."""
 
     def __init__(self) -> None:
         self._last: dict[int, float] = {}
         self._sum = 0.0
 
     def total(self, work: Mapping[int, float]) -> float:
-        """Take in what each of our processes has used so far; what all together have used."""
+        """Add what each process has used so far; returns the total of all."""
         self._sum += sum(max(0.0, used - self._last.get(pid, 0.0)) for pid, used in work.items())
         self._last = dict(work)
         return self._sum
 
 
-class Looks:
-    """Looks at the machine, for what the owner's rules need and no more."""
+class IdleDetector:
+    """Looks at the machine, only for what the owner's rules need."""
 
     def __init__(self, use: bool, battery: bool) -> None:
-        self._use, self._battery = use, battery
-        self._load, self._own = Load(), OwnWork()
+        self._use = use
+        self._battery = battery
+        self._load = Load()
+        self._own = OwnWork()
         self._busy_at: float | None = None
         self._cores = 0.0
         self._logind: tuple[float, float | None] = (-LOGIND_EVERY, None)
 
-    def look(self) -> Machine:
-        """What is seen now."""
+    def look(self) -> MachineUse:
+        """The use of the machine now."""
         idle, by = self._idle() if self._use else (None, "")
-        return Machine(idle=idle, used_by=by, on_battery=_on_battery() if self._battery else None)
+        return MachineUse(idle=idle, used_by=by, on_battery=_on_battery() if self._battery else None)
 
     def _idle(self) -> tuple[float | None, str]:
         now = monotonic()
         work = Work(now, busy_seconds() - self._own.total(_family_work()))
         if (cores := self._load.saw(work)) > BUSY_CORES:
-            self._busy_at, self._cores = now, cores
+            self._busy_at = now
+            self._cores = cores
         found: list[tuple[float, str]] = []
         if self._busy_at is not None:
             found.append((now - self._busy_at, f"other programs take {self._cores:.1f} cores"))
@@ -111,7 +114,7 @@ class Looks:
 
 
 def last_typed(terminals: Iterable[Path]) -> float | None:
-    """Unix time of the last key in any of these terminals; None if there is none."""
+    """Unix time of the last key pressed in any of these terminals; None without terminals."""
     times: list[float] = []
     for terminal in terminals:
         with suppress(OSError):
@@ -124,7 +127,7 @@ def _terminals() -> list[Path]:
 
 
 def ask_logind() -> float | None:
-    """Unix time since which logind takes this machine for unused, now if it is in use; None if it can't be asked."""
+    """Unix time since which logind says it is idle, now if it is in use; None without logind."""
     try:
         done = subprocess.run(_LOGIND, capture_output=True, text=True, timeout=LOGIND_DEADLINE, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -133,7 +136,7 @@ def ask_logind() -> float | None:
 
 
 def read_logind(answer: str, now: float) -> float | None:
-    """The answer of ``busctl``: ``b true`` and ``t MICROSECONDS``, one a line."""
+    """Read the answer of ``busctl``: ``b true`` and ``t MICROSECONDS``, one a line."""
     words = answer.split()
     if len(words) != 4 or words[0] != "b" or words[2] != "t" or not words[3].isdecimal():
         return None
@@ -141,13 +144,13 @@ def read_logind(answer: str, now: float) -> float | None:
 
 
 def busy_seconds() -> float:
-    """Processor time of all cores that was neither idle nor niced: what its owner does not notice does not count."""
+    """Processor time of all cores, without niced programs, which an owner does not notice."""
     total = psutil.cpu_times()
     return total.user + total.system + getattr(total, "irq", 0.0) + getattr(total, "softirq", 0.0)
 
 
 def _family_work() -> dict[int, float]:
-    """The same of this process and its children, by process."""
+    """Processor time of this process and its children, by process id."""
     own = psutil.Process(os.getpid())
     work: dict[int, float] = {}
     for process in [own, *own.children(recursive=True)]:

@@ -1,14 +1,14 @@
-"""Whether this node may train now, and if not, why: from what its owner said and what the machine does. Pure.
+"""Why this node may not train now, by the owner's rules and the use of the machine. Pure.
 
-The owner's ``pause`` comes first, then the rules of the settings. ``resume`` overrules what holds at that moment: each rule
-counts again once it has been kept in between.
+The owner's ``pause`` comes first, then the rules of the settings. ``resume`` overrules the rules
+that hold at that moment; each counts again once it has let go.
 """
 
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from lowcomm_node.owner.schedule import Timetable
+from lowcomm_node.owner.schedule import Schedule
 from lowcomm_node.system.units import write_duration
 
 FOREVER = float("inf")
@@ -24,26 +24,26 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What the owner's settings say."""
+class Rules:
+    """The rules that the owner's settings make."""
 
-    schedule: Timetable | None = None
+    schedule: Schedule | None = None
     only_idle: bool = False
     idle_after: float = 600.0
-    """Seconds that nobody must have used the machine."""
+    """Seconds for which nobody may have used the machine."""
     on_battery: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What is seen of the machine."""
+class MachineUse:
+    """How the machine is used."""
 
     idle: float | None = None
-    """Seconds since somebody used it; None: it can't be told."""
+    """Seconds since somebody used it; None if that is unknown."""
     used_by: str = ""
-    """What was seen of that use."""
+    """The evidence of that use."""
     on_battery: bool | None = None
-    """None: it has no battery, or can't tell."""
+    """None if it has no battery, or that is unknown."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +54,30 @@ class Hold:
     text: str
     """As ``status`` shows it."""
     until: float | None = None
-    """Unix time at which it ends; None: that is not known."""
+    """Unix time at which it ends; None if that is unknown."""
 
 
-def holds(wishes: Wishes, paused_until: float | None, machine: Machine, now: datetime) -> list[Hold]:
-    """All that keeps it from training at a local time; the first is what is shown. ``paused_until``: by its owner."""
+def holds(rules: Rules, paused_until: float | None, machine: MachineUse, now: datetime) -> list[Hold]:
+    """Everything that holds training at a local time, the most important first.
+
+    ``paused_until``: when the owner's pause ends, None without one.
+    """
     found: list[Hold] = []
     if paused_until is not None and paused_until > now.timestamp():
         found.append(_paused(paused_until, now))
-    if wishes.schedule is not None and not wishes.schedule.allows(now):
-        change = wishes.schedule.changes(now)
+    if rules.schedule is not None and not rules.schedule.allows(now):
+        change = rules.schedule.changes(now)
         until = change.timestamp() if change is not None else None
-        found.append(Hold(Rule.SCHEDULE, f"outside its schedule {wishes.schedule}{_until(until, now)}", until))
-    if wishes.only_idle and machine.idle is not None and machine.idle < wishes.idle_after:
-        left = write_duration(wishes.idle_after - machine.idle)
+        found.append(Hold(Rule.SCHEDULE, f"outside its schedule {rules.schedule}{_until(until, now)}", until))
+    if rules.only_idle and machine.idle is not None and machine.idle < rules.idle_after:
+        left = write_duration(rules.idle_after - machine.idle)
         found.append(
-            Hold(Rule.IN_USE, f"the machine is in use ({machine.used_by}): waits until it is left alone for {left}")
+            Hold(
+                Rule.IN_USE,
+                f"the machine is in use ({machine.used_by}): waits until it is left alone for {left}",
+            )
         )
-    if not wishes.on_battery and machine.on_battery:
+    if not rules.on_battery and machine.on_battery:
         found.append(Hold(Rule.BATTERY, "the machine runs on its battery"))
     return found
 

@@ -1,4 +1,7 @@
-"""The hours in which the owner lets this node train: ``22:00-07:00``, ``Mon-Fri 18:00-08:00, Sat 00:00-24:00``. Pure."""
+"""The hours in which this node may train. Pure.
+
+An owner writes ``22:00-07:00`` or ``Mon-Fri 18:00-08:00, Sat 00:00-24:00``.
+"""
 
 import re
 from collections.abc import Iterator
@@ -13,8 +16,11 @@ NONE = "none"
 
 
 @dataclass(frozen=True)
-class Timetable:
-    """Windows of the week, in minutes since Monday 00:00, local time; one may reach into the next day or week."""
+class Schedule:
+    """Windows of the week, in minutes since Monday 00:00, local time.
+
+    A window may reach into the next day or week.
+    """
 
     text: str
     """As its owner wrote it."""
@@ -25,29 +31,29 @@ class Timetable:
         return self.text
 
     def allows(self, now: datetime) -> bool:
-        """Whether the owner lets it train at this local time."""
+        """Whether training is allowed at this local time."""
         minute = now.weekday() * 24 * 60 + now.hour * 60 + now.minute
         return any(start <= minute + week < end for start, end in self.windows for week in (0, _WEEK))
 
     def changes(self, now: datetime) -> datetime | None:
-        """When it says something else than now; None if it never does."""
+        """When that changes next; None if it never does."""
         allowed = self.allows(now)
         return next((edge for edge in self._edges(now) if self.allows(edge) != allowed), None)
 
     def _edges(self, now: datetime) -> Iterator[datetime]:
-        """All starts and ends of windows within a week from now, in their order."""
+        """All starts and ends of windows within a week from now, in order."""
         monday = now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=now.weekday())
         minutes = {minute % _WEEK + week for window in self.windows for minute in window for week in (0, _WEEK)}
         edges = sorted(monday + timedelta(minutes=minute) for minute in minutes)
         return (edge for edge in edges if edge > now)
 
 
-def read_timetable(text: str) -> Timetable | None:
-    """Read what an owner writes; None for ``none``. Raises ValueError that says what to write."""
+def read_schedule(text: str) -> Schedule | None:
+    """Read a schedule; None for ``none``. Raises ValueError that says what to write."""
     if text.strip() == NONE:
         return None
     windows = [window for part in text.split(",") for window in _read_part(part.strip())]
-    return Timetable(", ".join(part.strip() for part in text.split(",")), tuple(sorted(windows)))
+    return Schedule(", ".join(part.strip() for part in text.split(",")), tuple(sorted(windows)))
 
 
 def _read_part(part: str) -> list[tuple[int, int]]:
@@ -60,7 +66,8 @@ def _read_part(part: str) -> list[tuple[int, int]]:
     if start == 24 * 60:
         raise ValueError(f"{part!r} begins at 24:00: write 00:00, of the day after")
     length = end - start if end > start else end - start + 24 * 60
-    return [(day * 24 * 60 + start, day * 24 * 60 + start + length) for day in _days(part, match[1], match[2])]
+    starts = [day * 24 * 60 + start for day in _days(part, match[1], match[2])]
+    return [(begin, begin + length) for begin in starts]
 
 
 def _minute(part: str, hour: str, minute: str) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
-from lowcomm_node.owner.schedule import Timetable, read_timetable
+from lowcomm_node.owner.schedule import Schedule, read_schedule
 from lowcomm_node.system.units import NONE, read_duration, read_rate, write_duration, write_rate
 from lowcomm_protocol.errors import AdmissionError
 
@@ -92,8 +92,8 @@ Duration = Annotated[
 ]
 """Seconds, written such as 90s, 30m or 2h."""
 Hours = Annotated[
-    Timetable | None,
-    BeforeValidator(lambda value: read_timetable(str(value))),
+    Schedule | None,
+    BeforeValidator(lambda value: read_schedule(str(value))),
     PlainSerializer(lambda hours: NONE if hours is None else str(hours), when_used="json"),
 ]
 """When to train; None, written none: at any time."""

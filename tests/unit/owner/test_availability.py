@@ -1,4 +1,4 @@
-"""What must hold for the owner's wishes: hours, idleness, battery and a pause are kept to, and the reason is told."""
+"""What must hold for the owner's rules: hours, idleness, battery and a pause are kept to, and the reason is told."""
 
 import asyncio
 from datetime import datetime, timedelta, timezone
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from helpers.disk import on_small_disk
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.availability import Availability
-from lowcomm_node.owner.idle import BUSY_SECONDS, Load, Looks, OwnWork, Work, last_typed, read_logind
-from lowcomm_node.owner.rules import FOREVER, Machine, Rule, Wishes, holds
-from lowcomm_node.owner.schedule import read_timetable
+from lowcomm_node.owner.idle import BUSY_SECONDS, IdleDetector, Load, OwnWork, Work, last_typed, read_logind
+from lowcomm_node.owner.rules import FOREVER, MachineUse, Rule, Rules, holds
+from lowcomm_node.owner.schedule import read_schedule
 
 HERE = timezone(timedelta(hours=2))
 
@@ -44,7 +44,7 @@ def at(text: str) -> datetime:
 def test_a_schedule_means_local_time_and_reaches_over_midnight(
     text: str, inside: list[str], outside: list[str]
 ) -> None:
-    schedule = read_timetable(text)
+    schedule = read_schedule(text)
     assert schedule is not None and str(schedule) == text
     assert [time for time in inside if not schedule.allows(at(time))] == []
     assert [time for time in outside if schedule.allows(at(time))] == []
@@ -66,11 +66,11 @@ def test_a_schedule_means_local_time_and_reaches_over_midnight(
 )
 def test_a_schedule_that_makes_no_sense_is_refused_with_what_to_write(text: str, remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
-        read_timetable(text)
+        read_schedule(text)
 
 
 def test_no_schedule_is_none() -> None:
-    assert read_timetable("none") is None
+    assert read_schedule("none") is None
 
 
 MINUTES = st.integers(0, 7 * 24 * 60 - 1)
@@ -81,7 +81,7 @@ def test_when_a_schedule_changes_is_the_first_time_at_which_it_says_something_el
     start: int, length: int, now: int
 ) -> None:
     end = (start + length) % 1440
-    schedule = read_timetable(f"{start // 60:02}:{start % 60:02}-{end // 60:02}:{end % 60:02}")
+    schedule = read_schedule(f"{start // 60:02}:{start % 60:02}-{end // 60:02}:{end % 60:02}")
     assert schedule is not None
     moment = datetime(2026, 1, 5, tzinfo=HERE) + timedelta(minutes=now)
     change = schedule.changes(moment)
@@ -93,24 +93,24 @@ def test_when_a_schedule_changes_is_the_first_time_at_which_it_says_something_el
 
 
 def test_a_schedule_of_the_whole_week_never_changes() -> None:
-    schedule = read_timetable("00:00-24:00")
+    schedule = read_schedule("00:00-24:00")
     assert schedule is not None and schedule.changes(at("Mon 12:00")) is None and schedule.allows(at("Sun 23:59"))
 
 
 # What keeps it from training
 
-NIGHT = Wishes(schedule=read_timetable("22:00-07:00"), only_idle=True, idle_after=600.0, on_battery=False)
+NIGHT = Rules(schedule=read_schedule("22:00-07:00"), only_idle=True, idle_after=600.0, on_battery=False)
 
 
 def test_nothing_is_asked_for_where_the_owner_says_nothing() -> None:
-    busy = Machine(idle=0.0, on_battery=True)
-    assert holds(Wishes(), None, busy, at("Mon 12:00")) == []
+    busy = MachineUse(idle=0.0, on_battery=True)
+    assert holds(Rules(), None, busy, at("Mon 12:00")) == []
 
 
 def test_each_rule_has_its_reason() -> None:
     noon = at("Mon 12:00")
     until = noon.timestamp() + 1800
-    machine = Machine(idle=20.0, used_by="a key was pressed", on_battery=True)
+    machine = MachineUse(idle=20.0, used_by="a key was pressed", on_battery=True)
     found = holds(NIGHT, until, machine, noon)
     assert [hold.rule for hold in found] == [Rule.OWNER, Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY]
     assert [hold.text for hold in found] == [
@@ -120,32 +120,32 @@ def test_each_rule_has_its_reason() -> None:
         "the machine runs on its battery",
     ]
     assert found[0].until == until and found[1].until == at("Mon 22:00").timestamp() - 30
-    fine = Machine(idle=600.0, on_battery=False)
+    fine = MachineUse(idle=600.0, on_battery=False)
     assert holds(NIGHT, noon.timestamp(), fine, at("Mon 23:00")) == [], "the pause is over"
-    assert holds(NIGHT, None, Machine(), at("Mon 23:00")) == [], "what can't be told keeps nobody from training"
+    assert holds(NIGHT, None, MachineUse(), at("Mon 23:00")) == [], "what can't be told keeps nobody from training"
 
 
 def test_a_pause_tells_its_end_so_that_no_day_is_mistaken() -> None:
     noon = at("Mon 12:00")
     ends = [FOREVER, noon.timestamp() + 86400, noon.timestamp() + 30 * 86400]
-    texts = [holds(Wishes(), until, Machine(), noon)[0].text for until in ends]
+    texts = [holds(Rules(), until, MachineUse(), noon)[0].text for until in ends]
     assert "lowcomm-node resume" in texts[0]
     assert texts[1].endswith("until Tue 12:00")
     assert texts[2].endswith("until 2026-02-04 12:00")
 
 
-# The owner's word
+# Pause and resume
 
 
 class World:
     """Clock and machine of an availability."""
 
-    def __init__(self, home: Path, wishes: Wishes | None = None) -> None:
-        self.now, self.machine, self.file = at("Mon 12:00").timestamp(), Machine(), home / "pause.json"
-        self.wishes = wishes or Wishes()
+    def __init__(self, home: Path, rules: Rules | None = None) -> None:
+        self.now, self.machine, self.file = at("Mon 12:00").timestamp(), MachineUse(), home / "pause.json"
+        self.rules = rules or Rules()
 
     def start(self) -> Availability:
-        return Availability(self.wishes, self.file, lambda: self.machine, lambda: self.now)
+        return Availability(self.rules, self.file, lambda: self.machine, lambda: self.now)
 
     def later(self, one: Availability, seconds: float) -> Rule | None:
         self.now += seconds
@@ -182,15 +182,15 @@ def test_resume_overrules_a_rule_until_it_has_been_kept_once(tmp_path: Path) -> 
     day = 86400.0
     zone = at("Mon 12:00").astimezone()  # the machine's own zone decides
     hour = (zone.hour + 2) % 24
-    world = World(tmp_path, Wishes(schedule=read_timetable(f"{hour:02}:00-{(hour + 1) % 24:02}:00"), on_battery=False))
+    world = World(tmp_path, Rules(schedule=read_schedule(f"{hour:02}:00-{(hour + 1) % 24:02}:00"), on_battery=False))
     one = world.start()
     assert one.hold is not None and one.hold.rule is Rule.SCHEDULE
     one.resume()
     assert one.hold is None
     assert world.later(one, 0.0) is None
-    world.machine = Machine(on_battery=True)
+    world.machine = MachineUse(on_battery=True)
     assert world.later(one, 1.0) is Rule.BATTERY, "which did not hold when it was resumed"
-    world.machine = Machine()
+    world.machine = MachineUse()
     assert world.later(one, 1.0) is None
     assert world.later(one, 2 * 3600) is None, "inside its hours"
     assert world.later(one, 3600.0) is Rule.SCHEDULE, "the rule counts again"
@@ -240,11 +240,13 @@ def test_our_own_work_stays_ours_when_a_process_ends() -> None:
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    looks = Looks(use=True, battery=True)
+    looks = IdleDetector(use=True, battery=True)
     for _ in range(2):
         seen = looks.look()
         assert seen.idle is None or (seen.idle >= 0.0 and seen.used_by)
-    assert Looks(use=False, battery=False).look() == Machine(), "nobody looks where the owner has no such rule"
+    assert IdleDetector(use=False, battery=False).look() == MachineUse(), (
+        "nobody looks where the owner has no such rule"
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +267,7 @@ def look_at_laptop(status: str, online: int) -> bool | None:
         folder.mkdir(parents=True)
         for name, value in values.items():
             (folder / name).write_text(f"{value}\n")
-    return Looks(use=False, battery=True).look().on_battery
+    return IdleDetector(use=False, battery=True).look().on_battery
 
 
 def test_the_last_key_is_the_youngest_access_of_a_terminal(tmp_path: Path) -> None:

@@ -226,14 +226,14 @@ def test_an_address_of_ipv6_that_is_announced_stands_in_brackets(tmp_path: Path)
         load_settings({"home": tmp_path, "announce": ["2001:db8::7:31331"]}, {})
 
 
-def test_the_owners_wishes_are_flags_variables_and_keys_and_are_shown_as_they_were_written(tmp_path: Path) -> None:
+def test_the_owners_rules_are_flags_variables_and_keys_and_are_shown_as_they_were_written(tmp_path: Path) -> None:
     toml = 'schedule = "Mon-Fri 18:00-08:00, Sat 00:00-24:00"\nonly_idle = true\nmax_disk = 20\n'
     loaded = load(tmp_path, toml, {"LOWCOMM_IDLE_AFTER": "1h30m", "LOWCOMM_MAX_VRAM": "7.5"}, on_battery="no", nice=0)
     shown = loaded.settings.model_dump(mode="json")
     assert shown["schedule"] == "Mon-Fri 18:00-08:00, Sat 00:00-24:00"
     assert (loaded.settings.idle_after, shown["idle_after"]) == (5400.0, "1h30m")
-    wishes = (loaded.settings.only_idle, loaded.settings.on_battery, loaded.settings.nice)
-    assert wishes == (True, False, 0)
+    rules = (loaded.settings.only_idle, loaded.settings.on_battery, loaded.settings.nice)
+    assert rules == (True, False, 0)
     assert (loaded.settings.max_vram, loaded.settings.max_disk) == (7.5, 20.0)
     assert loaded.sources["schedule"].endswith("config.toml")
     assert load(tmp_path, toml, schedule="none").settings.schedule is None, "a flag lifts what the file says"
