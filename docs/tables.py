@@ -92,126 +92,152 @@ def added() -> Iterator[str]:
 
 
 def limits() -> Iterator[str]:
-    """What one peer, one address and all together may take of a node."""
-    yield from ("| what | most |", "|---|---|")
-    yield from (f"| {what} | {most} |" for what, most in _limits())
+    """What one peer, one address and all together may take of a node, as a list: the entries are sentences."""
+    for title, entries in _limits().items():
+        yield from ("", f"**{title}**", "")
+        for what, most in entries:
+            yield from textwrap.wrap(f"- {what}: {most}", 100, subsequent_indent="  ", break_on_hyphens=False)
+    yield ""
 
 
-def _limits() -> Iterator[tuple[str, str]]:
+def _limits() -> dict[str, list[tuple[str, str]]]:
     one, wide = ration.AT_LEAST
     few, few_wide = ration.OF_FEW
     skip = clock.largest_jump(1)
-    yield "message", _bytes(service.MAX_MESSAGE)
-    yield (
-        "for a caller to take a chunk of a snapshot, or the end of its call",
-        f"{call.TAKE_DEADLINE:.0f} s; then its connection is ended",
-    )
-    yield "calls of one peer at once; of all", f"{turnstile.MAX_CALLS_PER_PEER}; {turnstile.MAX_CALLS}"
-    yield (
-        "calls of all peers of one address (IPv4, or a /64 of IPv6) at once",
-        f"as many as are free then, {one} at least: alone half of {turnstile.MAX_CALLS}",
-    )
-    yield (
-        "the same for a /24 of IPv4, or a /48 of IPv6",
-        f"twice as many as are free, {wide} at least: alone two thirds",
-    )
-    yield "calls of one peer", f"{turnstile.CALLS.each:,} a minute, which come back evenly"
-    yield "calls of all peers of one address", f"{turnstile.OF_ADDRESS.each:,} a minute"
-    yield (
-        f"nonces of one peer; of one address; of all, kept for {2 * records.CREDENTIAL_LIFE / 60:.0f} minutes",
-        f"{nonces.OF_PEER:,}; {nonces.OF_ADDRESS:,}; {nonces.OF_ALL:,}: beyond that the oldest of the same peer or address, or of "
-        "the address with most, are forgotten, and the peer's credentials issued by then are refused",
-    )
-    yield (
-        "calls without a good credential from one address of IPv4, or a /64 of IPv6",
-        f"{turnstile.BAD_CALLS.each} a minute; then its calls are refused unread",
-    )
-    yield (
-        "calls that are refused for that",
-        f"{turnstile.REFUSED.each} a minute; then the connection is ended; of peers that have shown who they are, "
-        f"{turnstile.REFUSED.each} of each, and {turnstile.TIMES_REFUSED * turnstile.REFUSED.each:,} of their address",
-    )
-    yield "the request of `Describe` and `Fetch`", f"within {service.REQUEST_DEADLINE:.0f} s"
-    yield "TLS and the beginning of HTTP/2", f"within {service.HANDSHAKE_SECONDS:.0f} s"
-    yield "a connection without calls", f"{service.IDLE_SECONDS / 60:.0f} minutes"
-    yield (
-        "for the first call with a good credential over a connection",
-        f"{strangers.UNPROVEN_SECONDS:.0f} s, and {_bytes(strangers.UNPROVEN_BYTES)}; then it is ended",
-    )
-    yield "for the first accepted call over a session of a tunnel", f"{tunnel.UNACCEPTED:.0f} s"
-    yield (
-        "connections of peers from one address; of all",
-        f"{strangers.PROVEN_OF_ONE}; {strangers.PROVEN:,}; then those that have called least recently are ended",
-    )
-    yield (
-        "bytes of one address over connections of peers that belong to no message (frames such as `WINDOW_UPDATE`)",
-        f"{_bytes(overhead.RATE)} a second, {_bytes(overhead.BURST)} at once; then its noisiest connection is ended",
-    )
-    yield "calls at once over one connection", f"{service.MAX_STREAMS}"
-    yield "metadata of a call", _bytes(service.MAX_METADATA)
-    yield "compressed messages", "none: the call ends"
-    yield (
-        f"pings of HTTP/2 that come sooner than every {service.PING_EVERY_MS / 1000:.0f} s, between two messages of the callee",
-        f"{service.MAX_PING_STRIKES}",
-    )
-    yield "calls of methods that there are not", "as calls without a good credential"
-    yield (
-        "connections without a good credential from one address of IPv4, or a /64 of IPv6; of all",
-        f"{strangers.MOST_OF_ONE}; {strangers.MOST}; then the oldest are ended",
-    )
-    yield (
-        "such connections of one address that are ended for being too many",
-        f"{strangers.ENDED.each} a minute; then the kernel drops its new connections for {blocklist.BLOCKED:.0f} s, "
-        f"of {blocklist.MOST} addresses at most",
-    )
-    yield (
-        "sessions of tunnels of one peer; of one address; of all",
-        f"{tunnel.MAX_TUNNELS_PER_PEER}; as many as are free, {one} at least (behind one relay twice as many, {wide} at least); "
-        f"{tunnel.MAX_TUNNELS}, {tunnel.MAX_STRANGE} of them without an accepted call: where there "
-        "is no room, the oldest such session of the peer that holds most of them gives way to a peer that holds fewer",
-    )
-    yield (
-        "new streams for tunnels of one peer",
-        f"{crowd.MAX_NEW} a second; 4 that have not said their first words, for {tunnel.OPENING_DEADLINE:.0f} s; 64 of all, "
-        "which give way in the same manner",
-    )
-    yield "a session that is cut off", f"kept for {way.KEEP:.0f} s; gives way to a new one of the same peer"
-    yield "content of a ping or pong", _bytes(probes.MAX_CONTENT)
-    yield "calls of `Ping` of all peers at once", f"{pinging.MAX_AT_ONCE}, of {pinging.CALL_SECONDS:.0f} s each"
-    yield "first frame of a `Swap`", f"within {HELLO_DEADLINE:.0f} s"
-    yield (
-        "an exchange",
-        f"a deadline that each end sets itself: {exchanger.FIRST_DEADLINE:.0f} s at first and `seconds` of the offers, "
-        f"{NodeSettings.model_fields['exchange_deadline'].default:.0f} s at most; `--exchange-deadline`",
-    )
-    yield (
-        "exchanges at once that peers of one address have begun by a call; of a /24 or /48",
-        f"as many as are free, {few} at least; twice as many, {few_wide} at least; others are refused as `full`",
-    )
-    yield (
-        "requests of `/lowcomm/punch/1` that are heard at once; of one address; of one relay",
-        f"{punching.MAX_HEARD}; as many as are free, {one} at least; twice as many, {wide} at least",
-    )
-    yield (
-        "peers that a node exchanges with, serves, or keeps a connection to",
-        f"{company.DEFAULT_PEERS}; `--max-peers`",
-    )
-    yield (
-        "of these, peers of one address that only call; of a /24 or /48",
-        f"as many as are free, {one} at least; twice as many, {wide} at least",
-    )
-    yield (
-        "joiners that are served at once; that wait for it",
-        f"{donor.MAX_JOINERS}; {donor.MAX_WAITING}, one place a peer",
-    )
-    yield "snapshots on a donor's disk", f"{snapshots.MAX_SNAPSHOTS}"
-    yield "manifest of a snapshot", f"{snapshot._OTHER_BYTES} bytes, 40 for each piece and 64 for each fragment"
-    yield "members of a group", f"{MAX_GROUP}"
-    yield "reason of `abandon`", f"{link.MAX_REASON} characters are shown"
-    yield (
-        "swarm step ahead of everybody else's",
-        f"10 intervals, {skip} steps, or {clock.FASTER} for each own step since the last merge",
-    )
+    calls = [
+        ("message", _bytes(service.MAX_MESSAGE)),
+        ("metadata of a call", _bytes(service.MAX_METADATA)),
+        ("compressed messages", "none; the call ends"),
+        ("calls of one peer at once", f"{turnstile.MAX_CALLS_PER_PEER}"),
+        ("calls of all peers at once", f"{turnstile.MAX_CALLS}"),
+        (
+            "calls at once of all peers of one address (IPv4, or a /64 of IPv6)",
+            f"as many as are free then, at least {one}: alone half of {turnstile.MAX_CALLS}",
+        ),
+        (
+            "the same for a /24 of IPv4, or a /48 of IPv6",
+            f"twice as many as are free, at least {wide}: alone two thirds",
+        ),
+        ("calls at once over one connection", f"{service.MAX_STREAMS}"),
+        ("calls of one peer", f"{turnstile.CALLS.each:,} a minute, which come back evenly"),
+        ("calls of all peers of one address", f"{turnstile.OF_ADDRESS.each:,} a minute"),
+        (
+            "calls without a good credential from one address (IPv4, or a /64 of IPv6)",
+            f"{turnstile.BAD_CALLS.each} a minute; then the node refuses its calls unread",
+        ),
+        (
+            "calls refused for that",
+            f"{turnstile.REFUSED.each} a minute; then the connection ends; of peers that have proved their id, "
+            f"{turnstile.REFUSED.each} of each, and {turnstile.TIMES_REFUSED * turnstile.REFUSED.each:,} of their address",
+        ),
+        ("calls of unknown methods", "count as calls without a good credential"),
+        (
+            "nonces of one peer; of one address; of all",
+            f"{nonces.OF_PEER:,}; {nonces.OF_ADDRESS:,}; {nonces.OF_ALL:,}, kept for "
+            f"{2 * records.CREDENTIAL_LIFE / 60:.0f} minutes. Beyond that the node forgets the oldest of the same peer or "
+            "address, or of the address with most, and refuses that peer's credentials issued by then",
+        ),
+        ("the request of `Describe` and `Fetch`", f"within {service.REQUEST_DEADLINE:.0f} s"),
+        ("first frame of a `Swap`", f"within {HELLO_DEADLINE:.0f} s"),
+        ("content of a ping or pong", _bytes(probes.MAX_CONTENT)),
+        ("calls of `Ping` of all peers at once", f"{pinging.MAX_AT_ONCE}, of {pinging.CALL_SECONDS:.0f} s each"),
+    ]
+    connections = [
+        ("TLS and the beginning of HTTP/2", f"within {service.HANDSHAKE_SECONDS:.0f} s"),
+        (
+            "first call with a good credential over a connection",
+            f"within {strangers.UNPROVEN_SECONDS:.0f} s and {_bytes(strangers.UNPROVEN_BYTES)}; then the connection ends",
+        ),
+        (
+            "connections without a good credential from one address (IPv4, or a /64 of IPv6); of all",
+            f"{strangers.MOST_OF_ONE}; {strangers.MOST}; then the oldest end",
+        ),
+        (
+            "such connections of one address that end for being too many",
+            f"{strangers.ENDED.each} a minute; then the kernel drops its new connections for {blocklist.BLOCKED:.0f} s, "
+            f"of at most {blocklist.MOST} addresses",
+        ),
+        (
+            "connections of peers from one address; of all",
+            f"{strangers.PROVEN_OF_ONE}; {strangers.PROVEN:,}; then those that have called least recently end",
+        ),
+        ("a connection without calls", f"{service.IDLE_SECONDS / 60:.0f} minutes"),
+        (
+            "bytes of one address on peers' connections that belong to no message (frames such as `WINDOW_UPDATE`)",
+            f"{_bytes(overhead.RATE)} a second, {_bytes(overhead.BURST)} at once; then its noisiest connection ends",
+        ),
+        (
+            f"HTTP/2 pings sooner than every {service.PING_EVERY_MS / 1000:.0f} s, between two messages of the callee",
+            f"{service.MAX_PING_STRIKES}",
+        ),
+        (
+            "peers that a node exchanges with, serves, or keeps a connection to",
+            f"{company.DEFAULT_PEERS}; `--max-peers`",
+        ),
+        (
+            "of these, peers of one address that only call; of a /24 or /48",
+            f"as many as are free, at least {one}; twice as many, at least {wide}",
+        ),
+    ]
+    tunnels = [
+        ("sessions of one peer", f"{tunnel.MAX_TUNNELS_PER_PEER}"),
+        (
+            "sessions of one address; behind one relay",
+            f"as many as are free, at least {one}; twice as many, at least {wide}",
+        ),
+        (
+            "sessions of all",
+            f"{tunnel.MAX_TUNNELS}, {tunnel.MAX_STRANGE} of them without an accepted call. When it is full, the oldest "
+            "such session of the peer that holds most of them makes way for a peer that holds fewer",
+        ),
+        ("first accepted call over a session", f"within {tunnel.UNACCEPTED:.0f} s"),
+        (
+            "new streams of one peer",
+            f"{crowd.MAX_NEW} a second; 4 that have not sent their first words, for {tunnel.OPENING_DEADLINE:.0f} s; "
+            "64 of all, which make way in the same manner",
+        ),
+        ("a session that is cut off", f"kept for {way.KEEP:.0f} s; makes way for a new one of the same peer"),
+        (
+            "requests of `/lowcomm/punch/1` heard at once; of one address; of one relay",
+            f"{punching.MAX_HEARD}; as many as are free, at least {one}; twice as many, at least {wide}",
+        ),
+    ]
+    exchanges = [
+        (
+            "an exchange",
+            f"a deadline that each end sets itself: {exchanger.FIRST_DEADLINE:.0f} s at first and `seconds` of the offers, "
+            f"at most {NodeSettings.model_fields['exchange_deadline'].default:.0f} s; `--exchange-deadline`",
+        ),
+        (
+            "exchanges at once that peers of one address begin by a call; of a /24 or /48",
+            f"as many as are free, at least {few}; twice as many, at least {few_wide}; others are refused as `full`",
+        ),
+        ("members of a group", f"{MAX_GROUP}"),
+        ("reason of `abandon`", f"{link.MAX_REASON} characters are shown"),
+        (
+            "swarm step ahead of every other peer's",
+            f"10 intervals, {skip} steps, or {clock.FASTER} for each own step since the last merge",
+        ),
+    ]
+    state = [
+        ("joiners served at once; in the queue", f"{donor.MAX_JOINERS}; {donor.MAX_WAITING}, one place a peer"),
+        (
+            "for a joiner to take a chunk of a snapshot, or the end of its call",
+            f"{call.TAKE_DEADLINE:.0f} s; then its connection ends",
+        ),
+        ("snapshots on a donor's disk", f"{snapshots.MAX_SNAPSHOTS}"),
+        (
+            "manifest of a snapshot",
+            f"{snapshot._OTHER_BYTES} bytes, 40 for each piece and 64 for each fragment",
+        ),
+    ]
+    return {
+        "Calls": calls,
+        "Connections": connections,
+        "Tunnels": tunnels,
+        "Exchanges": exchanges,
+        "State": state,
+    }
 
 
 def _bytes(count: int) -> str:
