@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.group import machine as gx
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.plan.matching import Offer, Refusal, candidates, wins_crossing
 
 HELLO = 10.0
@@ -115,41 +116,41 @@ class Swarm(Network):
 class Peer:
     """One peer in one round, in pairs."""
 
-    TIMERS: ClassVar[list[tuple[float, ex.Event | gx.Event]]] = [
-        (HELLO, ex.GatheringClosed()),
-        (DEADLINE, ex.DeadlinePassed()),
-        (DEADLINE + HELLO, ex.DeadlinePassed()),
+    TIMERS: ClassVar[list[tuple[float, pairs.Event | groups.Event]]] = [
+        (HELLO, base.GatheringClosed()),
+        (DEADLINE, base.DeadlinePassed()),
+        (DEADLINE + HELLO, base.DeadlinePassed()),
     ]
 
     def __init__(self, swarm: Swarm, name: str) -> None:
         self.swarm, self.name = swarm, name
         self.candidates: list[str] = []
         self.idle, self.willing, self.dead = False, True, False
-        self.exchange: ex.Gathering | None = None
+        self.exchange: base.Gathering | None = None
         self.began = self.ended = 0.0
         self.applied: tuple[str, ...] | None = None
         self.captured = False
         self.links: dict[str, Stream] = {}
         self.calls: dict[str, Stream] = {}
         self.arrived: list[str] = []
-        self.before: Callable[[ex.Effect], None] = lambda effect: None
+        self.before: Callable[[base.Effect], None] = lambda effect: None
         """Told each effect before it is carried out: here a test breaks things."""
 
     def begin(self) -> None:
         if self.exchange is None and not self.dead:
             self.carry_out(self.new_exchange(self.candidates).start())
 
-    def new_exchange(self, peers: list[str]) -> ex.Gathering:
+    def new_exchange(self, peers: list[str]) -> base.Gathering:
         self.exchange = self.make_exchange(peers)
         self.began = self.swarm.now
         for seconds, event in self.TIMERS:
             self.after(seconds, lambda event=event: self.handle(event))
         if self.swarm.happens(self.swarm.weather.fails):
-            self.after(self.swarm.upto(DEADLINE), lambda: self.handle(ex.GaveUp(reason="the trainer failed")))
+            self.after(self.swarm.upto(DEADLINE), lambda: self.handle(base.GaveUp(reason="the trainer failed")))
         return self.exchange
 
-    def make_exchange(self, peers: list[str]) -> ex.Gathering:
-        return ex.Exchange(me=self.name, candidates=peers)
+    def make_exchange(self, peers: list[str]) -> base.Gathering:
+        return pairs.Exchange(me=self.name, candidates=peers)
 
     def die(self, noticed: bool | None = None) -> None:
         self.dead = True
@@ -173,7 +174,7 @@ class Peer:
             self.on_answer(other, stream, payload)
         elif kind == "closed" and stream in (self.calls.get(other), self.links.get(other)):
             self.calls.pop(other, None)
-            self.handle(ex.Lost(peer=other, reason="ended the stream"))
+            self.handle(base.Lost(peer=other, reason="ended the stream"))
         elif kind not in ("accept", "refuse", "closed") and self.links.get(other) is stream:
             self.take_in(other, stream, kind, payload)
 
@@ -184,7 +185,7 @@ class Peer:
                 self.verify(other)
         else:
             assert isinstance(payload, bytes)
-            self.handle(ex.Confirmed(peer=other, members=payload))
+            self.handle(pairs.Confirmed(peer=other, members=payload))
 
     def answer(self, other: str, stream: Stream) -> None:
         refusal = self.consider(other)
@@ -201,7 +202,7 @@ class Peer:
             exchange.expect(other)
             if not pairs:
                 self.carry_out(exchange.start())
-        effects = self.decide(ex.Accepted(peer=other, offer=OFFER, called_us=True))
+        effects = self.decide(base.Accepted(peer=other, offer=OFFER, called_us=True))
         self.swarm.send(stream, self.name, "accept", OFFER)
         self.carry_out(effects)
 
@@ -217,52 +218,52 @@ class Peer:
     def on_answer(self, other: str, stream: Stream, payload: object) -> None:
         if isinstance(payload, Offer):
             self.links[other] = stream
-            self.handle(ex.Accepted(peer=other, offer=payload))
+            self.handle(base.Accepted(peer=other, offer=payload))
             return
         assert isinstance(payload, Refusal)
         self.swarm.close(stream, self.name)
-        self.handle(ex.Refused(peer=other, reason=payload, detail=payload.value))
+        self.handle(base.Refused(peer=other, reason=payload, detail=payload.value))
 
     # effects
 
-    def handle(self, event: ex.Event | gx.Event) -> None:
+    def handle(self, event: pairs.Event | groups.Event) -> None:
         self.carry_out(self.decide(event))
 
-    def decide(self, event: ex.Event | gx.Event) -> list[ex.Effect]:
+    def decide(self, event: pairs.Event | groups.Event) -> list[base.Effect]:
         assert self.exchange is not None
         was_over = self.exchange.over
         try:
             effects = self.exchange.handle(event)
         except ProtocolViolation as error:
             self.swarm.violations.append(f"{self.name}: {error}")
-            effects = self.exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason=str(error)))
+            effects = self.exchange.handle(base.Lost(peer=getattr(event, "peer", ""), reason=str(error)))
         assert not (was_over and effects), "effects after the exchange was over"
         return effects
 
-    def carry_out(self, effects: list[ex.Effect]) -> None:
+    def carry_out(self, effects: list[base.Effect]) -> None:
         for effect in effects:
             self.before(effect)
             if self.dead:
                 return
             self.do(effect)
 
-    def do(self, effect: ex.Effect) -> None:
+    def do(self, effect: base.Effect) -> None:
         match effect:
-            case ex.Dial(peer=peer):
+            case base.Dial(peer=peer):
                 self.dial(peer)
-            case ex.Capture():
+            case base.Capture():
                 self.after(self.swarm.upto(1.0), self.capture)
-            case ex.SendContent(peer=peer):
+            case pairs.SendContent(peer=peer):
                 self.send_content(peer, "content")
-            case ex.SendConfirm(peer=peer, members=members):
+            case pairs.SendConfirm(peer=peer, members=members):
                 self.swarm.send(self.links[peer], self.name, "confirm", members)
-            case ex.Abandon(peer=peer):
+            case base.Abandon(peer=peer):
                 self.abandon(peer)
-            case ex.Apply(members=members):
+            case base.Apply(members=members):
                 self.applied, self.ended = members, self.swarm.now
                 for stream in self.links.values():
                     self.swarm.close(stream, self.name)
-            case ex.End():
+            case base.End():
                 self.ended = self.swarm.now
             case _:
                 raise AssertionError(f"nobody carries out {effect}")
@@ -274,7 +275,7 @@ class Peer:
         def give_up() -> None:
             if self.calls.get(peer) is stream:
                 self.swarm.close(self.calls.pop(peer), self.name)
-                self.handle(ex.Lost(peer=peer, reason="did not answer in time"))
+                self.handle(base.Lost(peer=peer, reason="did not answer in time"))
 
         self.after(HELLO, give_up)
 
@@ -286,12 +287,12 @@ class Peer:
 
     def capture(self) -> None:
         self.captured = True
-        self.handle(ex.Captured())
+        self.handle(base.Captured())
         for peer in self.arrived:
             self.verify(peer)
 
     def verify(self, peer: str) -> None:
-        self.after(self.swarm.upto(0.5), lambda: self.handle(ex.Verified(peer=peer)))
+        self.after(self.swarm.upto(0.5), lambda: self.handle(pairs.Verified(peer=peer)))
 
     def abandon(self, peer: str) -> None:
         for stream in (self.calls.pop(peer, None), self.links.get(peer)):
@@ -302,11 +303,11 @@ class Peer:
 class GroupPeer(Peer):
     """One peer in one round, in a group. It reads a stream in order, and contents only once it has captured."""
 
-    TIMERS: ClassVar[list[tuple[float, ex.Event | gx.Event]]] = [
+    TIMERS: ClassVar[list[tuple[float, pairs.Event | groups.Event]]] = [
         *Peer.TIMERS,
-        *((HELLO * times, gx.AgreeingClosed()) for times in (2.0, 2.5, 3.0, 3.5)),
-        (DEADLINE * 3 / 4, gx.ReduceClosed()),
-        (DEADLINE + HELLO / 2, gx.ConfirmingClosed()),
+        *((HELLO * times, groups.AgreeingClosed()) for times in (2.0, 2.5, 3.0, 3.5)),
+        (DEADLINE * 3 / 4, groups.ReduceClosed()),
+        (DEADLINE + HELLO / 2, groups.ConfirmingClosed()),
     ]
 
     def __init__(self, swarm: Swarm, name: str) -> None:
@@ -317,8 +318,8 @@ class GroupPeer(Peer):
         self.averaged: tuple[str, ...] = ()
 
     @property
-    def group(self) -> gx.GroupExchange:
-        assert isinstance(self.exchange, gx.GroupExchange)
+    def group(self) -> groups.GroupExchange:
+        assert isinstance(self.exchange, groups.GroupExchange)
         return self.exchange
 
     @property
@@ -329,8 +330,8 @@ class GroupPeer(Peer):
         shards = zip(self.applied, self.shards, strict=True)
         return self.applied, tuple(self.group.tally.digest_of(peer) if shard else b"" for peer, shard in shards)
 
-    def make_exchange(self, peers: list[str]) -> ex.Gathering:
-        return gx.GroupExchange(me=self.name, candidates=peers, group=self.swarm.group)
+    def make_exchange(self, peers: list[str]) -> base.Gathering:
+        return groups.GroupExchange(me=self.name, candidates=peers, group=self.swarm.group)
 
     def take_in(self, other: str, stream: Stream, kind: str, payload: object) -> None:
         self.inbox[stream].append((kind, payload))
@@ -354,38 +355,38 @@ class GroupPeer(Peer):
 
     def hear(self, other: str, kind: str, payload: object) -> None:
         if kind == "shard":
-            self.handle(gx.ShardVerified(peer=other))
+            self.handle(groups.ShardVerified(peer=other))
         elif kind == "mean":
             assert isinstance(payload, bytes)
-            self.handle(gx.MeanVerified(peer=other, digest=payload))
+            self.handle(groups.MeanVerified(peer=other, digest=payload))
         else:
             assert isinstance(payload, Callable)
             self.handle(payload(other))
 
-    def do(self, effect: ex.Effect) -> None:
+    def do(self, effect: base.Effect) -> None:
         match effect:
-            case gx.SendRoll(peer=peer, roll=roll):
-                self.tell(peer, "roll", lambda sender: gx.RollCame(peer=sender, roll=roll))
-            case gx.SendMembers(peer=peer, members=members):
-                self.tell(peer, "members", lambda sender: gx.MembersCame(peer=sender, members=members))
-            case gx.SendShard(peer=peer):
+            case groups.SendRoll(peer=peer, roll=roll):
+                self.tell(peer, "roll", lambda sender: groups.RollCame(peer=sender, roll=roll))
+            case groups.SendMembers(peer=peer, members=members):
+                self.tell(peer, "members", lambda sender: groups.MembersCame(peer=sender, members=members))
+            case groups.SendShard(peer=peer):
                 self.send_content(peer, "shard")
-            case gx.Reduce(contributors=contributors):
+            case groups.Reduce(contributors=contributors):
                 self.averaged = contributors
-                self.after(self.swarm.upto(1.0), lambda: self.handle(gx.Reduced(digest=self.mean())))
-            case gx.SendMean(peer=peer):
+                self.after(self.swarm.upto(1.0), lambda: self.handle(groups.Reduced(digest=self.mean())))
+            case groups.SendMean(peer=peer):
                 self.send_content(peer, "mean", self.mean_for(peer))
-            case gx.SendHeld(peer=peer, held=held):
-                self.tell(peer, "held", lambda sender: gx.HeldCame(peer=sender, held=held))
-            case gx.SendCommit(peer=peer, shards=shards, heard=heard):
-                self.tell(peer, "commit", lambda sender: gx.CommitCame(peer=sender, shards=shards, heard=heard))
-            case ex.Apply(shards=shards):
+            case groups.SendHeld(peer=peer, held=held):
+                self.tell(peer, "held", lambda sender: groups.HeldCame(peer=sender, held=held))
+            case groups.SendCommit(peer=peer, shards=shards, heard=heard):
+                self.tell(peer, "commit", lambda sender: groups.CommitCame(peer=sender, shards=shards, heard=heard))
+            case base.Apply(shards=shards):
                 self.shards = shards
                 super().do(effect)
             case _:
                 super().do(effect)
 
-    def tell(self, peer: str, kind: str, event: Callable[[str], gx.Event]) -> None:
+    def tell(self, peer: str, kind: str, event: Callable[[str], groups.Event]) -> None:
         self.swarm.send(self.links[peer], self.name, kind, event)
 
     def capture(self) -> None:
@@ -436,7 +437,7 @@ def check(swarm: Swarm) -> None:
             continue
         assert exchange.over, f"{peer.name} never ended: {exchange}"
         assert peer.ended - peer.began <= DEADLINE + HELLO, f"{peer.name} was over too late"
-        assert exchange.stage is ex.Stage.APPLIED or exchange.reason, f"{peer.name} ended without a reason"
+        assert exchange.stage is base.Stage.APPLIED or exchange.reason, f"{peer.name} ended without a reason"
 
 
 def check_members(swarm: Swarm, peer: Peer, members: tuple[str, ...]) -> None:

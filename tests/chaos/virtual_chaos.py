@@ -6,13 +6,17 @@ from operator import itemgetter
 from faults import Boundary, Fault, Injector, Kind, Plan
 
 from lowcomm_node.simulation.network import Stream
-from lowcomm_protocol.exchange.group import machine as gx
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.group import machine as groups
 from virtual import CALM, Peer, Swarm, Weather, check
 
 PAIR_FRAMES = ("hello", "accept", "content", "confirm")
 GROUP_FRAMES = ("hello", "accept", "roll", "members", "shard", "mean", "held", "commit")
-_REQUESTS: dict[type[ex.Effect], str] = {ex.Capture: "capture", gx.Reduce: "reduce", ex.Apply: "merge"}
+_REQUESTS: dict[type[base.Effect], str] = {
+    base.Capture: "capture",
+    groups.Reduce: "reduce",
+    base.Apply: "merge",
+}
 PAIR_REQUESTS = ("capture", "merge")
 GROUP_REQUESTS = ("capture", "reduce", "merge")
 CHAOTIC = frozenset({Kind.DROP, Kind.DUPLICATE, Kind.REORDER})
@@ -96,7 +100,7 @@ class ChaoticSwarm(Swarm):
             else:
                 action()
 
-        def carried_out(effect: ex.Effect) -> None:
+        def carried_out(effect: base.Effect) -> None:
             request = _REQUESTS.get(type(effect))
             fault = self._due(peer.name, Boundary.PIPE, request) if request is not None else None
             if fault is None:
@@ -132,13 +136,15 @@ class ChaoticSwarm(Swarm):
                 return False
         return True
 
-    def _happens_to_trainer(self, fault: Fault, peer: Peer, effect: ex.Effect, do: Callable[[ex.Effect], None]) -> None:
-        merging = isinstance(effect, ex.Apply)
+    def _happens_to_trainer(
+        self, fault: Fault, peer: Peer, effect: base.Effect, do: Callable[[base.Effect], None]
+    ) -> None:
+        merging = isinstance(effect, base.Apply)
         if merging and fault.kind is not Kind.DELAY:
             self.hurt.add(peer.name)  # the exchange is applied, and this trainer has not done it
             do(effect)
         elif fault.kind is Kind.OUT_OF_MEMORY:
-            peer.after(0.0, lambda: peer.handle(ex.GaveUp(reason="the trainer ran out of memory")))
+            peer.after(0.0, lambda: peer.handle(base.GaveUp(reason="the trainer ran out of memory")))
         elif fault.kind is Kind.DELAY and not merging:
             peer.after(fault.seconds, lambda: do(effect))
         elif fault.kind is Kind.DELAY:

@@ -14,8 +14,9 @@ from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
 from lowcomm_node.trainer.interface import Again
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.group import machine as gr
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.robust import MEANS, UsualNorm, growth, plausible_norm, robust_mean
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import Offer, Readiness, consider
@@ -78,7 +79,7 @@ def said(*told: pb.Frame) -> list[bytes]:
     return [frame.SerializeToString() for frame in told]
 
 
-CONFIRM = said(pb.Frame(confirm=pb.Confirm(members=ex.members_digest([ME, ADA]))))
+CONFIRM = said(pb.Frame(confirm=pb.Confirm(members=pairs.members_digest([ME, ADA]))))
 ABANDON = said(pb.Frame(abandon=pb.Abandon(reason="no more")))
 
 
@@ -183,12 +184,12 @@ def _read_all(frame: pb.Frame) -> None:
 class Machine:
     """An exchange that is told things; every violation costs its peer, as in ``Round``."""
 
-    def __init__(self, exchange: ex.Gathering) -> None:
+    def __init__(self, exchange: base.Gathering) -> None:
         self.exchange, self.applied = exchange, 0
 
-    def take(self, effects: list[ex.Effect]) -> None:
+    def take(self, effects: list[base.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, ex.Apply):
+            if isinstance(effect, base.Apply):
                 self.applied += 1
                 assert ME in effect.members and len(effect.members) > 1
                 assert set(effect.members) <= {ME, ADA, BOB}, "applies what is a stranger's"
@@ -198,12 +199,12 @@ class Machine:
         try:
             effects = self.exchange.handle(event)
         except ProtocolViolation as error:
-            effects = self.exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason=str(error)))
+            effects = self.exchange.handle(base.Lost(peer=getattr(event, "peer", ""), reason=str(error)))
         assert not (over and effects), "does something after its end"
         self.take(effects)
 
     def end(self) -> None:
-        for event in (ex.GatheringClosed(), ex.DeadlinePassed(), ex.DeadlinePassed()):
+        for event in (base.GatheringClosed(), base.DeadlinePassed(), base.DeadlinePassed()):
             self.tell(event)
         assert self.exchange.over, "outlives its deadline"
         assert self.applied <= 1
@@ -222,21 +223,21 @@ def events(data: bytes, read: Callable[[str, pb.Frame], Any], own: Sequence[Any]
         try:
             told.append(read(peer, pb.Frame.FromString(piece[1:])))
         except (DecodeError, ProtocolViolation) as error:
-            told.append(ex.Lost(peer=peer, reason=str(error)))
+            told.append(base.Lost(peer=peer, reason=str(error)))
     return [event for event in told if event is not None]
 
 
 def _of_all(peer: str, frame: pb.Frame) -> Any:
     match frame.WhichOneof("kind"):
         case "hello":
-            return ex.Accepted(peer=peer, offer=offers.from_message(frame.hello), called_us=True)
+            return base.Accepted(peer=peer, offer=offers.from_message(frame.hello), called_us=True)
         case "accept":
-            return ex.Accepted(peer=peer, offer=offers.from_message(frame.accept))
+            return base.Accepted(peer=peer, offer=offers.from_message(frame.accept))
         case "refuse":
             reason, words = offers.read_refusal(frame.refuse)
-            return ex.Refused(peer=peer, reason=reason, detail=words)
+            return base.Refused(peer=peer, reason=reason, detail=words)
         case "abandon":
-            return ex.Lost(peer=peer, reason=frame.abandon.reason[:200])
+            return base.Lost(peer=peer, reason=frame.abandon.reason[:200])
         case _:
             return None
 
@@ -246,19 +247,19 @@ def pair() -> Made:
     def read(peer: str, frame: pb.Frame) -> Any:
         match frame.WhichOneof("kind"):
             case "content":
-                return ex.Verified(peer=peer)
+                return pairs.Verified(peer=peer)
             case "confirm":
-                return ex.Confirmed(peer=peer, members=frame.confirm.members)
+                return pairs.Confirmed(peer=peer, members=frame.confirm.members)
             case _:
                 return _of_all(peer, frame)
 
-    own = [ex.Captured(), ex.GatheringClosed(), ex.DeadlinePassed()]
+    own = [base.Captured(), base.GatheringClosed(), base.DeadlinePassed()]
 
     def run(data: bytes) -> None:
-        machine = Machine(ex.Exchange(me=ME, candidates=[ADA, BOB]))
+        machine = Machine(pairs.Exchange(me=ME, candidates=[ADA, BOB]))
         machine.take(machine.exchange.start())
         for event in events(data, read, own):
-            if event == own[0] and machine.exchange.stage is not ex.Stage.CAPTURING:
+            if event == own[0] and machine.exchange.stage is not base.Stage.CAPTURING:
                 continue  # our own trainer's, which does nothing unasked
             machine.tell(event)
         machine.end()
@@ -280,37 +281,37 @@ def group() -> Made:
     def read(peer: str, frame: pb.Frame) -> Any:
         match frame.WhichOneof("kind"):
             case "roll":
-                return gr.RollCame(peer=peer, roll=frames.read_roll(frame.roll))
+                return groups.RollCame(peer=peer, roll=frames.read_roll(frame.roll))
             case "members":
-                return gr.MembersCame(peer=peer, members=frames.read_members(frame.members, tuple(members)))
+                return groups.MembersCame(peer=peer, members=frames.read_members(frame.members, tuple(members)))
             case "content" if frame.content.part == pb.SHARE:
-                return gr.ShardVerified(peer=peer)
+                return groups.ShardVerified(peer=peer)
             case "content":
-                return gr.MeanVerified(peer=peer, digest=frame.content.digest)
+                return groups.MeanVerified(peer=peer, digest=frame.content.digest)
             case "held":
-                return gr.HeldCame(peer=peer, held=frames.read_held(frame.held))
+                return groups.HeldCame(peer=peer, held=frames.read_held(frame.held))
             case "commit":
                 shards, heard = frames.read_commit(frame.commit)
-                return gr.CommitCame(peer=peer, shards=shards, heard=heard)
+                return groups.CommitCame(peer=peer, shards=shards, heard=heard)
             case _:
                 return _of_all(peer, frame)
 
     own = [
-        ex.Captured(), gr.Reduced(digest=digest), ex.GatheringClosed(), gr.AgreeingClosed(), gr.ReduceClosed(),
-        gr.ConfirmingClosed(), ex.DeadlinePassed(),
+        base.Captured(), groups.Reduced(digest=digest), base.GatheringClosed(), groups.AgreeingClosed(), groups.ReduceClosed(),
+        groups.ConfirmingClosed(), base.DeadlinePassed(),
     ]  # fmt: skip
 
     def run(data: bytes) -> None:
-        machine = Machine(gr.GroupExchange(me=ME, candidates=[ADA, BOB], group=3))
+        machine = Machine(groups.GroupExchange(me=ME, candidates=[ADA, BOB], group=3))
         machine.take(machine.exchange.start())
         captured = reduced = False
         for event in events(data, read, own):
-            if isinstance(event, ex.Captured):
-                if captured or machine.exchange.stage is not ex.Stage.CAPTURING:
+            if isinstance(event, base.Captured):
+                if captured or machine.exchange.stage is not base.Stage.CAPTURING:
                     continue
                 captured = True
-            if isinstance(event, gr.Reduced):
-                if reduced or machine.exchange.stage is not ex.Stage.AVERAGING:
+            if isinstance(event, groups.Reduced):
+                if reduced or machine.exchange.stage is not base.Stage.AVERAGING:
                     continue
                 reduced = True
             machine.tell(event)

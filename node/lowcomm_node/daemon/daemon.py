@@ -54,7 +54,7 @@ from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_node.transport.tls import Gatekeeper, make_certificate
 from lowcomm_node.transport.traffic import Traffic
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.refusals import Refusals
@@ -476,7 +476,7 @@ class Daemon:
         for round_ in list(self.exchanger.running.values()):
             gone = [peer for peer in round_.exchange.partners if barred(peer, now)]
             if gone:
-                round_.handle(ex.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator"))
+                round_.handle(base.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator"))
 
     def _hear_amendments(self, news: list[Amendment]) -> None:
         """Tell the owner what the run's creator has changed, and have the trainer follow."""

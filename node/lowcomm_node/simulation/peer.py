@@ -12,7 +12,7 @@ from lowcomm_node.simulation.rounds import GroupRound, PairRound, Round
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.exchange.pair.machine import Accepted, GaveUp
+from lowcomm_protocol.exchange.base import Accepted, GaveUp
 from lowcomm_protocol.peers.liveness import PROBE_EVERY, Liveness
 from lowcomm_protocol.peers.trust import Trust
 from lowcomm_protocol.plan.clock import is_supported, largest_jump

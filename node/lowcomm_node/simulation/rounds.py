@@ -12,8 +12,9 @@ from lowcomm_node.simulation.network import Stream
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, ProtocolViolation
-from lowcomm_protocol.exchange.group import machine as gr
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer, keeps_momentum, must_realign, steps_ahead
 
 if TYPE_CHECKING:
@@ -30,16 +31,16 @@ ENDLESS = 8
 class Round(ABC):
     """What pairs and groups share: calls, captures, the end."""
 
-    def __init__(self, peer: "Peer", exchange: ex.Gathering, offer: Offer, called: bool) -> None:
+    def __init__(self, peer: "Peer", exchange: base.Gathering, offer: Offer, called: bool) -> None:
         self.peer, self.replica, self.network = peer, peer.replica, peer.swarm.network
         self.exchange, self.offer, self.called = exchange, offer, called
         self.links: dict[str, Stream] = {}
         self.calls: dict[str, Stream] = {}
         self.waiting: list[Callable[[], None]] | None = []
         """What came before our contribution was captured; None afterwards."""
-        self.peer.after(HELLO_DEADLINE, lambda: self.handle(ex.GatheringClosed()))
-        self.peer.after(DEADLINE, lambda: self.handle(ex.DeadlinePassed()))
-        self.peer.after(DEADLINE + HELLO_DEADLINE, lambda: self.handle(ex.DeadlinePassed()))
+        self.peer.after(HELLO_DEADLINE, lambda: self.handle(base.GatheringClosed()))
+        self.peer.after(DEADLINE, lambda: self.handle(base.DeadlinePassed()))
+        self.peer.after(DEADLINE + HELLO_DEADLINE, lambda: self.handle(base.DeadlinePassed()))
 
     @property
     def fragment(self) -> int:
@@ -62,7 +63,7 @@ class Round(ABC):
         except ProtocolViolation as error:
             other = getattr(event, "peer", "")
             self._accuse(other, error)
-            effects = self.exchange.handle(ex.Lost(peer=other, reason=str(error)))
+            effects = self.exchange.handle(base.Lost(peer=other, reason=str(error)))
         self._carry_out(effects)
 
     def receive(self, stream: Stream, other: str, kind: str, payload: Any) -> None:
@@ -71,21 +72,21 @@ class Round(ABC):
             if self.calls.pop(other, None) is not None:
                 self.peer.liveness.missed(other, self.network.now)
             self.peer.by_stream.pop(stream, None)
-            self.handle(ex.Lost(peer=other, reason="ended the stream"))
+            self.handle(base.Lost(peer=other, reason="ended the stream"))
         elif kind == "abandon":
-            self.handle(ex.Lost(peer=other, reason=f"gave up: {payload}"))
+            self.handle(base.Lost(peer=other, reason=f"gave up: {payload}"))
         elif self.calls.get(other) is stream:
             del self.calls[other]
             self.peer.liveness.met(other, self.network.now)
             if kind == "accept" and not self.peer.supports(other, payload.swarm_step):
                 self.network.break_(stream)
-                self.handle(ex.Lost(peer=other, reason="claims a swarm step that nobody else supports"))
+                self.handle(base.Lost(peer=other, reason="claims a swarm step that nobody else supports"))
             elif kind == "accept":
                 self.link(other, stream)
-                self.handle(ex.Accepted(peer=other, offer=payload))
+                self.handle(base.Accepted(peer=other, offer=payload))
             else:
                 self.peer.refused += 1
-                self.handle(ex.Refused(peer=other, reason=payload, detail=REFUSAL_TEXT[payload]))
+                self.handle(base.Refused(peer=other, reason=payload, detail=REFUSAL_TEXT[payload]))
         elif kind not in self._CONTENTS:
             self.handle(self._event(other, kind, payload))
         elif self.waiting is None:
@@ -105,7 +106,7 @@ class Round(ABC):
         """Decode contents; the event that follows, if any. Raises CodecError or ImplausibleError."""
 
     @abstractmethod
-    def _effect(self, effect: ex.Effect) -> None:
+    def _effect(self, effect: base.Effect) -> None:
         """Carry out what only this kind of exchange asks for."""
 
     @abstractmethod
@@ -113,7 +114,7 @@ class Round(ABC):
         """Code our contribution, which has been captured. Raises CodecError."""
 
     @abstractmethod
-    def _pool(self, effect: ex.Apply) -> None:
+    def _pool(self, effect: base.Apply) -> None:
         """Make the mean of what is applied."""
 
     def _take_in(self, other: str, kind: str, data: bytes) -> None:
@@ -124,7 +125,7 @@ class Round(ABC):
         except (CodecError, ImplausibleError) as error:
             self.peer.implausible += isinstance(error, ImplausibleError)
             self._accuse(other, error)
-            event = ex.Lost(peer=other, reason=str(error))
+            event = base.Lost(peer=other, reason=str(error))
         if event is not None:
             self.handle(event)
 
@@ -145,18 +146,18 @@ class Round(ABC):
 
     # effects
 
-    def _carry_out(self, effects: list[ex.Effect]) -> None:
+    def _carry_out(self, effects: list[base.Effect]) -> None:
         for effect in effects:
             match effect:
-                case ex.Dial(peer=other):
+                case base.Dial(peer=other):
                     self._dial(other)
-                case ex.Capture(members=members):
+                case base.Capture(members=members):
                     self.peer.at_boundary.append(lambda members=members: self._capture(members))
-                case ex.Abandon(peer=other, reason=reason):
+                case base.Abandon(peer=other, reason=reason):
                     self._abandon(other, reason)
-                case ex.Apply():
+                case base.Apply():
                     self._apply(effect)
-                case ex.End():
+                case base.End():
                     self._end()
                 case _:
                     self._effect(effect)
@@ -171,7 +172,7 @@ class Round(ABC):
                 del self.calls[other]
                 self.peer.liveness.missed(other, self.network.now)
                 self.network.close(stream, self.peer.name)
-                self.handle(ex.Lost(peer=other, reason=ex.UNANSWERED))
+                self.handle(base.Lost(peer=other, reason=base.UNANSWERED))
 
         self.peer.after(HELLO_DEADLINE, give_up)
 
@@ -186,22 +187,22 @@ class Round(ABC):
         try:
             self._code()
         except CodecError as error:
-            self.handle(ex.GaveUp(reason=str(error)))
+            self.handle(base.GaveUp(reason=str(error)))
             return
         waiting, self.waiting = self.waiting or [], None
-        self.handle(ex.Captured())
+        self.handle(base.Captured())
         for take_in in waiting:
             take_in()
 
     def _abandon(self, other: str, reason: str) -> None:
-        if reason == ex.UNANSWERED and other in self.calls:
+        if reason == base.UNANSWERED and other in self.calls:
             self.peer.liveness.missed(other, self.network.now)
         for stream in (self.calls.pop(other, None), self.links.get(other)):
             if stream is not None:
                 self.network.send(stream, self.peer.name, "abandon", reason)
                 self.network.close(stream, self.peer.name)
 
-    def _apply(self, effect: ex.Apply) -> None:
+    def _apply(self, effect: base.Apply) -> None:
         for other in self.exchange.partners:
             self.peer.trust.thank(other, self.replica.steps, self.replica.captures[self.fragment].realign)
         self._pool(effect)
@@ -236,7 +237,7 @@ class PairRound(Round):
     _CONTENTS = frozenset({"content", "resend", "again"})
 
     def __init__(self, peer: "Peer", offer: Offer, candidates: list[str], called: bool) -> None:
-        super().__init__(peer, ex.Exchange(me=peer.name, candidates=candidates), offer, called)
+        super().__init__(peer, pairs.Exchange(me=peer.name, candidates=candidates), offer, called)
         self.content = b""
 
     @property
@@ -245,7 +246,7 @@ class PairRound(Round):
         return self.replica.pair(self.fragment)
 
     def _event(self, other: str, kind: str, payload: Any) -> Any:
-        return ex.Confirmed(peer=other, members=payload)
+        return pairs.Confirmed(peer=other, members=payload)
 
     def _use(self, other: str, kind: str, data: bytes) -> Any:
         if kind == "content" and (again := self.capture.receive(other, memoryview(data))):
@@ -256,13 +257,13 @@ class PairRound(Round):
             return None
         if kind == "again":
             self.capture.patch(other, memoryview(data))
-        return ex.Verified(peer=other)
+        return pairs.Verified(peer=other)
 
-    def _effect(self, effect: ex.Effect) -> None:
+    def _effect(self, effect: base.Effect) -> None:
         match effect:
-            case ex.SendContent(peer=other):
+            case pairs.SendContent(peer=other):
                 self._send(other, "content", self.content)
-            case ex.SendConfirm(peer=other, members=members):
+            case pairs.SendConfirm(peer=other, members=members):
                 self._tell(other, "confirm", members)
 
     def _code(self) -> None:
@@ -272,7 +273,7 @@ class PairRound(Round):
         out = bytearray(self.capture.coder.max_size)
         return self.peer.swarm.tampered(self.peer, bytes(out[: encode(memoryview(out))]))
 
-    def _pool(self, effect: ex.Apply) -> None:
+    def _pool(self, effect: base.Apply) -> None:
         offers = {other: self.exchange.offer_of(other) or self.offer for other in effect.members}
         self.capture.pool({other: offer.tokens for other, offer in offers.items()})
 
@@ -283,14 +284,14 @@ class GroupRound(Round):
     _CONTENTS = frozenset({"shard", "mean"})
 
     def __init__(self, peer: "Peer", offer: Offer, candidates: list[str], called: bool) -> None:
-        exchange = gr.GroupExchange(me=peer.name, candidates=candidates, group=peer.sync.group)
+        exchange = groups.GroupExchange(me=peer.name, candidates=candidates, group=peer.sync.group)
         super().__init__(peer, exchange, offer, called)
         self.shares: dict[str, bytes] = {}
         self.mean = b""
         for number in range(4):
-            self.peer.after(HELLO_DEADLINE + (number + 1) * PATIENCE, lambda: self.handle(gr.AgreeingClosed()))
-        self.peer.after(REDUCE_DEADLINE, lambda: self.handle(gr.ReduceClosed()))
-        self.peer.after(DEADLINE + HELLO_DEADLINE / 2, lambda: self.handle(gr.ConfirmingClosed()))
+            self.peer.after(HELLO_DEADLINE + (number + 1) * PATIENCE, lambda: self.handle(groups.AgreeingClosed()))
+        self.peer.after(REDUCE_DEADLINE, lambda: self.handle(groups.ReduceClosed()))
+        self.peer.after(DEADLINE + HELLO_DEADLINE / 2, lambda: self.handle(groups.ConfirmingClosed()))
 
     @property
     def capture(self) -> GroupCapture:
@@ -300,37 +301,37 @@ class GroupRound(Round):
     def _event(self, other: str, kind: str, payload: Any) -> Any:
         match kind:
             case "roll":
-                return gr.RollCame(peer=other, roll=payload)
+                return groups.RollCame(peer=other, roll=payload)
             case "members":
-                return gr.MembersCame(peer=other, members=payload)
+                return groups.MembersCame(peer=other, members=payload)
             case "held":
-                return gr.HeldCame(peer=other, held=payload)
+                return groups.HeldCame(peer=other, held=payload)
             case _:
                 shards, heard = payload
-                return gr.CommitCame(peer=other, shards=shards, heard=heard)
+                return groups.CommitCame(peer=other, shards=shards, heard=heard)
 
     def _use(self, other: str, kind: str, data: bytes) -> Any:
         if kind == "shard":
             self.capture.receive(other, memoryview(data))
-            return gr.ShardVerified(peer=other)
+            return groups.ShardVerified(peer=other)
         self.capture.receive_mean(other, memoryview(data))
-        return gr.MeanVerified(peer=other, digest=sha256(data).digest())
+        return groups.MeanVerified(peer=other, digest=sha256(data).digest())
 
-    def _effect(self, effect: ex.Effect) -> None:
+    def _effect(self, effect: base.Effect) -> None:
         match effect:
-            case gr.SendRoll(peer=other, roll=roll):
+            case groups.SendRoll(peer=other, roll=roll):
                 self._tell(other, "roll", roll)
-            case gr.SendMembers(peer=other, members=members):
+            case groups.SendMembers(peer=other, members=members):
                 self._tell(other, "members", members)
-            case gr.SendShard(peer=other):
+            case groups.SendShard(peer=other):
                 self._send(other, "shard", self.shares[other])
-            case gr.Reduce(contributors=contributors):
+            case groups.Reduce(contributors=contributors):
                 self._reduce(contributors)
-            case gr.SendMean(peer=other):
+            case groups.SendMean(peer=other):
                 self._send(other, "mean", self.mean)
-            case gr.SendHeld(peer=other, held=held):
+            case groups.SendHeld(peer=other, held=held):
                 self._tell(other, "held", held)
-            case gr.SendCommit(peer=other, shards=shards, heard=heard):
+            case groups.SendCommit(peer=other, shards=shards, heard=heard):
                 self._tell(other, "commit", (shards, heard))
 
     def _code(self) -> None:
@@ -345,11 +346,11 @@ class GroupRound(Round):
         out = bytearray(8 * self.capture.sent.numel() + 4096)
         size = self.capture.reduce({other: offer.tokens for other, offer in offers.items()}, memoryview(out))
         self.mean = bytes(out[:size])
-        self.handle(gr.Reduced(digest=sha256(self.mean).digest()))
+        self.handle(groups.Reduced(digest=sha256(self.mean).digest()))
         for other, error in self.capture.left_out.items() if not self.exchange.over else ():
             self.peer.implausible += 1
             self._accuse(other, error)
-            self.handle(ex.Lost(peer=other, reason=str(error)))
+            self.handle(base.Lost(peer=other, reason=str(error)))
 
-    def _pool(self, effect: ex.Apply) -> None:
+    def _pool(self, effect: base.Apply) -> None:
         self.capture.pool([owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied])

@@ -27,7 +27,7 @@ from lowcomm_node.trainer.interface import Merged
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import Offer, keeps_momentum, must_realign, steps_ahead
 
@@ -43,7 +43,7 @@ class Round(ABC):
     """An exchange of one fragment, with its streams, slots, tasks and timers."""
 
     def __init__(
-        self, node: "Exchanger", exchange: ex.Gathering, offer: Offer, slots: Sequence[int], called: bool
+        self, node: "Exchanger", exchange: base.Gathering, offer: Offer, slots: Sequence[int], called: bool
     ) -> None:
         self.node, self.exchange = node, exchange
         # The node may go on with another trainer while this exchange ends: it never meets that one's memory.
@@ -94,9 +94,9 @@ class Round(ABC):
     def timetable(self, deadline: float) -> list[tuple[float, Any]]:
         """What is told to the exchange after how many seconds."""
         return [
-            (deadline, ex.DeadlinePassed()),
+            (deadline, base.DeadlinePassed()),
             # What members still tell each other then gets a grace of its own; after it the exchange is over in any case.
-            (deadline + HELLO_DEADLINE, ex.DeadlinePassed()),
+            (deadline + HELLO_DEADLINE, base.DeadlinePassed()),
         ]
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Round(ABC):
         """Have our contribution captured and coded. Raises TrainerError."""
 
     @abstractmethod
-    async def _merge(self, effect: ex.Apply) -> Merged:
+    async def _merge(self, effect: base.Apply) -> Merged:
         """Have the outer step taken. Raises TrainerError."""
 
     # what is shown of it
@@ -174,7 +174,7 @@ class Round(ABC):
 
     def _on_time(self, event: Any) -> None:
         self._told[type(event)] += 1
-        if isinstance(event, ex.DeadlinePassed) and not self.exchange.over:
+        if isinstance(event, base.DeadlinePassed) and not self.exchange.over:
             self._why_late = self._why_late or self._explain_late()
         self.handle(event)
 
@@ -246,27 +246,27 @@ class Round(ABC):
             self.node.history.lost(peer, reason)
             if peer in self.links:
                 self.links[peer].stream.cancel()  # or the other end would wait for what can't come any more
-        self._carry_out(self.exchange.handle(ex.Lost(peer=peer, reason=reason)))
+        self._carry_out(self.exchange.handle(base.Lost(peer=peer, reason=reason)))
 
     def _has_begun(self, peer: str) -> bool:
         """Whether we have a place, slots and a stream for a peer, which it has cost us if it goes now."""
         return bool(self.members) and peer in self.exchange.partners
 
-    def _carry_out(self, effects: list[ex.Effect]) -> None:
+    def _carry_out(self, effects: list[base.Effect]) -> None:
         # Tasks begin in this order, and a link sends in the order of asking: what is told arrives as it was decided.
         for effect in effects:
             match effect:
-                case ex.Dial(peer=peer):
+                case base.Dial(peer=peer):
                     self.calls[peer] = self._start(self._dial(peer))
-                case ex.Capture(members=members):
+                case base.Capture(members=members):
                     self.members = members
                     self._start(self._capture())
-                case ex.Abandon(peer=peer, reason=reason):
+                case base.Abandon(peer=peer, reason=reason):
                     self._abandoning.add(peer)
                     self._start(self._abandon(peer, reason))
-                case ex.Apply():
+                case base.Apply():
                     self._start(self._apply(effect))
-                case ex.End(reason=reason):
+                case base.End(reason=reason):
                     self._start(self._end(reason))
                 case _:
                     self._start(self._try(effect))
@@ -282,7 +282,7 @@ class Round(ABC):
         error = None if task.cancelled() else task.exception()
         if error is not None:  # a defect of ours: it costs this exchange, not the node
             log.error("exchange.defect", fragment=self.fragment, error=repr(error), exc_info=error)
-            self.handle(ex.GaveUp(reason=f"a defect: {error!r}; please report it with the log"))
+            self.handle(base.GaveUp(reason=f"a defect: {error!r}; please report it with the log"))
 
     async def _try(self, effect: Any) -> None:
         try:
@@ -296,7 +296,7 @@ class Round(ABC):
         """Accept the call of a peer; returns when its stream is done."""
         self._be_patient(theirs)
         link = self.links[peer] = self._link(peer, stream)
-        self.handle(ex.Accepted(peer=peer, offer=theirs, called_us=True))
+        self.handle(base.Accepted(peer=peer, offer=theirs, called_us=True))
         if peer not in self.exchange.partners:
             raise ProtocolViolation("called us where the exchange could not take it")
         waiting = {asyncio.create_task(stream.wait_dropped())}
@@ -329,7 +329,7 @@ class Round(ABC):
             self.lose(peer, error)
         except TimeoutError:
             self.node.missed(peer)
-            self.lose(peer, ex.UNANSWERED)
+            self.lose(peer, base.UNANSWERED)
         except asyncio.CancelledError:
             if stream is not None:
                 stream.cancel()
@@ -345,7 +345,7 @@ class Round(ABC):
             reason, detail = offers.read_refusal(answer.refuse)
             self.node.history.they_refused(peer, reason)
             self.calls.pop(peer, None)
-            self.handle(ex.Refused(peer=peer, reason=reason, detail=detail))
+            self.handle(base.Refused(peer=peer, reason=reason, detail=detail))
             await stream.close()
             return
         if answer is None:
@@ -361,7 +361,7 @@ class Round(ABC):
             raise LinkLost(f"claims swarm step {theirs.swarm_step}, which nobody else supports")
         self._be_patient(theirs)
         link = self.links[peer] = self._link(peer, stream)
-        self.handle(ex.Accepted(peer=peer, offer=theirs))
+        self.handle(base.Accepted(peer=peer, offer=theirs))
         await self._follow(link)
 
     async def _follow(self, link: Link) -> None:
@@ -382,7 +382,7 @@ class Round(ABC):
         if link is None:
             if call is not None:
                 call.cancel()
-                if reason == ex.UNANSWERED:
+                if reason == base.UNANSWERED:
                     self.node.missed(peer)
             return
         with suppress(LowcommError, TimeoutError):
@@ -412,10 +412,10 @@ class Round(ABC):
             with self.working():
                 await self._code()
         except LowcommError as error:
-            self.handle(ex.GaveUp(reason=f"our contribution could not be captured: {error}"))
+            self.handle(base.GaveUp(reason=f"our contribution could not be captured: {error}"))
             return
         self._captured.set()
-        self.handle(ex.Captured())
+        self.handle(base.Captured())
 
     async def _until(self, event: asyncio.Event) -> None:
         """Wait for the members, or for our capture. Raises LinkLost if the exchange is over before."""
@@ -429,7 +429,7 @@ class Round(ABC):
 
     # the end
 
-    async def _apply(self, effect: ex.Apply) -> None:
+    async def _apply(self, effect: base.Apply) -> None:
         self.decided = monotonic()
         try:
             merged = await self._merge(effect)

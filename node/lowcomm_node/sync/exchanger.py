@@ -35,7 +35,7 @@ from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
 from lowcomm_protocol.peers.records import Phase
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.peers.trust import Trust
@@ -442,7 +442,7 @@ class Exchanger:
             last_words = HELLO_DEADLINE + 1
         except TimeoutError:
             for round_ in list(self.running.values()):
-                round_.handle(ex.GaveUp(reason=reason))
+                round_.handle(base.GaveUp(reason=reason))
             last_words = ABANDON_DEADLINE + 1
         with suppress(TimeoutError):
             async with asyncio.timeout(last_words):

@@ -14,16 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.errors import LinkLost, TrainerError
-from lowcomm_node.sync import driver as base
-from lowcomm_node.sync import frames
+from lowcomm_node.sync import driver, frames
 from lowcomm_node.sync.driver import Round
 from lowcomm_node.sync.link import GroupLink, Incoming
 from lowcomm_node.trainer.interface import Merged, Shared
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.exchange.group import machine as gr
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import Offer
 
@@ -39,12 +38,12 @@ GATHERING_PART, REDUCING_PART = 0.25, 0.6
 class GroupRound(Round):
     """Carries out a ``GroupExchange``."""
 
-    exchange: gr.GroupExchange
+    exchange: groups.GroupExchange
 
     def __init__(
         self, node: "Exchanger", offer: Offer, candidates: Sequence[str], slots: Sequence[int], called: bool
     ) -> None:
-        exchange = gr.GroupExchange(me=node.peer_id, candidates=candidates, group=node.spec.sync.group)
+        exchange = groups.GroupExchange(me=node.peer_id, candidates=candidates, group=node.spec.sync.group)
         super().__init__(node, exchange, offer, slots, called)
         self.sizes: tuple[int, ...] = ()
         """Coded bytes of each shard."""
@@ -69,14 +68,14 @@ class GroupRound(Round):
 
     def timetable(self, deadline: float) -> list[tuple[float, Any]]:
         """See Round."""
-        gathering, reducing = min(base.HELLO_DEADLINE, GATHERING_PART * deadline), REDUCING_PART * deadline
+        gathering, reducing = min(driver.HELLO_DEADLINE, GATHERING_PART * deadline), REDUCING_PART * deadline
         patience = min(PATIENCE, (reducing - gathering) / 4)
         looks = int((deadline - gathering) / patience)
         return [
-            (gathering, ex.GatheringClosed()),
-            *((gathering + look * patience, gr.AgreeingClosed()) for look in range(1, looks)),
-            (reducing, gr.ReduceClosed()),
-            (deadline + base.HELLO_DEADLINE / 2, gr.ConfirmingClosed()),
+            (gathering, base.GatheringClosed()),
+            *((gathering + look * patience, groups.AgreeingClosed()) for look in range(1, looks)),
+            (reducing, groups.ReduceClosed()),
+            (deadline + driver.HELLO_DEADLINE / 2, groups.ConfirmingClosed()),
             *super().timetable(deadline),
         ]
 
@@ -96,14 +95,14 @@ class GroupRound(Round):
         match frame.WhichOneof("kind"):
             case "roll":
                 self._rolls[peer] = frames.read_roll(frame.roll)
-                return gr.RollCame(peer=peer, roll=self._rolls[peer])
+                return groups.RollCame(peer=peer, roll=self._rolls[peer])
             case "members":
-                return gr.MembersCame(peer=peer, members=frames.read_members(frame.members, self._rolls[peer]))
+                return groups.MembersCame(peer=peer, members=frames.read_members(frame.members, self._rolls[peer]))
             case "held":
-                return gr.HeldCame(peer=peer, held=frames.read_held(frame.held))
+                return groups.HeldCame(peer=peer, held=frames.read_held(frame.held))
             case _:
                 shards, heard = frames.read_commit(frame.commit)
-                return gr.CommitCame(peer=peer, shards=shards, heard=heard)
+                return groups.CommitCame(peer=peer, shards=shards, heard=heard)
 
     async def _place(self, peer: str, part: pb.Part) -> memoryview:
         """Where the share or the mean of a member goes."""
@@ -122,34 +121,34 @@ class GroupRound(Round):
         if content.part == pb.SHARE:
             with self.working():
                 await self.trainer.receive_share(self.fragment, peer, received, *self._share_of(peer))
-            self.handle(gr.ShardVerified(peer=peer))
+            self.handle(groups.ShardVerified(peer=peer))
         else:
             with self.working():
                 await self.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
-            self.handle(gr.MeanVerified(peer=peer, digest=content.digest))
+            self.handle(groups.MeanVerified(peer=peer, digest=content.digest))
 
     # what goes
 
     async def _effect(self, effect: Any) -> None:
-        if isinstance(effect, gr.Reduce):
+        if isinstance(effect, groups.Reduce):
             await self._reduce(effect.contributors)
             return
         link = self.links[effect.peer]
         match effect:
-            case gr.SendRoll(roll=roll):
+            case groups.SendRoll(roll=roll):
                 self._rolls[self.node.peer_id] = roll
                 await link.send(frames.roll(roll))
-            case gr.SendMembers(members=members):
+            case groups.SendMembers(members=members):
                 await link.send(frames.members(members, self._rolls[self.node.peer_id]))
-            case gr.SendShard(peer=peer):
+            case groups.SendShard(peer=peer):
                 await self._send_share(link, self.members.index(peer))
-            case gr.SendMean():
+            case groups.SendMean():
                 assert self._mean is not None
                 place, digest = self._mean_of(self.node.peer_id), self._mean[1]
                 await link.send_content(self._view(self.slots[2], *place), digest, pb.MEAN)
-            case gr.SendHeld(held=held):
+            case groups.SendHeld(held=held):
                 await link.send(frames.held(held))
-            case gr.SendCommit(shards=shards, heard=heard):
+            case groups.SendCommit(shards=shards, heard=heard):
                 await link.send(frames.commit(shards, heard))
 
     async def _send_share(self, link: GroupLink, shard: int) -> None:
@@ -163,10 +162,10 @@ class GroupRound(Round):
             with self.working():
                 mean = await self.trainer.reduce(self.fragment, self._tokens(contributors), self.slots[2], offset)
         except TrainerError as error:
-            self.handle(ex.GaveUp(reason=f"our shard could not be averaged: {error}"))
+            self.handle(base.GaveUp(reason=f"our shard could not be averaged: {error}"))
             return
         self._mean = mean.size, mean.digest
-        self.handle(gr.Reduced(digest=mean.digest))
+        self.handle(groups.Reduced(digest=mean.digest))
         for peer, why in mean.left_out.items():
             self.lose(peer, why)
 
@@ -180,7 +179,7 @@ class GroupRound(Round):
     async def _code(self) -> None:
         self._shared = await self.trainer.share(self.fragment, self.slots[0], self.realign, self.members, self.ahead)
 
-    async def _merge(self, effect: ex.Apply) -> Merged:
+    async def _merge(self, effect: base.Apply) -> Merged:
         owners = [owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied]
         return await self.trainer.merge(self.fragment, owners, effect.swarm_step, self.keep_momentum)
 

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lowcomm_node.sync import driver as base
+from lowcomm_node.sync import driver
 from lowcomm_node.sync.driver import Round
 from lowcomm_node.sync.link import PairLink
 from lowcomm_node.trainer.interface import Again, Captured, Merged
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.plan.matching import Offer
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class PairRound(Round):
     def __init__(
         self, node: "Exchanger", offer: Offer, candidates: Sequence[str], slots: Sequence[int], called: bool
     ) -> None:
-        super().__init__(node, ex.Exchange(me=node.peer_id, candidates=candidates), offer, slots, called)
+        super().__init__(node, pairs.Exchange(me=node.peer_id, candidates=candidates), offer, slots, called)
         self.least = self.most = 0
         """Bytes that one contribution may have."""
         self.content: Captured | None = None
@@ -36,13 +37,13 @@ class PairRound(Round):
 
     def timetable(self, deadline: float) -> list[tuple[float, Any]]:
         """See Round."""
-        return [(min(base.HELLO_DEADLINE, deadline / 2), ex.GatheringClosed()), *super().timetable(deadline)]
+        return [(min(driver.HELLO_DEADLINE, deadline / 2), base.GatheringClosed()), *super().timetable(deadline)]
 
     def _link(self, peer: str, stream: Stream) -> PairLink:
         return PairLink(peer, stream, self.node.bandwidth, self.time_left)
 
     def _on_time(self, event: Any) -> None:
-        if isinstance(event, ex.DeadlinePassed) and self.exchange.stage is ex.Stage.TRADING:
+        if isinstance(event, base.DeadlinePassed) and self.exchange.stage is base.Stage.TRADING:
             for peer, link in self.links.items():
                 if peer in self.exchange.partners and not link.has_come:
                     self.node.hold_stall(peer, "was too slow for the deadline")
@@ -56,7 +57,7 @@ class PairRound(Round):
             self.least,
             partial(self._take_in, link.peer, slot),
             lambda blocks: self._start(self._resend(link, blocks)) and None,
-            lambda members: self.handle(ex.Confirmed(peer=link.peer, members=members)),
+            lambda members: self.handle(pairs.Confirmed(peer=link.peer, members=members)),
         )
 
     async def _take_in(self, peer: str, slot: int, size: int, again: bool) -> Again | None:
@@ -68,16 +69,16 @@ class PairRound(Round):
                 await self.trainer.patch(self.fragment, peer, slot, size)
             elif missing := await self.trainer.receive(self.fragment, peer, slot, size):
                 return missing
-        self.handle(ex.Verified(peer=peer))
+        self.handle(pairs.Verified(peer=peer))
         return None
 
     async def _effect(self, effect: Any) -> None:
         link = self.links[effect.peer]
         match effect:
-            case ex.SendContent():
+            case pairs.SendContent():
                 assert self.content is not None
                 await link.send_content(self.arena.view(self.slots[0], self.content.size), self.content.digest)
-            case ex.SendConfirm(members=members):
+            case pairs.SendConfirm(members=members):
                 await link.send_confirm(members)
 
     async def _resend(self, link: PairLink, blocks: bytes) -> None:
@@ -98,7 +99,7 @@ class PairRound(Round):
     async def _code(self) -> None:
         self.content = await self.trainer.capture(self.fragment, self.slots[0], self.realign, self.ahead)
 
-    async def _merge(self, effect: ex.Apply) -> Merged:
+    async def _merge(self, effect: base.Apply) -> Merged:
         return await self.trainer.merge(
             self.fragment, self._tokens(effect.members), effect.swarm_step, self.keep_momentum
         )

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.group import machine as gx
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.base import Stage
+from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.machine import GroupExchange, clique
-from lowcomm_protocol.exchange.pair import machine as ex
-from lowcomm_protocol.exchange.pair.machine import Stage
 from lowcomm_protocol.plan.matching import Refusal
 from virtual import CALM, OFFER, STORM, GroupPeer, Swarm, Weather, check, naming, stories
 
@@ -78,19 +78,19 @@ def test_the_same_seed_tells_the_same_story():
 
 
 PHASES = (
-    ex.Dial, gx.SendRoll, gx.SendMembers, ex.Capture, gx.SendShard,
-    gx.Reduce, gx.SendMean, gx.SendHeld, gx.SendCommit, ex.Apply,
+    base.Dial, groups.SendRoll, groups.SendMembers, base.Capture, groups.SendShard,
+    groups.Reduce, groups.SendMean, groups.SendHeld, groups.SendCommit, base.Apply,
 )  # fmt: skip
 """In each of them a test breaks something, just before the effect is carried out."""
-SINGLE = (ex.Capture, gx.Reduce, ex.Apply)
-AFTER_AGREEMENT = PHASES[PHASES.index(ex.Capture) :]
+SINGLE = (base.Capture, groups.Reduce, base.Apply)
+AFTER_AGREEMENT = PHASES[PHASES.index(base.Capture) :]
 
 
-def at(kind: type[ex.Effect], number: int, action: Callable[[], None]) -> Callable[[ex.Effect], None]:
+def at(kind: type[base.Effect], number: int, action: Callable[[], None]) -> Callable[[base.Effect], None]:
     """Do something just before the effect of this kind and number, counted from 0."""
-    seen = Counter[type[ex.Effect]]()
+    seen = Counter[type[base.Effect]]()
 
-    def before(effect: ex.Effect) -> None:
+    def before(effect: base.Effect) -> None:
         if type(effect) is kind and seen[kind] == number:
             action()
         seen[type(effect)] += 1
@@ -122,7 +122,7 @@ def test_a_death_in_any_phase_costs_no_more_than_the_shard_of_the_dead(phase, nu
                 shards = zip(peer.applied, peer.shards, strict=True)
                 assert all(shard for name, shard in shards if name != victim.name), "a living peer lost its shard"
     # A peer that was called by all does not call, so it may never come to its third call.
-    assert dead or phase is ex.Dial, "nobody has died"
+    assert dead or phase is base.Dial, "nobody has died"
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(range(4), 2)))
@@ -230,20 +230,20 @@ def events():
         [(True,) * 2, (True,) * 3, (True,) * 4, (False, True), (True, False, True), (False,) * 4, ()]
     )
     return st.one_of(
-        st.builds(ex.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
-        st.builds(ex.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
-        st.builds(gx.RollCame, peer=peer, roll=lists),
-        st.builds(gx.MembersCame, peer=peer, members=lists),
-        st.builds(gx.ShardVerified, peer=peer),
-        st.builds(gx.Reduced, digest=digest),
-        st.builds(gx.MeanVerified, peer=peer, digest=digest),
-        st.builds(gx.HeldCame, peer=peer, held=helds),
-        st.builds(gx.CommitCame, peer=peer, shards=bits, heard=bits),
-        st.builds(ex.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
+        st.builds(base.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
+        st.builds(base.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
+        st.builds(groups.RollCame, peer=peer, roll=lists),
+        st.builds(groups.MembersCame, peer=peer, members=lists),
+        st.builds(groups.ShardVerified, peer=peer),
+        st.builds(groups.Reduced, digest=digest),
+        st.builds(groups.MeanVerified, peer=peer, digest=digest),
+        st.builds(groups.HeldCame, peer=peer, held=helds),
+        st.builds(groups.CommitCame, peer=peer, shards=bits, heard=bits),
+        st.builds(base.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
         st.sampled_from(
             [
-                ex.Captured(), ex.GatheringClosed(), gx.AgreeingClosed(), gx.ReduceClosed(), gx.ConfirmingClosed(),
-                ex.DeadlinePassed(), ex.GaveUp(reason="stop"),
+                base.Captured(), base.GatheringClosed(), groups.AgreeingClosed(), groups.ReduceClosed(), groups.ConfirmingClosed(),
+                base.DeadlinePassed(), base.GaveUp(reason="stop"),
             ]
         ),
     )  # fmt: skip
@@ -252,16 +252,21 @@ def events():
 EVENTS = events()
 
 
-def run(exchange: GroupExchange, happenings: list[gx.Event]) -> list[ex.Effect]:
+def run(exchange: GroupExchange, happenings: list[groups.Event]) -> list[base.Effect]:
     """All effects of a story that ends in time, each violation told as a loss."""
-    effects: list[ex.Effect] = []
-    for event in [*happenings, ex.GatheringClosed(), ex.DeadlinePassed(), ex.DeadlinePassed()]:
+    effects: list[base.Effect] = []
+    for event in [
+        *happenings,
+        base.GatheringClosed(),
+        base.DeadlinePassed(),
+        base.DeadlinePassed(),
+    ]:
         was_over = exchange.over
         try:
             new = exchange.handle(event)
         except ProtocolViolation:
             assert not was_over
-            new = exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol"))
+            new = exchange.handle(base.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol"))
         assert not (was_over and new), "effects after the end"
         assert len(exchange.partners) < exchange.group
         effects += new
@@ -285,23 +290,23 @@ def test_no_sequence_of_events_breaks_an_exchange(group, order, expected, happen
     check_effects(effects, exchange)
 
 
-def joined() -> list[gx.Event]:
+def joined() -> list[groups.Event]:
     """The events until three peers have agreed on a group."""
     three = ("a", "b", ME)
     return [
-        accepted("a"), accepted("b"), *(gx.RollCame(peer=peer, roll=three) for peer in "ab"),
-        *(gx.MembersCame(peer=peer, members=three) for peer in "ab"),
+        accepted("a"), accepted("b"), *(groups.RollCame(peer=peer, roll=three) for peer in "ab"),
+        *(groups.MembersCame(peer=peer, members=three) for peer in "ab"),
     ]  # fmt: skip
 
 
-def well() -> list[gx.Event]:
+def well() -> list[groups.Event]:
     """The events of a story that goes well."""
     means = {name: D[name] for name in ("a", "b", ME)}
     return [
-        *joined(), ex.Captured(), *(gx.ShardVerified(peer=peer) for peer in "ab"), gx.Reduced(digest=D[ME]),
-        *(gx.MeanVerified(peer=peer, digest=D[peer]) for peer in "ab"),
-        *(gx.HeldCame(peer=peer, held=tuple(means.values())) for peer in "ab"),
-        *(gx.CommitCame(peer=peer, shards=(True,) * 3, heard=(True,) * 3) for peer in "ab"),
+        *joined(), base.Captured(), *(groups.ShardVerified(peer=peer) for peer in "ab"), groups.Reduced(digest=D[ME]),
+        *(groups.MeanVerified(peer=peer, digest=D[peer]) for peer in "ab"),
+        *(groups.HeldCame(peer=peer, held=tuple(means.values())) for peer in "ab"),
+        *(groups.CommitCame(peer=peer, shards=(True,) * 3, heard=(True,) * 3) for peer in "ab"),
     ]  # fmt: skip
 
 
@@ -313,24 +318,32 @@ def test_no_story_that_goes_wrong_half_way_breaks_an_exchange(disturbances):
     for place, cut, others in disturbances:
         happenings[place : place + cut] = others
     exchange = GroupExchange(me=ME, candidates=("a", "b", "z"), group=4)
-    effects = [*exchange.start(), *exchange.handle(ex.Lost(peer="z", reason="broke")), *run(exchange, happenings)]
+    effects = [
+        *exchange.start(),
+        *exchange.handle(base.Lost(peer="z", reason="broke")),
+        *run(exchange, happenings),
+    ]
     check_effects(effects, exchange)
 
 
-def check_effects(effects: list[ex.Effect], exchange: GroupExchange) -> None:
+def check_effects(effects: list[base.Effect], exchange: GroupExchange) -> None:
     kinds = [type(effect) for effect in effects]
     counts = Counter((type(effect), getattr(effect, "peer", "")) for effect in effects)
-    repeats = (ex.Abandon, gx.SendMembers, gx.SendRoll)  # who was lost may call in anew; lists may get lower
+    repeats = (
+        base.Abandon,
+        groups.SendMembers,
+        groups.SendRoll,
+    )  # who was lost may call in anew; lists may get lower
     assert all(count == 1 or kind in repeats for (kind, _), count in counts.items()), counts
-    assert all(count <= 4 for (kind, _), count in counts.items() if kind is not ex.Abandon), counts
-    assert isinstance(effects[-1], ex.Apply | ex.End)
-    assert kinds.count(ex.Apply) + kinds.count(ex.End) == 1
-    ordered = [kind for kind in kinds if kind in PHASES and kind not in (ex.Dial, gx.SendMembers)]
+    assert all(count <= 4 for (kind, _), count in counts.items() if kind is not base.Abandon), counts
+    assert isinstance(effects[-1], base.Apply | base.End)
+    assert kinds.count(base.Apply) + kinds.count(base.End) == 1
+    ordered = [kind for kind in kinds if kind in PHASES and kind not in (base.Dial, groups.SendMembers)]
     assert ordered == sorted(ordered, key=PHASES.index), "effects out of order"
-    lists = [effect.members for effect in effects if isinstance(effect, gx.SendMembers)]
+    lists = [effect.members for effect in effects if isinstance(effect, groups.SendMembers)]
     assert all(ME in members and list(members) == sorted(members) for members in lists)
     for effect in effects:
-        if isinstance(effect, ex.Apply):
+        if isinstance(effect, base.Apply):
             assert any(effect.shards)
             assert len(effect.shards) == len(effect.members)
             applied = [name for name, shard in zip(effect.members, effect.shards, strict=True) if shard]
@@ -341,7 +354,7 @@ def check_effects(effects: list[ex.Effect], exchange: GroupExchange) -> None:
 
 def test_memory_is_bounded_by_the_group():
     exchange = group("a", "b")
-    for event in [*joined(), *(gx.MembersCame(peer="a", members=("a", f"x{n}", ME)) for n in range(100))]:
+    for event in [*joined(), *(groups.MembersCame(peer="a", members=("a", f"x{n}", ME)) for n in range(100))]:
         try:
             exchange.handle(event)
         except ProtocolViolation:
@@ -352,8 +365,8 @@ def test_memory_is_bounded_by_the_group():
 # Single stories
 
 
-def accepted(peer: str, called_us: bool = False, step: int = 40) -> ex.Accepted:
-    return ex.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
+def accepted(peer: str, called_us: bool = False, step: int = 40) -> base.Accepted:
+    return base.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
 
 
 def group(*order: str, size: int = 4) -> GroupExchange:
@@ -362,9 +375,9 @@ def group(*order: str, size: int = 4) -> GroupExchange:
     return exchange
 
 
-def told(exchange: GroupExchange, *happenings: gx.Event) -> list[ex.Effect]:
+def told(exchange: GroupExchange, *happenings: groups.Event) -> list[base.Effect]:
     """The effects of the last event."""
-    effects: list[ex.Effect] = []
+    effects: list[base.Effect] = []
     for event in happenings:
         effects = exchange.handle(event)
     return effects
@@ -385,17 +398,17 @@ MEANS = (D["a"], D["b"], D[ME])
 
 def test_a_group_that_goes_well():
     exchange = GroupExchange(me=ME, candidates=("a", "b"), group=4)
-    assert exchange.start() == [ex.Dial(peer="a"), ex.Dial(peer="b")]
+    assert exchange.start() == [base.Dial(peer="a"), base.Dial(peer="b")]
     story = iter(well())
     both = "ab"
     all_, none = (True,) * 3, []
     for effects in (
-        none, [gx.SendRoll(peer=peer, roll=THREE) for peer in both], none, none,
-        [gx.SendMembers(peer=peer, members=THREE) for peer in both], [ex.Capture(members=THREE)],
-        [gx.SendShard(peer=peer) for peer in both], none, [gx.Reduce(contributors=THREE)],
-        [gx.SendMean(peer=peer) for peer in both], none, [gx.SendHeld(peer=peer, held=MEANS) for peer in both],
-        none, [gx.SendCommit(peer=peer, shards=all_, heard=all_) for peer in both],
-        none, [ex.Apply(members=THREE, swarm_step=40, shards=all_)],
+        none, [groups.SendRoll(peer=peer, roll=THREE) for peer in both], none, none,
+        [groups.SendMembers(peer=peer, members=THREE) for peer in both], [base.Capture(members=THREE)],
+        [groups.SendShard(peer=peer) for peer in both], none, [groups.Reduce(contributors=THREE)],
+        [groups.SendMean(peer=peer) for peer in both], none, [groups.SendHeld(peer=peer, held=MEANS) for peer in both],
+        none, [groups.SendCommit(peer=peer, shards=all_, heard=all_) for peer in both],
+        none, [base.Apply(members=THREE, swarm_step=40, shards=all_)],
     ):  # fmt: skip
         assert exchange.handle(next(story)) == effects
     assert exchange.stage is Stage.APPLIED
@@ -412,27 +425,27 @@ def test_the_swarm_step_is_the_highest_of_the_members_that_are_left():
 
 def test_nobody_there_ends_at_once_and_says_so():
     exchange = GroupExchange(me=ME, candidates=(), group=4)
-    assert exchange.start() == [ex.End(reason="no partner: nobody else is training")]
+    assert exchange.start() == [base.End(reason="no partner: nobody else is training")]
 
 
 def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
     exchange = group("a", "b")
-    told(exchange, accepted("a"), ex.Lost(peer="b", reason="broke"))
+    told(exchange, accepted("a"), base.Lost(peer="b", reason="broke"))
     assert exchange.stage is Stage.AGREEING
     for peer in ("b", "c"):
         assert not exchange.has_room_for(peer)
         assert told(exchange, accepted(peer, called_us=True)) == [
-            ex.Abandon(peer=peer, reason="the exchange has begun without you")
+            base.Abandon(peer=peer, reason="the exchange has begun without you")
         ]
     assert exchange.partners == ("a",)
-    assert [e.peer for e in told(exchange, ex.GaveUp(reason="stop")) if isinstance(e, ex.Abandon)] == ["a"]
+    assert [e.peer for e in told(exchange, base.GaveUp(reason="stop")) if isinstance(e, base.Abandon)] == ["a"]
 
 
 def test_an_answer_after_gathering_closed_is_sent_away_without_a_violation():
     exchange = group("a", "b", "c")
-    told(exchange, accepted("a"), ex.GatheringClosed())
-    assert told(exchange, ex.Refused(peer="b", reason=Refusal.BUSY, detail="is busy")) == []
-    assert [type(effect) for effect in told(exchange, accepted("c"))] == [ex.Abandon]
+    told(exchange, accepted("a"), base.GatheringClosed())
+    assert told(exchange, base.Refused(peer="b", reason=Refusal.BUSY, detail="is busy")) == []
+    assert [type(effect) for effect in told(exchange, accepted("c"))] == [base.Abandon]
     assert exchange.refusals == {"b": "did not answer in time", "c": "did not answer in time"}
     assert exchange.partners == ("a",)
 
@@ -440,132 +453,151 @@ def test_an_answer_after_gathering_closed_is_sent_away_without_a_violation():
 def test_a_group_holds_no_more_than_its_bound():
     exchange = GroupExchange(me=ME, candidates=("a", "b", "c", "d"), group=4)
     exchange.expect("stranger")
-    assert exchange.start() == [ex.Dial(peer="a"), ex.Dial(peer="b")]
+    assert exchange.start() == [base.Dial(peer="a"), base.Dial(peer="b")]
     assert not exchange.has_room_for("d")
-    told(exchange, accepted("stranger", called_us=True), ex.Lost(peer="a", reason="broke"))
+    told(exchange, accepted("stranger", called_us=True), base.Lost(peer="a", reason="broke"))
     assert exchange.has_room_for("d")
 
 
 def test_a_peer_that_refused_may_call_in_while_there_is_room():
     exchange = group("a", "b")
-    told(exchange, ex.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"))
+    told(exchange, base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"))
     assert exchange.has_room_for("a")
     told(exchange, accepted("a", called_us=True))
     assert exchange.partners == ("a",)
-    assert [type(effect) for effect in told(exchange, accepted("b"))] == [gx.SendRoll] * 2
+    assert [type(effect) for effect in told(exchange, accepted("b"))] == [groups.SendRoll] * 2
 
 
 def test_a_roll_that_comes_while_we_gather_is_kept():
     exchange = GroupExchange(me=ME, candidates=("z", "y"), group=4)
     exchange.start()
-    told(exchange, accepted("z"), gx.RollCame(peer="z", roll=(ME, "y", "z")))
+    told(exchange, accepted("z"), groups.RollCame(peer="z", roll=(ME, "y", "z")))
     told(exchange, accepted("y"))
-    effects = told(exchange, gx.RollCame(peer="y", roll=(ME, "y", "z")))
-    assert effects == [gx.SendMembers(peer=peer, members=(ME, "y", "z")) for peer in "yz"]
+    effects = told(exchange, groups.RollCame(peer="y", roll=(ME, "y", "z")))
+    assert effects == [groups.SendMembers(peer=peer, members=(ME, "y", "z")) for peer in "yz"]
 
 
 def leader(*rolls: tuple[str, ...]) -> GroupExchange:
     """An exchange that we lead, with three partners that have sent these rolls."""
     exchange = group("x", "y", "z")
     told(exchange, *(accepted(peer) for peer in "xyz"))
-    told(exchange, *(gx.RollCame(peer=peer, roll=roll) for peer, roll in zip("xyz", rolls, strict=False)))
+    told(exchange, *(groups.RollCame(peer=peer, roll=roll) for peer, roll in zip("xyz", rolls, strict=False)))
     return exchange
 
 
 def test_a_leader_takes_members_that_all_hold_streams_with_each_other_and_sends_the_others_away():
     exchange = leader((ME, "x", "z"), (ME, "y", "z"))
-    effects = told(exchange, gx.RollCame(peer="z", roll=(ME, "x", "y", "z")))
+    effects = told(exchange, groups.RollCame(peer="z", roll=(ME, "x", "y", "z")))
     named = (ME, "x", "z")
-    assert effects == [gx.SendMembers(peer=peer, members=named) for peer in "xz"]
-    effects = told(exchange, *(gx.MembersCame(peer=peer, members=named) for peer in "xz"))
-    assert effects == [ex.Abandon(peer="y", reason="is not in the list of members"), ex.Capture(members=named)]
+    assert effects == [groups.SendMembers(peer=peer, members=named) for peer in "xz"]
+    effects = told(exchange, *(groups.MembersCame(peer=peer, members=named) for peer in "xz"))
+    assert effects == [
+        base.Abandon(peer="y", reason="is not in the list of members"),
+        base.Capture(members=named),
+    ]
     assert exchange.partners == ("x", "z")
 
 
 def test_a_leader_gives_up_who_sends_no_roll_in_time_and_others_give_up_their_leader_later():
     four = (ME, "x", "y", "z")
     exchange = leader(four, four)
-    effects = told(exchange, gx.AgreeingClosed())
+    effects = told(exchange, groups.AgreeingClosed())
     assert effects == [
-        ex.Abandon(peer="z", reason="did not tell its links in time"),
-        *(gx.SendMembers(peer=peer, members=(ME, "x", "y")) for peer in "xy"),
+        base.Abandon(peer="z", reason="did not tell its links in time"),
+        *(groups.SendMembers(peer=peer, members=(ME, "x", "y")) for peer in "xy"),
     ]
     exchange = group("a", "b")
     told(exchange, *well()[:4])
-    assert told(exchange, gx.AgreeingClosed()) == []
-    assert told(exchange, gx.AgreeingClosed()) == [ex.Abandon(peer="a", reason="did not name the members in time")]
-    assert told(exchange, gx.MembersCame(peer="b", members=("b", ME)))[-1] == ex.Capture(members=("b", ME))
+    assert told(exchange, groups.AgreeingClosed()) == []
+    assert told(exchange, groups.AgreeingClosed()) == [
+        base.Abandon(peer="a", reason="did not name the members in time")
+    ]
+    assert told(exchange, groups.MembersCame(peer="b", members=("b", ME)))[-1] == base.Capture(members=("b", ME))
 
 
 def test_who_does_not_name_the_list_is_given_up_and_stays_in_it():
     exchange = group("a", "b")
-    told(exchange, *well()[:5], gx.AgreeingClosed())
-    assert told(exchange, gx.AgreeingClosed()) == []
-    effects = told(exchange, gx.AgreeingClosed())
-    assert effects == [ex.Abandon(peer="b", reason="did not name the members in time"), ex.Capture(members=THREE)]
+    told(exchange, *well()[:5], groups.AgreeingClosed())
+    assert told(exchange, groups.AgreeingClosed()) == []
+    effects = told(exchange, groups.AgreeingClosed())
+    assert effects == [
+        base.Abandon(peer="b", reason="did not name the members in time"),
+        base.Capture(members=THREE),
+    ]
 
 
 def test_what_our_leader_names_only_he_can_tell_until_he_is_lost():
     exchange = group("a", "b")
     told(exchange, *well()[:4])
-    assert told(exchange, gx.MembersCame(peer="b", members=THREE)) == []
-    effects = told(exchange, ex.Lost(peer="a", reason="broke"))
-    assert effects == [gx.SendMembers(peer="b", members=THREE), ex.Capture(members=THREE)]
+    assert told(exchange, groups.MembersCame(peer="b", members=THREE)) == []
+    effects = told(exchange, base.Lost(peer="a", reason="broke"))
+    assert effects == [groups.SendMembers(peer="b", members=THREE), base.Capture(members=THREE)]
 
 
 def test_a_list_of_the_next_leader_waits_for_ours():
     exchange = group("a", "b", "c")
     four = ("a", "b", "c", ME)
-    told(exchange, *(accepted(peer) for peer in "abc"), *(gx.RollCame(peer=peer, roll=four) for peer in "abc"))
-    assert told(exchange, gx.MembersCame(peer="b", members=("b", "c", ME))) == []
-    assert told(exchange, gx.MembersCame(peer="a", members=("a", "c", ME))) == [
-        gx.SendMembers(peer=peer, members=("a", "c", ME)) for peer in "ac"
+    told(exchange, *(accepted(peer) for peer in "abc"), *(groups.RollCame(peer=peer, roll=four) for peer in "abc"))
+    assert told(exchange, groups.MembersCame(peer="b", members=("b", "c", ME))) == []
+    assert told(exchange, groups.MembersCame(peer="a", members=("a", "c", ME))) == [
+        groups.SendMembers(peer=peer, members=("a", "c", ME)) for peer in "ac"
     ]
-    effects = told(exchange, gx.MembersCame(peer="c", members=("a", "c", ME)))
-    assert effects == [ex.Abandon(peer="b", reason="is not in the list of members"), ex.Capture(members=("a", "c", ME))]
+    effects = told(exchange, groups.MembersCame(peer="c", members=("a", "c", ME)))
+    assert effects == [
+        base.Abandon(peer="b", reason="is not in the list of members"),
+        base.Capture(members=("a", "c", ME)),
+    ]
 
 
 def test_of_two_lists_that_wait_the_lower_is_named_when_the_leader_is_lost():
     exchange = group("a", "b", "c")
     four = ("a", "b", "c", ME)
-    told(exchange, *(accepted(peer) for peer in "abc"), *(gx.RollCame(peer=peer, roll=four) for peer in "abc"))
-    told(exchange, gx.MembersCame(peer="b", members=("b", "c", ME)), gx.MembersCame(peer="c", members=four))
-    effects = told(exchange, ex.Lost(peer="a", reason="broke"))
-    assert effects == [gx.SendMembers(peer=peer, members=four) for peer in "bc"]
+    told(exchange, *(accepted(peer) for peer in "abc"), *(groups.RollCame(peer=peer, roll=four) for peer in "abc"))
+    told(
+        exchange,
+        groups.MembersCame(peer="b", members=("b", "c", ME)),
+        groups.MembersCame(peer="c", members=four),
+    )
+    effects = told(exchange, base.Lost(peer="a", reason="broke"))
+    assert effects == [groups.SendMembers(peer=peer, members=four) for peer in "bc"]
 
 
 def test_the_lower_of_two_lists_wins_until_all_have_named_one():
     exchange = group("a", "x", "y")
     four = ("a", ME, "x", "y")
-    told(exchange, *(accepted(peer) for peer in "axy"), *(gx.RollCame(peer=peer, roll=four) for peer in "axy"))
-    assert told(exchange, ex.Lost(peer="a", reason="broke")) == [
-        gx.SendMembers(peer=peer, members=(ME, "x", "y")) for peer in "xy"
+    told(exchange, *(accepted(peer) for peer in "axy"), *(groups.RollCame(peer=peer, roll=four) for peer in "axy"))
+    assert told(exchange, base.Lost(peer="a", reason="broke")) == [
+        groups.SendMembers(peer=peer, members=(ME, "x", "y")) for peer in "xy"
     ]
-    assert told(exchange, gx.MembersCame(peer="x", members=four)) == [
-        gx.SendMembers(peer=peer, members=four) for peer in "xy"
+    assert told(exchange, groups.MembersCame(peer="x", members=four)) == [
+        groups.SendMembers(peer=peer, members=four) for peer in "xy"
     ]
     # What y names is our own former list: it had not heard of the lower one.
-    assert told(exchange, gx.MembersCame(peer="y", members=(ME, "x", "y"))) == []
-    assert told(exchange, gx.MembersCame(peer="y", members=four)) == [ex.Capture(members=four)]
+    assert told(exchange, groups.MembersCame(peer="y", members=(ME, "x", "y"))) == []
+    assert told(exchange, groups.MembersCame(peer="y", members=four)) == [base.Capture(members=four)]
 
 
 def test_who_goes_over_to_another_list_after_we_have_agreed_is_lost_without_a_violation():
     exchange = group("a", "b", "c")
     four = ("a", "b", "c", ME)
-    told(exchange, *(accepted(peer) for peer in "abc"), *(gx.RollCame(peer=peer, roll=four) for peer in "abc"))
-    told(exchange, ex.Lost(peer="a", reason="broke"), gx.MembersCame(peer="b", members=("b", "c", ME)))
-    told(exchange, gx.MembersCame(peer="c", members=("b", "c", ME)))
+    told(exchange, *(accepted(peer) for peer in "abc"), *(groups.RollCame(peer=peer, roll=four) for peer in "abc"))
+    told(
+        exchange,
+        base.Lost(peer="a", reason="broke"),
+        groups.MembersCame(peer="b", members=("b", "c", ME)),
+    )
+    told(exchange, groups.MembersCame(peer="c", members=("b", "c", ME)))
     assert exchange.stage is Stage.CAPTURING
-    effects = told(exchange, gx.MembersCame(peer="c", members=four))
-    assert effects == [ex.Abandon(peer="c", reason="has agreed with others on another list of members")]
+    effects = told(exchange, groups.MembersCame(peer="c", members=four))
+    assert effects == [base.Abandon(peer="c", reason="has agreed with others on another list of members")]
     assert exchange.partners == ("b",)
 
 
 def test_a_list_whose_other_members_are_all_lost_binds_nobody():
     exchange = leader((ME, "x", "z"), (ME, "y"), (ME, "x", "z"))
-    told(exchange, ex.Lost(peer="x", reason="broke"))
-    effects = told(exchange, ex.Lost(peer="z", reason="broke"))
-    assert effects == [gx.SendMembers(peer="y", members=(ME, "y"))]
+    told(exchange, base.Lost(peer="x", reason="broke"))
+    effects = told(exchange, base.Lost(peer="z", reason="broke"))
+    assert effects == [groups.SendMembers(peer="y", members=(ME, "y"))]
 
 
 LONG = "a" * 65
@@ -579,67 +611,67 @@ LONG = "a" * 65
     ],
 )  # fmt: skip
 def test_a_roll_in_another_form_is_a_violation_and_changes_nothing(roll):
-    refused(after(2), gx.RollCame(peer="a", roll=roll))
+    refused(after(2), groups.RollCame(peer="a", roll=roll))
 
 
 @pytest.mark.parametrize("members", [("a", "b"), ("b", ME), (ME, "a"), ("a", "c", ME), ("a", "b", "c", "d", ME), ()])
 def test_a_list_in_another_form_or_with_strangers_is_a_violation_and_changes_nothing(members):
-    refused(after(4), gx.MembersCame(peer="a", members=members))
+    refused(after(4), groups.MembersCame(peer="a", members=members))
 
 
 def test_a_list_that_names_us_leader_and_is_not_ours_is_a_violation():
     exchange = leader(*[(ME, "x", "y", "z")] * 3)
-    refused(exchange, gx.MembersCame(peer="x", members=(ME, "x", "y")))
+    refused(exchange, groups.MembersCame(peer="x", members=(ME, "x", "y")))
 
 
 @pytest.mark.parametrize("members", [THREE, ("b", ME)])
 def test_a_list_after_an_equal_or_a_lower_one_is_a_violation(members):
     exchange = after(4)
-    told(exchange, gx.MembersCame(peer="b", members=THREE))
-    refused(exchange, gx.MembersCame(peer="b", members=members))
+    told(exchange, groups.MembersCame(peer="b", members=THREE))
+    refused(exchange, groups.MembersCame(peer="b", members=members))
 
 
 def test_a_list_before_our_roll_is_a_violation():
     exchange = group("a", "b")
-    told(exchange, accepted("a"), gx.RollCame(peer="a", roll=THREE))
-    refused(exchange, gx.MembersCame(peer="a", members=("a", ME)))
+    told(exchange, accepted("a"), groups.RollCame(peer="a", roll=THREE))
+    refused(exchange, groups.MembersCame(peer="a", members=("a", ME)))
 
 
-def refused(exchange: GroupExchange, event: gx.Event) -> None:
+def refused(exchange: GroupExchange, event: groups.Event) -> None:
     before = repr(exchange)
     with pytest.raises(ProtocolViolation):
         exchange.handle(event)
     assert repr(exchange) == before, "a violation has changed something"
 
 
-def held(peer: str, *digests: bytes) -> gx.HeldCame:
-    return gx.HeldCame(peer=peer, held=digests)
+def held(peer: str, *digests: bytes) -> groups.HeldCame:
+    return groups.HeldCame(peer=peer, held=digests)
 
 
-def commit(peer: str, shards: str, heard: str = "111") -> gx.CommitCame:
-    return gx.CommitCame(peer=peer, shards=tuple(c == "1" for c in shards), heard=tuple(c == "1" for c in heard))
+def commit(peer: str, shards: str, heard: str = "111") -> groups.CommitCame:
+    return groups.CommitCame(peer=peer, shards=tuple(c == "1" for c in shards), heard=tuple(c == "1" for c in heard))
 
 
 @pytest.mark.parametrize(
     ("count", "event"),
     [
-        (1, gx.RollCame(peer="b", roll=THREE)),
-        (3, gx.RollCame(peer="a", roll=THREE)),
-        (3, gx.MembersCame(peer="b", members=THREE)),
-        (4, ex.Captured()),
-        (5, gx.ShardVerified(peer="a")),
-        (AGREED, gx.MeanVerified(peer="a", digest=D["a"])),
-        (AGREED, gx.Reduced(digest=D[ME])),
-        (AGREED, gx.ShardVerified(peer="stranger")),
-        (SENT, ex.Captured()),
+        (1, groups.RollCame(peer="b", roll=THREE)),
+        (3, groups.RollCame(peer="a", roll=THREE)),
+        (3, groups.MembersCame(peer="b", members=THREE)),
+        (4, base.Captured()),
+        (5, groups.ShardVerified(peer="a")),
+        (AGREED, groups.MeanVerified(peer="a", digest=D["a"])),
+        (AGREED, groups.Reduced(digest=D[ME])),
+        (AGREED, groups.ShardVerified(peer="stranger")),
+        (SENT, base.Captured()),
         (SENT, held("a", *MEANS)),
-        (SENT + 1, gx.ShardVerified(peer="a")),
-        (GIVEN, gx.Reduced(digest=b"short")),
-        (GIVEN, gx.MeanVerified(peer="a", digest=b"short")),
+        (SENT + 1, groups.ShardVerified(peer="a")),
+        (GIVEN, groups.Reduced(digest=b"short")),
+        (GIVEN, groups.MeanVerified(peer="a", digest=b"short")),
         (GIVEN, held("a", b"", b"", D[ME])),
         (GIVEN, held("a", *MEANS)),
-        (REDUCED, gx.Reduced(digest=D[ME])),
-        (REDUCED + 1, gx.MeanVerified(peer="a", digest=D["a"])),
+        (REDUCED, groups.Reduced(digest=D[ME])),
+        (REDUCED + 1, groups.MeanVerified(peer="a", digest=D["a"])),
         (REDUCED + 1, commit("a", "111")),
         (HELD, held("a", *MEANS[:2])),
         (HELD, held("a", *MEANS, b"")),
@@ -663,7 +695,7 @@ def test_what_can_not_be_is_a_violation_and_changes_nothing(count, event):
 
 def test_a_commit_before_our_held_is_a_violation():
     exchange = after(REDUCED)
-    told(exchange, gx.MeanVerified(peer="a", digest=D["a"]), held("a", D["a"], b"x" * 32, D[ME]))
+    told(exchange, groups.MeanVerified(peer="a", digest=D["a"]), held("a", D["a"], b"x" * 32, D[ME]))
     assert exchange.stage is Stage.AVERAGING
     refused(exchange, commit("a", "100"))
 
@@ -678,50 +710,59 @@ def test_a_commit_to_a_shard_that_its_sender_does_not_hold_as_we_do_is_a_violati
 
 def test_a_contribution_before_ours_is_captured_counts():
     exchange = after(AGREED)
-    told(exchange, gx.ShardVerified(peer="a"), gx.ShardVerified(peer="b"))
-    assert [type(effect) for effect in told(exchange, ex.Captured())] == [gx.SendShard, gx.SendShard, gx.Reduce]
+    told(exchange, groups.ShardVerified(peer="a"), groups.ShardVerified(peer="b"))
+    assert [type(effect) for effect in told(exchange, base.Captured())] == [
+        groups.SendShard,
+        groups.SendShard,
+        groups.Reduce,
+    ]
 
 
 def test_who_is_late_with_a_contribution_is_not_in_the_mean_but_takes_part():
     exchange = after(SENT + 1)
-    assert told(exchange, gx.ReduceClosed()) == [gx.Reduce(contributors=("a", ME))]
-    assert told(exchange, gx.ShardVerified(peer="b")) == []
-    assert isinstance(told(exchange, *well()[GIVEN:])[0], ex.Apply)
+    assert told(exchange, groups.ReduceClosed()) == [groups.Reduce(contributors=("a", ME))]
+    assert told(exchange, groups.ShardVerified(peer="b")) == []
+    assert isinstance(told(exchange, *well()[GIVEN:])[0], base.Apply)
 
 
 def test_time_for_contributions_that_is_up_before_ours_is_captured_ends_the_wait_for_them():
     exchange = after(AGREED)
-    told(exchange, gx.ShardVerified(peer="b"), gx.ReduceClosed())
-    assert told(exchange, ex.Captured())[-1] == gx.Reduce(contributors=("b", ME))
+    told(exchange, groups.ShardVerified(peer="b"), groups.ReduceClosed())
+    assert told(exchange, base.Captured())[-1] == groups.Reduce(contributors=("b", ME))
 
 
 def test_the_contribution_of_a_member_that_was_lost_before_the_mean_is_left_out():
     exchange = after(SENT + 1)
-    told(exchange, ex.Lost(peer="a", reason="broke"))
-    assert told(exchange, gx.ShardVerified(peer="b")) == [gx.Reduce(contributors=("b", ME))]
+    told(exchange, base.Lost(peer="a", reason="broke"))
+    assert told(exchange, groups.ShardVerified(peer="b")) == [groups.Reduce(contributors=("b", ME))]
 
 
 def test_a_mean_may_come_before_our_own_is_made():
     exchange = after(SENT + 1)
-    told(exchange, gx.MeanVerified(peer="a", digest=D["a"]), gx.ShardVerified(peer="b"))
-    told(exchange, gx.MeanVerified(peer="b", digest=D["b"]))
-    assert told(exchange, gx.Reduced(digest=D[ME]))[-1] == gx.SendHeld(peer="b", held=MEANS)
+    told(exchange, groups.MeanVerified(peer="a", digest=D["a"]), groups.ShardVerified(peer="b"))
+    told(exchange, groups.MeanVerified(peer="b", digest=D["b"]))
+    assert told(exchange, groups.Reduced(digest=D[ME]))[-1] == groups.SendHeld(peer="b", held=MEANS)
 
 
 def test_a_member_that_is_lost_costs_its_shard_only():
     exchange = after(REDUCED + 1)
-    assert told(exchange, ex.Lost(peer="b", reason="broke")) == [gx.SendHeld(peer="a", held=(D["a"], b"", D[ME]))]
+    assert told(exchange, base.Lost(peer="b", reason="broke")) == [groups.SendHeld(peer="a", held=(D["a"], b"", D[ME]))]
     (send,) = told(exchange, held("a", D["a"], b"", D[ME]))
-    assert send == gx.SendCommit(peer="a", shards=(True, False, True), heard=(True, False, True))
+    assert send == groups.SendCommit(peer="a", shards=(True, False, True), heard=(True, False, True))
     assert told(exchange, commit("a", "101", "101")) == [
-        ex.Apply(members=THREE, swarm_step=40, shards=(True, False, True))
+        base.Apply(members=THREE, swarm_step=40, shards=(True, False, True))
     ]
     assert not exchange.in_doubt
 
 
 def test_the_mean_of_a_member_that_was_lost_since_is_used():
     exchange = after(HELD - 1)
-    told(exchange, gx.MeanVerified(peer="b", digest=D["b"]), ex.Lost(peer="b", reason="broke"), held("a", *MEANS))
+    told(
+        exchange,
+        groups.MeanVerified(peer="b", digest=D["b"]),
+        base.Lost(peer="b", reason="broke"),
+        held("a", *MEANS),
+    )
     (apply,) = told(exchange, commit("a", "111", "101"))
     assert apply.shards == (True, True, True)
 
@@ -729,21 +770,21 @@ def test_the_mean_of_a_member_that_was_lost_since_is_used():
 def test_a_mean_that_a_member_told_that_it_lacks_is_not_waited_for():
     exchange = after(REDUCED + 1)
     effects = told(exchange, held("a", D["a"], b"", D[ME]))
-    assert effects == [gx.SendHeld(peer=peer, held=(D["a"], b"", D[ME])) for peer in "ab"]
-    assert told(exchange, gx.MeanVerified(peer="b", digest=D["b"])) == []
+    assert effects == [groups.SendHeld(peer=peer, held=(D["a"], b"", D[ME])) for peer in "ab"]
+    assert told(exchange, groups.MeanVerified(peer="b", digest=D["b"])) == []
 
 
 def test_our_own_mean_that_comes_after_we_told_that_we_lack_it_is_ignored():
     exchange = after(GIVEN)
-    effects = told(exchange, gx.MeanVerified(peer="a", digest=D["a"]), ex.DeadlinePassed())
-    assert effects == [gx.SendHeld(peer=peer, held=(D["a"], b"", b"")) for peer in "ab"]
-    assert told(exchange, gx.Reduced(digest=D[ME])) == []
+    effects = told(exchange, groups.MeanVerified(peer="a", digest=D["a"]), base.DeadlinePassed())
+    assert effects == [groups.SendHeld(peer=peer, held=(D["a"], b"", b"")) for peer in "ab"]
+    assert told(exchange, groups.Reduced(digest=D[ME])) == []
 
 
 def test_who_holds_no_mean_of_another_at_the_deadline_leaves_the_others_to_theirs():
     exchange = after(GIVEN)
-    effects = told(exchange, ex.DeadlinePassed())
-    assert effects[-1] == ex.End(reason="no mean of another member came before its deadline")
+    effects = told(exchange, base.DeadlinePassed())
+    assert effects[-1] == base.End(reason="no mean of another member came before its deadline")
     assert {effect.peer for effect in effects[:-1]} == {"a", "b"}
     assert not exchange.in_doubt
 
@@ -751,8 +792,8 @@ def test_who_holds_no_mean_of_another_at_the_deadline_leaves_the_others_to_their
 @pytest.mark.parametrize("count", [0, 2, AGREED])
 def test_the_deadline_ends_what_has_not_begun_to_send(count):
     exchange = after(count)
-    effects = told(exchange, ex.DeadlinePassed())
-    assert effects[-1] == ex.End(reason="ran past its deadline")
+    effects = told(exchange, base.DeadlinePassed())
+    assert effects[-1] == base.End(reason="ran past its deadline")
     assert {effect.peer for effect in effects[:-1]} == {"a", "b"}
     assert not exchange.in_doubt
 
@@ -761,15 +802,15 @@ def test_a_held_that_differs_leaves_the_shard_out():
     exchange = after(HELD)
     told(exchange, held("a", D["a"], b"x" * 32, D[ME]))
     send = told(exchange, held("b", *MEANS))[0]
-    assert send == gx.SendCommit(peer="a", shards=(True, False, True), heard=(True, True, True))
+    assert send == groups.SendCommit(peer="a", shards=(True, False, True), heard=(True, True, True))
 
 
 def test_what_nobody_holds_alike_is_not_applied():
     exchange = after(GIVEN)
-    told(exchange, gx.MeanVerified(peer="a", digest=D["a"]), ex.DeadlinePassed())
+    told(exchange, groups.MeanVerified(peer="a", digest=D["a"]), base.DeadlinePassed())
     told(exchange, held("a", D["a"], b"", b""), held("b", b"", b"", b""))
     effects = told(exchange, commit("a", "000"), commit("b", "000"))
-    assert effects[-1] == ex.End(reason="the members hold no mean of any shard alike")
+    assert effects[-1] == base.End(reason="the members hold no mean of any shard alike")
     assert not exchange.in_doubt
 
 
@@ -782,15 +823,15 @@ def test_a_commit_that_leaves_a_shard_out_binds_us():
 
 def test_what_a_member_told_before_it_was_lost_counts():
     exchange = after(HELD)
-    told(exchange, held("a", D["a"], b"", D[ME]), ex.Lost(peer="a", reason="broke"))
+    told(exchange, held("a", D["a"], b"", D[ME]), base.Lost(peer="a", reason="broke"))
     assert told(exchange, held("b", *MEANS)) == [
-        gx.SendCommit(peer="b", shards=(True, False, True), heard=(True, True, True))
+        groups.SendCommit(peer="b", shards=(True, False, True), heard=(True, True, True))
     ]
     (apply,) = told(exchange, commit("b", "101"))
     assert apply.shards == (True, False, True)
     assert not exchange.in_doubt, "we have heard all: whatever a has committed leaves no more out"
     exchange = after(COMMITTED)
-    told(exchange, commit("a", "110"), ex.Lost(peer="a", reason="broke"))
+    told(exchange, commit("a", "110"), base.Lost(peer="a", reason="broke"))
     (apply,) = told(exchange, commit("b", "111"))
     assert apply.shards == (True, True, False)
     assert not exchange.in_doubt
@@ -799,57 +840,62 @@ def test_what_a_member_told_before_it_was_lost_counts():
 def test_a_held_counted_elsewhere_of_a_member_whose_commit_we_lack_is_a_doubt():
     exchange = group("a", "b", "c")
     four, means = ("a", "b", "c", ME), (D["a"], D["b"], D["z"], D[ME])
-    told(exchange, *(accepted(peer) for peer in "abc"), *(gx.RollCame(peer=peer, roll=four) for peer in "abc"))
-    told(exchange, *(gx.MembersCame(peer=peer, members=four) for peer in "abc"), ex.Captured())
-    told(exchange, *(gx.ShardVerified(peer=peer) for peer in "abc"), gx.Reduced(digest=D[ME]))
-    told(exchange, *(gx.MeanVerified(peer=p, digest=d) for p, d in zip("abc", means, strict=False)))
-    told(exchange, ex.Lost(peer="a", reason="broke"), ex.Lost(peer="b", reason="broke"), held("c", *means))
+    told(exchange, *(accepted(peer) for peer in "abc"), *(groups.RollCame(peer=peer, roll=four) for peer in "abc"))
+    told(exchange, *(groups.MembersCame(peer=peer, members=four) for peer in "abc"), base.Captured())
+    told(exchange, *(groups.ShardVerified(peer=peer) for peer in "abc"), groups.Reduced(digest=D[ME]))
+    told(exchange, *(groups.MeanVerified(peer=p, digest=d) for p, d in zip("abc", means, strict=False)))
+    told(
+        exchange,
+        base.Lost(peer="a", reason="broke"),
+        base.Lost(peer="b", reason="broke"),
+        held("c", *means),
+    )
     # c has heard of b, but not of a; b may have heard of a.
     (apply,) = told(exchange, commit("c", "1111", "0111"))
-    assert isinstance(apply, ex.Apply)
+    assert isinstance(apply, base.Apply)
     assert exchange.in_doubt
 
 
 def test_who_does_not_tell_what_it_holds_is_given_up_when_confirming_closes():
     exchange = after(HELD + 1)
-    assert told(exchange, ex.DeadlinePassed()) == []
-    effects = told(exchange, gx.ConfirmingClosed())
-    assert effects[0] == ex.Abandon(peer="b", reason="did not tell in time what it holds")
-    assert effects[1:] == [gx.SendCommit(peer="a", shards=(True,) * 3, heard=(True, False, True))]
-    assert isinstance(told(exchange, commit("a", "111", "101"))[-1], ex.Apply)
+    assert told(exchange, base.DeadlinePassed()) == []
+    effects = told(exchange, groups.ConfirmingClosed())
+    assert effects[0] == base.Abandon(peer="b", reason="did not tell in time what it holds")
+    assert effects[1:] == [groups.SendCommit(peer="a", shards=(True,) * 3, heard=(True, False, True))]
+    assert isinstance(told(exchange, commit("a", "111", "101"))[-1], base.Apply)
     assert not exchange.in_doubt
 
 
 def test_the_second_deadline_ends_confirming_without_doubt():
     exchange = after(HELD + 1)
-    effects = told(exchange, ex.DeadlinePassed(), ex.DeadlinePassed())
-    assert effects[-1] == ex.End(reason="ran past its deadline")
+    effects = told(exchange, base.DeadlinePassed(), base.DeadlinePassed())
+    assert effects[-1] == base.End(reason="ran past its deadline")
     assert not exchange.in_doubt
 
 
 def test_the_second_deadline_applies_what_is_committed_and_is_a_doubt():
     exchange = after(COMMITTED)
     told(exchange, commit("a", "110"))
-    assert told(exchange, ex.DeadlinePassed()) == []
-    abandon, apply = told(exchange, ex.DeadlinePassed())
-    assert abandon == ex.Abandon(peer="b", reason="did not commit in time")
-    assert apply == ex.Apply(members=THREE, swarm_step=40, shards=(True, True, False))
+    assert told(exchange, base.DeadlinePassed()) == []
+    abandon, apply = told(exchange, base.DeadlinePassed())
+    assert abandon == base.Abandon(peer="b", reason="did not commit in time")
+    assert apply == base.Apply(members=THREE, swarm_step=40, shards=(True, True, False))
     assert exchange.in_doubt
 
 
 def test_a_member_lost_between_our_commit_and_its_own_is_a_doubt():
     exchange = after(COMMITTED)
-    told(exchange, ex.Lost(peer="b", reason="broke"))
-    assert isinstance(told(exchange, commit("a", "111"))[0], ex.Apply)
+    told(exchange, base.Lost(peer="b", reason="broke"))
+    assert isinstance(told(exchange, commit("a", "111"))[0], base.Apply)
     assert exchange.in_doubt
 
 
 @pytest.mark.parametrize(
     "happenings",
     [
-        [ex.GaveUp(reason="stop")],
-        [ex.Lost(peer="a", reason="broke"), ex.Lost(peer="b", reason="")],
-        [ex.DeadlinePassed(), ex.DeadlinePassed()],
+        [base.GaveUp(reason="stop")],
+        [base.Lost(peer="a", reason="broke"), base.Lost(peer="b", reason="")],
+        [base.DeadlinePassed(), base.DeadlinePassed()],
     ],
 )
 @pytest.mark.parametrize(("count", "doubt"), [(AGREED, False), (HELD, False), (COMMITTED, True)])
@@ -862,10 +908,10 @@ def test_an_end_after_our_commit_is_in_doubt_and_before_it_is_not(count, doubt, 
 
 def test_what_a_member_that_was_given_up_still_sends_is_ignored():
     exchange = after(AGREED)
-    told(exchange, ex.Lost(peer="b", reason="broke"))
+    told(exchange, base.Lost(peer="b", reason="broke"))
     for late in (
-        gx.RollCame(peer="b", roll=THREE), gx.MembersCame(peer="b", members=THREE), gx.ShardVerified(peer="b"),
-        gx.MeanVerified(peer="b", digest=b""), held("b"), commit("b", ""), ex.Lost(peer="b", reason="broke"),
+        groups.RollCame(peer="b", roll=THREE), groups.MembersCame(peer="b", members=THREE), groups.ShardVerified(peer="b"),
+        groups.MeanVerified(peer="b", digest=b""), held("b"), commit("b", ""), base.Lost(peer="b", reason="broke"),
     ):  # fmt: skip
         assert told(exchange, late) == []
 

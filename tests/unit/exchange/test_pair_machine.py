@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.pair import machine as ex
-from lowcomm_protocol.exchange.pair.machine import Exchange, Stage, members_digest
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.base import Stage
+from lowcomm_protocol.exchange.pair import machine as pairs
+from lowcomm_protocol.exchange.pair.machine import Exchange, members_digest
 from lowcomm_protocol.plan.matching import Refusal
 from virtual import CALM, OFFER, STORM, Swarm, Weather, stories
 
@@ -78,13 +80,13 @@ def events():
         [members_digest(["m", "a"]), members_digest(["m", "b"]), members_digest(["m", "a", "b"]), b""]
     )
     return st.one_of(
-        st.builds(ex.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
-        st.builds(ex.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
-        st.just(ex.Captured()),
-        st.builds(ex.Verified, peer=peer),
-        st.builds(ex.Confirmed, peer=peer, members=digests),
-        st.builds(ex.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
-        st.sampled_from([ex.GatheringClosed(), ex.DeadlinePassed(), ex.GaveUp(reason="stop")]),
+        st.builds(base.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
+        st.builds(base.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
+        st.just(base.Captured()),
+        st.builds(pairs.Verified, peer=peer),
+        st.builds(pairs.Confirmed, peer=peer, members=digests),
+        st.builds(base.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
+        st.sampled_from([base.GatheringClosed(), base.DeadlinePassed(), base.GaveUp(reason="stop")]),
     )
 
 
@@ -96,18 +98,23 @@ def events():
 )
 def test_no_sequence_of_events_breaks_an_exchange(order, expected, happenings):
     exchange = Exchange(me=ME, candidates=order)
-    effects: list[ex.Effect] = []
+    effects: list[base.Effect] = []
     if expected is not None:
         exchange.expect(expected)
     else:
         effects += exchange.start()
-    for event in [*happenings, ex.GatheringClosed(), ex.DeadlinePassed(), ex.DeadlinePassed()]:
+    for event in [
+        *happenings,
+        base.GatheringClosed(),
+        base.DeadlinePassed(),
+        base.DeadlinePassed(),
+    ]:
         was_over = exchange.over
         try:
             new = exchange.handle(event)
         except ProtocolViolation:
             assert not was_over
-            new = exchange.handle(ex.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol"))
+            new = exchange.handle(base.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol"))
         assert not (was_over and new)
         assert len(exchange.partners) < 2
         effects += new
@@ -116,21 +123,21 @@ def test_no_sequence_of_events_breaks_an_exchange(order, expected, happenings):
     check_effects(effects, exchange)
 
 
-def check_effects(effects: list[ex.Effect], exchange: Exchange) -> None:
+def check_effects(effects: list[base.Effect], exchange: Exchange) -> None:
     counts = Counter((type(effect), getattr(effect, "peer", "")) for effect in effects)
     # A peer that was lost may call in anew: only it is told twice that it is left out.
-    assert all(count == 1 or kind is ex.Abandon for (kind, _), count in counts.items()), counts
-    assert (ex.Apply, "") in counts or (ex.End, "") in counts
-    assert isinstance(effects[-1], ex.Apply | ex.End)
-    captured = next((i for i, effect in enumerate(effects) if isinstance(effect, ex.Capture)), None)
+    assert all(count == 1 or kind is base.Abandon for (kind, _), count in counts.items()), counts
+    assert (base.Apply, "") in counts or (base.End, "") in counts
+    assert isinstance(effects[-1], base.Apply | base.End)
+    captured = next((i for i, effect in enumerate(effects) if isinstance(effect, base.Capture)), None)
     for index, effect in enumerate(effects):
-        if isinstance(effect, ex.SendContent):
+        if isinstance(effect, pairs.SendContent):
             assert captured is not None
             assert captured < index
-        if isinstance(effect, ex.SendConfirm):
-            assert ex.SendContent(peer=effect.peer) in effects[:index]
-        if isinstance(effect, ex.Apply):
-            told = {e.peer: e.members for e in effects if isinstance(e, ex.SendConfirm)}
+        if isinstance(effect, pairs.SendConfirm):
+            assert pairs.SendContent(peer=effect.peer) in effects[:index]
+        if isinstance(effect, base.Apply):
+            told = {e.peer: e.members for e in effects if isinstance(e, pairs.SendConfirm)}
             assert set(told) == set(effect.members) - {ME}
             assert set(told.values()) == {members_digest(effect.members)}
             assert not exchange.in_doubt
@@ -139,17 +146,17 @@ def check_effects(effects: list[ex.Effect], exchange: Exchange) -> None:
 # Single stories
 
 
-def accepted(peer: str, called_us: bool = False, step: int = 40) -> ex.Accepted:
-    return ex.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
+def accepted(peer: str, called_us: bool = False, step: int = 40) -> base.Accepted:
+    return base.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
 
 
-def confirmed(peer: str, *members: str) -> ex.Confirmed:
-    return ex.Confirmed(peer=peer, members=members_digest(members))
+def confirmed(peer: str, *members: str) -> pairs.Confirmed:
+    return pairs.Confirmed(peer=peer, members=members_digest(members))
 
 
-def told(exchange: Exchange, *happenings: ex.Event) -> list[ex.Effect]:
+def told(exchange: Exchange, *happenings: pairs.Event) -> list[base.Effect]:
     """The effects of the last event."""
-    effects: list[ex.Effect] = []
+    effects: list[base.Effect] = []
     for event in happenings:
         effects = exchange.handle(event)
     return effects
@@ -161,7 +168,7 @@ def pair(*order: str) -> Exchange:
     return exchange
 
 
-CAPTURE_WITH_A = ex.Capture(members=("a", ME))
+CAPTURE_WITH_A = base.Capture(members=("a", ME))
 
 
 def test_a_group_is_not_for_this_machine():
@@ -171,32 +178,32 @@ def test_a_group_is_not_for_this_machine():
 
 def test_a_pair_that_goes_well():
     exchange = Exchange(me=ME, candidates=("a", "b"))
-    assert exchange.start() == [ex.Dial(peer="a")]
+    assert exchange.start() == [base.Dial(peer="a")]
     assert exchange.handle(accepted("a", step=77)) == [CAPTURE_WITH_A]
-    assert exchange.handle(ex.Captured()) == [ex.SendContent(peer="a")]
-    confirm = ex.SendConfirm(peer="a", members=members_digest(["a", ME]))
-    assert exchange.handle(ex.Verified(peer="a")) == [confirm]
-    assert exchange.handle(confirmed("a", ME, "a")) == [ex.Apply(members=("a", ME), swarm_step=77)]
+    assert exchange.handle(base.Captured()) == [pairs.SendContent(peer="a")]
+    confirm = pairs.SendConfirm(peer="a", members=members_digest(["a", ME]))
+    assert exchange.handle(pairs.Verified(peer="a")) == [confirm]
+    assert exchange.handle(confirmed("a", ME, "a")) == [base.Apply(members=("a", ME), swarm_step=77)]
     assert exchange.stage is Stage.APPLIED
     assert not exchange.in_doubt
 
 
 def test_candidates_are_called_one_after_the_other_and_the_reasons_kept():
     exchange = pair("a", "b", "c")
-    assert told(exchange, ex.Refused(peer="a", reason=Refusal.BUSY, detail="is busy")) == [ex.Dial(peer="b")]
-    assert told(exchange, ex.Lost(peer="b", reason="did not answer")) == [ex.Dial(peer="c")]
-    (end,) = told(exchange, ex.Refused(peer="c", reason=Refusal.TOO_SOON, detail="has merged"))
-    assert end == ex.End(reason="no partner: a is busy; b did not answer; c has merged")
+    assert told(exchange, base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy")) == [base.Dial(peer="b")]
+    assert told(exchange, base.Lost(peer="b", reason="did not answer")) == [base.Dial(peer="c")]
+    (end,) = told(exchange, base.Refused(peer="c", reason=Refusal.TOO_SOON, detail="has merged"))
+    assert end == base.End(reason="no partner: a is busy; b did not answer; c has merged")
 
 
 def test_nobody_there_ends_at_once_and_says_so():
     exchange = Exchange(me=ME, candidates=())
-    assert exchange.start() == [ex.End(reason="no partner: nobody else is training")]
+    assert exchange.start() == [base.End(reason="no partner: nobody else is training")]
 
 
 def test_a_crossed_call_waits_for_the_winners_own():
     exchange = pair("a", "b")
-    assert told(exchange, ex.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
+    assert told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
     assert exchange.has_room_for("a")
     assert not exchange.has_room_for("b")
     assert told(exchange, accepted("a", called_us=True)) == [CAPTURE_WITH_A]
@@ -204,60 +211,60 @@ def test_a_crossed_call_waits_for_the_winners_own():
 
 def test_a_crossed_call_whose_winner_never_calls_ends_when_gathering_closes():
     exchange = pair("a", "b")
-    told(exchange, ex.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
-    effects = told(exchange, ex.GatheringClosed())
-    assert effects[0] == ex.Abandon(peer="a", reason="did not answer in time")
-    assert effects[1] == ex.End(reason="no partner: a did not answer in time")
+    told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
+    effects = told(exchange, base.GatheringClosed())
+    assert effects[0] == base.Abandon(peer="a", reason="did not answer in time")
+    assert effects[1] == base.End(reason="no partner: a did not answer in time")
 
 
 def test_a_crossed_call_that_is_lost_goes_on_to_the_next_candidate():
     exchange = pair("a", "b")
-    told(exchange, ex.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
-    assert told(exchange, ex.Lost(peer="a", reason="its call never came")) == [ex.Dial(peer="b")]
+    told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
+    assert told(exchange, base.Lost(peer="a", reason="its call never came")) == [base.Dial(peer="b")]
 
 
 def test_a_loser_of_crossings_who_claims_to_have_won_is_a_plain_refusal():
     exchange = pair("z", "b")
-    effects = told(exchange, ex.Refused(peer="z", reason=Refusal.CROSSED, detail="crossed"))
-    assert effects == [ex.Dial(peer="b")]
+    effects = told(exchange, base.Refused(peer="z", reason=Refusal.CROSSED, detail="crossed"))
+    assert effects == [base.Dial(peer="b")]
 
 
 def test_a_late_refusal_of_the_call_that_lost_the_crossing_changes_nothing():
     exchange = pair("a", "b")
     told(exchange, accepted("a", called_us=True))
-    assert told(exchange, ex.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
+    assert told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
     assert exchange.partners == ("a",)
 
 
 def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
     exchange = pair("a", "b")
-    told(exchange, ex.Lost(peer="a", reason="broke"), accepted("b"))
+    told(exchange, base.Lost(peer="a", reason="broke"), accepted("b"))
     assert exchange.stage is Stage.CAPTURING
     for peer in ("a", "c"):
         assert not exchange.has_room_for(peer)
         assert told(exchange, accepted(peer, called_us=True)) == [
-            ex.Abandon(peer=peer, reason="the exchange has begun without you")
+            base.Abandon(peer=peer, reason="the exchange has begun without you")
         ]
     assert exchange.partners == ("b",)
     assert not exchange.is_calling("c")
-    assert [e.peer for e in told(exchange, ex.GaveUp(reason="stop")) if isinstance(e, ex.Abandon)] == ["b"]
+    assert [e.peer for e in told(exchange, base.GaveUp(reason="stop")) if isinstance(e, base.Abandon)] == ["b"]
 
 
 def test_an_answer_of_a_peer_that_was_given_up_is_sent_away_without_a_violation():
     exchange = pair("a", "b", "c")
-    told(exchange, ex.Lost(peer="a", reason="did not answer in time"), accepted("b"))
-    assert told(exchange, ex.Refused(peer="a", reason=Refusal.BUSY, detail="is busy")) == []
-    assert [type(effect) for effect in told(exchange, accepted("a"))] == [ex.Abandon]
+    told(exchange, base.Lost(peer="a", reason="did not answer in time"), accepted("b"))
+    assert told(exchange, base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy")) == []
+    assert [type(effect) for effect in told(exchange, accepted("a"))] == [base.Abandon]
     assert exchange.refusals == {"a": "did not answer in time"}
     assert exchange.partners == ("b",)
 
 
 def test_a_peer_that_refused_may_call_in_while_there_is_room():
     exchange = pair("a", "b")
-    told(exchange, ex.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
+    told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
     assert exchange.has_room_for("a")
     exchange = pair("z", "b")
-    told(exchange, ex.Refused(peer="z", reason=Refusal.BUSY, detail="is busy"))
+    told(exchange, base.Refused(peer="z", reason=Refusal.BUSY, detail="is busy"))
     assert not exchange.has_room_for("z"), "b is called now"
 
 
@@ -274,9 +281,9 @@ def test_a_caller_that_is_expected_is_not_called_back():
         accepted("a"),
         accepted("a", called_us=True),
         accepted("stranger"),
-        ex.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"),
-        ex.Refused(peer="stranger", reason=Refusal.BUSY, detail="is busy"),
-        ex.Verified(peer="stranger"),
+        base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"),
+        base.Refused(peer="stranger", reason=Refusal.BUSY, detail="is busy"),
+        pairs.Verified(peer="stranger"),
         confirmed("stranger", ME),
         confirmed("a", ME, "a"),
     ],
@@ -292,67 +299,82 @@ def test_what_can_not_be_is_a_violation_and_changes_nothing(event):
 
 def test_a_second_confirmation_does_not_replace_the_first():
     exchange = pair("a")
-    told(exchange, accepted("a"), ex.Captured(), confirmed("a", ME, "a"))
+    told(exchange, accepted("a"), base.Captured(), confirmed("a", ME, "a"))
     with pytest.raises(ProtocolViolation):
         exchange.handle(confirmed("a", ME))
-    (confirm, apply) = told(exchange, ex.Verified(peer="a"))
-    assert isinstance(confirm, ex.SendConfirm)
-    assert isinstance(apply, ex.Apply)
+    (confirm, apply) = told(exchange, pairs.Verified(peer="a"))
+    assert isinstance(confirm, pairs.SendConfirm)
+    assert isinstance(apply, base.Apply)
 
 
 def test_a_second_capture_is_a_defect_that_is_told():
     exchange = pair("a")
-    told(exchange, accepted("a"), ex.Captured())
+    told(exchange, accepted("a"), base.Captured())
     with pytest.raises(ProtocolViolation, match="A capture is not expected while trading"):
-        exchange.handle(ex.Captured())
+        exchange.handle(base.Captured())
 
 
 def test_a_confirmation_before_the_content_waits_for_it():
     exchange = pair("a")
-    told(exchange, accepted("a"), ex.Captured())
+    told(exchange, accepted("a"), base.Captured())
     assert told(exchange, confirmed("a", ME, "a")) == []
-    effects = told(exchange, ex.Verified(peer="a"))
-    assert [type(effect) for effect in effects] == [ex.SendConfirm, ex.Apply]
+    effects = told(exchange, pairs.Verified(peer="a"))
+    assert [type(effect) for effect in effects] == [pairs.SendConfirm, base.Apply]
 
 
 def test_a_partner_lost_while_trading_ends_the_exchange():
     exchange = pair("a", "b")
-    effects = told(exchange, accepted("a"), ex.Captured(), ex.Lost(peer="a", reason="broke"))
-    assert effects == [ex.End(reason="broke")]
+    effects = told(exchange, accepted("a"), base.Captured(), base.Lost(peer="a", reason="broke"))
+    assert effects == [base.End(reason="broke")]
     assert not exchange.in_doubt
 
 
 def test_a_partner_too_slow_for_the_deadline_is_told_so():
     exchange = pair("a")
-    abandon, end = told(exchange, accepted("a"), ex.Captured(), ex.DeadlinePassed())
-    assert abandon == ex.Abandon(peer="a", reason="was too slow for the deadline")
-    assert end == ex.End(reason="no partner: a was too slow for the deadline")
+    abandon, end = told(exchange, accepted("a"), base.Captured(), base.DeadlinePassed())
+    assert abandon == base.Abandon(peer="a", reason="was too slow for the deadline")
+    assert end == base.End(reason="no partner: a was too slow for the deadline")
     assert not exchange.in_doubt
 
 
 def test_what_a_peer_that_was_given_up_still_sends_is_ignored():
     exchange = pair("a", "b")
-    told(exchange, ex.Lost(peer="a", reason="broke"), accepted("b"), ex.Captured(), ex.Verified(peer="b"))
-    for late in (ex.Verified(peer="a"), confirmed("a", ME, "a"), ex.Lost(peer="a", reason="broke")):
+    told(
+        exchange,
+        base.Lost(peer="a", reason="broke"),
+        accepted("b"),
+        base.Captured(),
+        pairs.Verified(peer="b"),
+    )
+    for late in (
+        pairs.Verified(peer="a"),
+        confirmed("a", ME, "a"),
+        base.Lost(peer="a", reason="broke"),
+    ):
         assert told(exchange, late) == []
-    assert isinstance(told(exchange, confirmed("b", ME, "b"))[0], ex.Apply)
+    assert isinstance(told(exchange, confirmed("b", ME, "b"))[0], base.Apply)
 
 
 def test_partners_that_hold_other_contributions_apply_nothing_and_have_no_doubt():
     exchange = pair("a", "b")
-    told(exchange, accepted("a"), ex.Captured(), ex.Verified(peer="a"))
+    told(exchange, accepted("a"), base.Captured(), pairs.Verified(peer="a"))
     effects = told(exchange, confirmed("a", ME, "a", "b"))
-    assert effects[-1] == ex.End(reason="the members do not hold the same contributions")
-    assert [effect.peer for effect in effects if isinstance(effect, ex.Abandon)] == ["a"]
+    assert effects[-1] == base.End(reason="the members do not hold the same contributions")
+    assert [effect.peer for effect in effects if isinstance(effect, base.Abandon)] == ["a"]
     assert not exchange.in_doubt
 
 
 @pytest.mark.parametrize(
-    "event", [ex.Lost(peer="a", reason="broke"), ex.GaveUp(reason="stop"), ex.Lost(peer="a", reason="")]
+    "event",
+    [
+        base.Lost(peer="a", reason="broke"),
+        base.GaveUp(reason="stop"),
+        base.Lost(peer="a", reason=""),
+    ],
 )
 def test_an_end_between_the_confirmations_is_in_doubt(event):
     exchange = pair("a")
-    told(exchange, accepted("a"), ex.Captured(), ex.Verified(peer="a"))
+    told(exchange, accepted("a"), base.Captured(), pairs.Verified(peer="a"))
     assert exchange.stage is Stage.CONFIRMING
     told(exchange, event)
     assert exchange.stage is Stage.ENDED
@@ -361,28 +383,34 @@ def test_an_end_between_the_confirmations_is_in_doubt(event):
 
 def test_an_end_before_our_confirmation_leaves_no_doubt():
     exchange = pair("a")
-    told(exchange, accepted("a"), ex.Captured(), confirmed("a", ME, "a"), ex.Lost(peer="a", reason="broke"))
+    told(
+        exchange,
+        accepted("a"),
+        base.Captured(),
+        confirmed("a", ME, "a"),
+        base.Lost(peer="a", reason="broke"),
+    )
     assert exchange.stage is Stage.ENDED
     assert not exchange.in_doubt
 
 
 def test_confirmations_under_way_get_a_grace_after_the_deadline():
     exchange = pair("a")
-    told(exchange, accepted("a"), ex.Captured(), ex.Verified(peer="a"))
-    assert told(exchange, ex.DeadlinePassed()) == []
+    told(exchange, accepted("a"), base.Captured(), pairs.Verified(peer="a"))
+    assert told(exchange, base.DeadlinePassed()) == []
     assert not exchange.over
-    effects = told(exchange, ex.DeadlinePassed())
-    assert effects[-1] == ex.End(reason="ran past its deadline")
+    effects = told(exchange, base.DeadlinePassed())
+    assert effects[-1] == base.End(reason="ran past its deadline")
     assert exchange.in_doubt
 
 
 @pytest.mark.parametrize("happenings", [(), (accepted("a"),)])
 def test_the_deadline_ends_what_has_not_begun_to_trade(happenings):
     exchange = pair("a")
-    effects = told(exchange, *happenings, ex.DeadlinePassed())
+    effects = told(exchange, *happenings, base.DeadlinePassed())
     assert effects == [
-        ex.Abandon(peer="a", reason="ran past its deadline"),
-        ex.End(reason="ran past its deadline"),
+        base.Abandon(peer="a", reason="ran past its deadline"),
+        base.End(reason="ran past its deadline"),
     ]
 
 
@@ -394,5 +422,5 @@ def test_a_confirmation_names_each_member_once_in_any_order():
 def test_why_there_is_no_partner_names_four_and_counts_the_others():
     refusals = {f"peer-{n}": f"reason {n}" for n in range(6)}
     four = "; ".join(f"peer-{n} reason {n}" for n in range(4))
-    assert ex.no_partner(dict(list(refusals.items())[:4])) == f"no partner: {four}"
-    assert ex.no_partner(refusals) == f"no partner: {four}; and 2 more"
+    assert base.no_partner(dict(list(refusals.items())[:4])) == f"no partner: {four}"
+    assert base.no_partner(refusals) == f"no partner: {four}; and 2 more"

@@ -11,7 +11,7 @@ from helpers.tunnelling import soon
 from helpers.waiting import until_async
 from lowcomm_node.sync import driver as rounds
 from lowcomm_node.sync.pair_driver import PairRound
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
 from virtual import OFFER
 
 
@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "HELLO_DEADLINE", 0.2)
 
 
-GATHERING, DEADLINE = ex.GatheringClosed.__name__, ex.DeadlinePassed.__name__
+GATHERING, DEADLINE = base.GatheringClosed.__name__, base.DeadlinePassed.__name__
 
 
 async def test_an_extension_after_the_deadline_tells_nothing_twice():

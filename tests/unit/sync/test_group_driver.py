@@ -13,9 +13,9 @@ from lowcomm_node.sync.history import Outcome
 from lowcomm_node.testing.scripted_trainer import contribution, mean_of, shard_sizes
 from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.codecs import codec
-from lowcomm_protocol.exchange.group import machine as gr
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.table import HAVE_GIVEN
-from lowcomm_protocol.exchange.pair import machine as ex
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 
@@ -169,7 +169,7 @@ async def test_a_share_that_comes_too_late_is_not_averaged_but_its_sender_takes_
         await eventually(lambda: "share" in slow.trainer.asked, "all have agreed")
         for node in one.nodes[:2]:
             await eventually(lambda node=node: node.trainer.asked.count("receive_share") == 1, "one came")
-            next(iter(node.exchanger.running.values())).handle(gr.ReduceClosed())
+            next(iter(node.exchanger.running.values())).handle(groups.ReduceClosed())
         slow.trainer.holds["share"].set()
         assert [(await node.ended())["reason"] for node in one.nodes] == [""] * 3
         assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
@@ -200,16 +200,21 @@ async def test_the_hours_of_a_group_strike_in_their_order(deadline: float):
         hours = GroupRound(node, node._offer(0, 1), [], (), called=False).timetable(deadline)
         hours.sort(key=lambda hour: hour[0])
         kinds = [type(event) for _, event in hours]
-        looks = kinds.index(gr.ReduceClosed) - 1
-        assert kinds[0] is ex.GatheringClosed and looks >= 3, "who waits for the leader can give it up before"
-        assert kinds[1 : looks + 1] == [gr.AgreeingClosed] * looks
-        rest = [kind for kind in kinds[looks + 1 :] if kind is not gr.AgreeingClosed]
-        assert rest == [gr.ReduceClosed, ex.DeadlinePassed, gr.ConfirmingClosed, ex.DeadlinePassed]
+        looks = kinds.index(groups.ReduceClosed) - 1
+        assert kinds[0] is base.GatheringClosed and looks >= 3, "who waits for the leader can give it up before"
+        assert kinds[1 : looks + 1] == [groups.AgreeingClosed] * looks
+        rest = [kind for kind in kinds[looks + 1 :] if kind is not groups.AgreeingClosed]
+        assert rest == [
+            groups.ReduceClosed,
+            base.DeadlinePassed,
+            groups.ConfirmingClosed,
+            base.DeadlinePassed,
+        ]
         assert hours[0][0] <= 10.0 and hours[-1][0] == deadline + 10.0
         assert len(hours) < 1300
 
 
-HAVE_COME: dict[str, Callable[[gr.GroupExchange], Iterable[str]]] = {
+HAVE_COME: dict[str, Callable[[groups.GroupExchange], Iterable[str]]] = {
     "rolls": lambda exchange: exchange._rolls,
     "lists": lambda exchange: [exchange.me, *exchange._lists],
     "shares": lambda exchange: [exchange.me, *exchange._in(*HAVE_GIVEN)],
@@ -217,8 +222,13 @@ HAVE_COME: dict[str, Callable[[gr.GroupExchange], Iterable[str]]] = {
     "helds": lambda exchange: exchange.tally.helds,
     "commits": lambda exchange: exchange.tally.commits,
 }
-LOOK, REDUCE, DUE, CONFIRM = gr.AgreeingClosed(), gr.ReduceClosed(), ex.DeadlinePassed(), gr.ConfirmingClosed()
-HOURS: dict[str, list[tuple[str, list[gr.Event]]]] = {
+LOOK, REDUCE, DUE, CONFIRM = (
+    groups.AgreeingClosed(),
+    groups.ReduceClosed(),
+    base.DeadlinePassed(),
+    groups.ConfirmingClosed(),
+)
+HOURS: dict[str, list[tuple[str, list[groups.Event]]]] = {
     "roll": [("rolls", [LOOK])],
     "members": [("lists", [LOOK] * 3)],
     "content": [("shares", [REDUCE]), ("means", [DUE]), ("helds", [CONFIRM])],

@@ -11,7 +11,7 @@ from lowcomm_node.sync.history import MAX_PEERS, MAX_ROUNDS, History, Outcome, P
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.pair_driver import PairRound
 from lowcomm_node.trainer.interface import Captured
-from lowcomm_protocol.exchange.pair.machine import Accepted, Refused
+from lowcomm_protocol.exchange.base import Accepted, Refused
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 from virtual import OFFER
 

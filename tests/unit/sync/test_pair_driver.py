@@ -9,7 +9,7 @@ from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import Outcome
 from lowcomm_node.testing.scripted_trainer import SIZE, contribution
 from lowcomm_node.testing.wire import soon
-from lowcomm_protocol.exchange.pair import machine as ex
+from lowcomm_protocol.exchange import base
 
 
 def merged_all(nodes: list[Node], number: int = 1) -> None:
@@ -111,7 +111,7 @@ async def test_what_waits_for_a_capture_that_comes_after_the_end_is_not_decoded_
         await say(stream, announced(puppet.content), *chunks(puppet.content))
         (round_,) = node.exchanger.running.values()
         await eventually(lambda: round_.bytes_received == SIZE, "all has come")
-        round_.handle(ex.GaveUp(reason="its deadline has passed"))
+        round_.handle(base.GaveUp(reason="its deadline has passed"))
         capture.set()
         await eventually(lambda: "drop" in node.trainer.asked, "it is being dropped")
         await eventually(round_._captured.is_set, "the capture was answered")

@@ -25,9 +25,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.group.table import HAVE_GIVEN, Input, State, step
-from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, Tally
-from lowcomm_protocol.exchange.pair.machine import (
+from lowcomm_protocol.exchange.base import (
     Accepted,
     Apply,
     Capture,
@@ -44,6 +42,8 @@ from lowcomm_protocol.exchange.pair.machine import (
     Stage,
     no_partner,
 )
+from lowcomm_protocol.exchange.group.table import HAVE_GIVEN, Input, State, step
+from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, Tally
 
 MAX_PEER_ID = 64
 """Characters of a peer id in a roll; ours have 52."""

@@ -15,7 +15,7 @@ What we tell goes to all members at once, so the table has only what the other e
 
 from enum import StrEnum
 
-from lowcomm_protocol.exchange.pair.table import draw, look_up
+from lowcomm_protocol.exchange.table import draw, look_up
 
 
 class State(StrEnum):

@@ -9,63 +9,35 @@
 No clock, no sockets: events go in, effects come out. Only the last confirmation can leave two ends in doubt (one has
 applied, the other has not); ``in_doubt`` counts it, and the consensus term or a resync heals it.
 
-Larger groups are in ``group/machine.py``; how they gather, and what both tell and are told, is here (``Gathering``).
+Larger groups are in ``group/machine.py``; what both share is in ``base.py``.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from hashlib import sha256
-from typing import Any
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.pair.table import HOLDING, TERMINAL, Input, Output, State, step
-from lowcomm_protocol.plan.matching import Offer, Refusal, wins_crossing
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.base import (
+    Accepted,
+    Apply,
+    Capture,
+    Captured,
+    DeadlinePassed,
+    Dial,
+    Effect,
+    Gathering,
+    GatheringClosed,
+    GaveUp,
+    Lost,
+    Member,
+    Refused,
+    Stage,
+    no_partner,
+)
+from lowcomm_protocol.exchange.pair.table import HOLDING, Input, Output, State, step
 
-UNANSWERED = "did not answer in time"
-"""Why a candidate is given up that has said nothing to our offer."""
-
-
-class Stage(StrEnum):
-    """Where an exchange stands; not every kind of exchange has every stage."""
-
-    GATHERING = "gathering"
-    AGREEING = "agreeing"  # groups: on the list of members
-    CAPTURING = "capturing"
-    TRADING = "trading"  # pairs
-    REDUCING = "reducing"  # groups: contributions travel, to the owner of each shard
-    AVERAGING = "averaging"  # groups: means are made and travel, from the owner of each shard
-    CONFIRMING = "confirming"
-    COMMITTING = "committing"  # groups: every member has told what it would apply
-    APPLIED = "applied"
-    ENDED = "ended"
-
-
-# Events
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accepted:
-    """A member that we called accepted, or one that called us was accepted (``called_us``)."""
-
-    peer: str
-    offer: Offer
-    called_us: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refused:
-    """A member refused."""
-
-    peer: str
-    reason: Refusal
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Captured:
-    """Our contribution is coded and can be sent."""
+# Events and effects, besides those of every exchange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,53 +55,7 @@ class Confirmed:
     members: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lost:
-    """A member's stream failed."""
-
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatheringClosed:
-    """Time is up for candidates that have not answered."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeadlinePassed:
-    """Time is up: the first time for contributions, the second time for confirmations too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GaveUp:
-    """We can't go on ourselves: the trainer failed, or the node leaves."""
-
-    reason: str
-
-
-Event = Accepted | Refused | Captured | Verified | Confirmed | Lost | GatheringClosed | DeadlinePassed | GaveUp
-
-# Effects
-
-
-class Effect:
-    """What an exchange has its caller do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dial(Effect):
-    """Call a candidate with our offer."""
-
-    peer: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Capture(Effect):
-    """Capture and code our contribution to an exchange of these members, at the next step boundary."""
-
-    members: tuple[str, ...]
-    """Sorted, our own id included."""
+Event = base.Event | Verified | Confirmed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,180 +73,9 @@ class SendConfirm(Effect):
     members: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Abandon(Effect):
-    """Close a member's stream and tell why."""
-
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Apply(Effect):
-    """Take the outer step over the contributions of these members, in this order, our own included."""
-
-    members: tuple[str, ...]
-    swarm_step: int
-    shards: tuple[bool, ...] = ()
-    """In groups: which shards are applied, one for each member; a pair applies the whole fragment."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class End(Effect):
-    """Nothing is applied; why."""
-
-    reason: str
-
-
 def members_digest(members: Sequence[str]) -> bytes:
     """What a confirmation carries: SHA-256 over the sorted peer ids."""
     return sha256("\n".join(sorted(members)).encode()).digest()
-
-
-@dataclass
-class Member:
-    """One peer as an exchange sees it."""
-
-    state: str
-    """In the table of the exchange. Both tables begin with ``offered`` and end out of it as ``refused`` or ``lost``."""
-    offer: Offer | None = None
-    reason: str = ""
-
-
-_OUT = frozenset({State.REFUSED, State.LOST})
-_NO_PART = _OUT | {State.OFFERED}
-
-
-@dataclass
-class Gathering(ABC):
-    """What pairs and groups share: who is called, who takes part, and who does not and why."""
-
-    me: str
-    candidates: Sequence[str]
-    group: int = 2
-    stage: Stage = Stage.GATHERING
-    in_doubt: bool = False
-    reason: str = ""
-    _members: dict[str, Member] = field(default_factory=dict[str, Member])
-
-    @abstractmethod
-    def start(self) -> list[Effect]:
-        """Begin to call candidates."""
-
-    @abstractmethod
-    def handle(self, event: Any) -> list[Effect]:
-        """Take in an event; what to carry out. Raises ProtocolViolation for what a peer must not do."""
-
-    @abstractmethod
-    def _begin(self) -> list[Effect]:
-        """Go on from gathering, with at least one partner."""
-
-    @abstractmethod
-    def _step(self, peer: str, member: Member, event: str) -> list[Effect]:
-        """Take one step in the table. Raises ProtocolViolation where it has no entry."""
-
-    def expect(self, peer: str) -> None:
-        """Take in a peer that has called us, before ``start``: it is not called back."""
-        self._members[peer] = Member(State.OFFERED)
-
-    @property
-    def over(self) -> bool:
-        """Whether the exchange has been applied or has ended."""
-        return self.stage in (Stage.APPLIED, Stage.ENDED)
-
-    @property
-    def refusals(self) -> dict[str, str]:
-        """Why each candidate that does not take part does not."""
-        return {peer: m.reason for peer, m in self._members.items() if m.state in _OUT}
-
-    @property
-    def partners(self) -> tuple[str, ...]:
-        """The peers that take part with us so far, sorted."""
-        return tuple(sorted([peer for peer, m in self._members.items() if m.state not in _NO_PART]))
-
-    def has_room_for(self, peer: str) -> bool:
-        """Whether a peer that calls us can still take part."""
-        # A peer that has refused us, or that we could not reach, may still call us itself.
-        others = [p for p, m in self._members.items() if p != peer and m.state not in _OUT]
-        return self.stage is Stage.GATHERING and peer not in self.partners and len(others) < self.group - 1
-
-    def is_calling(self, peer: str) -> bool:
-        """Whether we have called this peer and it has not answered."""
-        member = self._members.get(peer)
-        return member is not None and member.state == State.OFFERED
-
-    def is_open(self, peer: str) -> bool:
-        """Whether anything is still to come from this peer."""
-        member = self._members.get(peer)
-        return not self.over and member is not None and member.state not in TERMINAL
-
-    def offer_of(self, peer: str) -> Offer | None:
-        """What a member brought."""
-        member = self._members.get(peer)
-        return member.offer if member else None
-
-    def offers(self, members: Iterable[str]) -> list[Offer]:
-        """What these members bring, as far as it is known; not ours."""
-        known = (self.offer_of(peer) for peer in members if peer != self.me)
-        return [offer for offer in known if offer is not None]
-
-    def _gather(self) -> list[Effect]:
-        if any(m.state == State.OFFERED for m in self._members.values()):
-            return []
-        return self._close_gathering()
-
-    def _close_gathering(self) -> list[Effect]:
-        return self._begin() if self.partners else self._end(no_partner(self.refusals))
-
-    def _on_accepted(self, event: Accepted) -> list[Effect]:
-        peer, member = event.peer, self._members.get(event.peer)
-        if peer in self.partners or (not event.called_us and (member is None or member.state == State.REFUSED)):
-            raise ProtocolViolation(f"{peer} has accepted a call that is not open.")
-        if event.called_us and self.has_room_for(peer):
-            member = self._members[peer] = Member(State.OFFERED)
-        if self.stage is not Stage.GATHERING or member is None or member.state != State.OFFERED:
-            return [Abandon(peer=peer, reason="the exchange has begun without you")]
-        effects = self._advance(peer, Input.ACCEPTED)
-        member.offer = event.offer
-        return effects + self._gather()
-
-    def _on_refused(self, peer: str, reason: Refusal, detail: str) -> list[Effect]:
-        if reason is Refusal.CROSSED and wins_crossing(peer, self.me):
-            return []  # Their own call is on its way to us; until it comes the member counts as called.
-        effects = self._advance(peer, Input.REFUSED)
-        self._members[peer].reason = self._members[peer].reason or detail
-        return effects + (self._gather() if self.stage is Stage.GATHERING else [])
-
-    def _on_gathering_closed(self) -> list[Effect]:
-        if self.stage is not Stage.GATHERING:
-            return []
-        return self._give_up(self._in(State.OFFERED), UNANSWERED) + self._close_gathering()
-
-    def _in(self, *states: str) -> list[str]:
-        return sorted(peer for peer, m in self._members.items() if m.state in states)
-
-    def _give_up(self, peers: Sequence[str], reason: str) -> list[Effect]:
-        for peer in peers:
-            self._lose(peer, reason)
-        return [Abandon(peer=peer, reason=reason) for peer in peers]
-
-    def _lose(self, peer: str, reason: str) -> None:
-        self._advance(peer, Input.FAILED)
-        self._members[peer].reason = reason
-
-    def _advance(self, peer: str, event: str) -> list[Effect]:
-        member = self._members.get(peer)
-        if member is None:
-            raise ProtocolViolation(f"{peer}: {event!r} from a peer that has no part in this exchange.")
-        if member.state == State.LOST:
-            return []  # It was on its way when we gave the member up.
-        return self._step(peer, member, event)
-
-    def _end(self, reason: str, in_doubt: bool = False) -> list[Effect]:
-        self.in_doubt = in_doubt
-        self.stage, self.reason = Stage.ENDED, reason
-        open_ = [peer for peer, m in self._members.items() if m.state not in _OUT]
-        return [*(Abandon(peer=peer, reason=reason) for peer in open_), End(reason=reason)]
 
 
 @dataclass
@@ -453,12 +208,3 @@ class Exchange(Gathering):
 
     def _all_members(self) -> tuple[str, ...]:
         return tuple(sorted([self.me, *self._in(*HOLDING)]))
-
-
-def no_partner(refusals: dict[str, str]) -> str:
-    """Why there is nobody to exchange with, in a line."""
-    if not refusals:
-        return "no partner: nobody else is training"
-    told = "; ".join(f"{peer[-6:]} {reason}" for peer, reason in list(refusals.items())[:4])
-    more = f"; and {len(refusals) - 4} more" if len(refusals) > 4 else ""
-    return f"no partner: {told}{more}"

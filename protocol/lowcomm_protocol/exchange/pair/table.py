@@ -10,15 +10,9 @@ and decides what is captured, confirmed and applied. ``docs/states.md`` draws th
 own (``group/table.py``).
 """
 
-from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TypeVar
 
-from lowcomm_protocol.errors import ProtocolViolation
-
-S = TypeVar("S", bound=StrEnum)
-I = TypeVar("I", bound=StrEnum)  # noqa: E741
-R = TypeVar("R")
+from lowcomm_protocol.exchange.table import draw, look_up
 
 
 class State(StrEnum):
@@ -87,26 +81,9 @@ def step(state: State, event: Input) -> tuple[tuple[Output, ...], State]:
     return look_up(TRANSITIONS, state, event)
 
 
-def look_up(table: Mapping[tuple[S, I], R], state: S, event: I) -> R:
-    """What a table of transitions has for an input. Raises ProtocolViolation where it has no entry."""
-    try:
-        return table[state, event]
-    except KeyError:
-        told = f"{event.value!r} is not allowed in state {state.value!r}: the stream is closed."
-        raise ProtocolViolation(told) from None
-
-
 def mermaid() -> str:
     """The table as a Mermaid state diagram, for docs/states.md: inputs on the arrows, outputs after the slash."""
     arrows: list[tuple[StrEnum, str, StrEnum]] = []
     for (state, event), (outputs, after) in TRANSITIONS.items():
         arrows.append((state, event.value + "".join(f" / {output.value}" for output in outputs), after))
     return draw(State.OFFERED, arrows, [state for state in State if state in TERMINAL])
-
-
-def draw(first: StrEnum, arrows: Iterable[tuple[StrEnum, str, StrEnum]], terminal: Iterable[StrEnum]) -> str:
-    """A Mermaid state diagram of arrows from state to state."""
-    lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
-    lines += [f"    {state.value} --> {after.value}: {label}" for state, label, after in arrows]
-    lines += [f"    {state.value} --> [*]" for state in terminal]
-    return "\n".join(lines) + "\n"
