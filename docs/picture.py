@@ -1,4 +1,4 @@
-"""Draws docs/panel.svg: trains the demo, and takes what `lowcomm-node status` shows half-way. `make picture`."""
+"""Draws docs/panel.svg: trains the demo, and takes what `lowcomm-node status` shows after half of it. `make picture`."""
 
 import io
 import json
@@ -27,9 +27,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         demo = subprocess.Popen([*PROGRAM, "demo", f"--nodes={NODES}", f"--steps={STEPS}", f"--home={folder}"])
         try:
-            home = f"--home={folder}/node-1"
-            _wait_half_way(demo, home)
-            PICTURE.write_text(drawn(_panel(home)), encoding="utf-8")
+            PICTURE.write_text(drawn(_half_way(demo, f"--home={folder}/node-1")), encoding="utf-8")
         finally:
             demo.terminate()
             demo.wait()
@@ -44,16 +42,18 @@ def drawn(printed: str) -> str:
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, monospace", FONTS)
 
 
-def _wait_half_way(demo: "subprocess.Popen[bytes]", home: str) -> None:
+def _half_way(demo: "subprocess.Popen[bytes]", home: str) -> str:
+    """The panel at the first look after half of the steps at which the node waits for nothing."""
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline and demo.poll() is None:
+        time.sleep(POLL)
         asked = subprocess.run([*PROGRAM, "status", "--json", home], capture_output=True, check=False)
         status = json.loads(asked.stdout) if asked.returncode == 0 else {}
-        done = (status.get("trainer") or {}).get("swarm_step") or 0
-        if done >= STEPS // 2 and not status.get("waiting"):
-            return
-        time.sleep(POLL)
-    raise SystemExit("the demo did not come half-way")
+        if ((status.get("trainer") or {}).get("swarm_step") or 0) >= STEPS // 2:
+            panel = _panel(home)
+            if re.search(r"training *\u2502$", Text.from_ansi(panel).plain, re.MULTILINE):
+                return panel
+    raise SystemExit("the demo did not come half-way, or its first node waited at each look")
 
 
 def _panel(home: str) -> str:

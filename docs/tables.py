@@ -293,8 +293,10 @@ def _values(field: FieldInfo) -> str:
 def _bounds_of(field: FieldInfo) -> str:
     """In words; those of a value that may be missing, too."""
     metadata = [*field.metadata, *(one for kind in get_args(field.annotation) for one in _metadata(kind))]
-    told = (f"{word} {_number(getattr(one, key))}" for one in metadata for key, word in _bounds(one))
-    return " and ".join(told)
+    told = [f"{word} {_number(getattr(one, key))}" for one in metadata for key, word in _bounds(one)]
+    if len(told) == 2 and told[0].startswith("at least ") and told[1].startswith("at most "):
+        return f"{told[0].removeprefix('at least ')} to {told[1].removeprefix('at most ')}"
+    return ", ".join(told)
 
 
 def _metadata(kind: Any) -> Iterator[object]:
