@@ -29,13 +29,29 @@ test-quick: $(READY)  ## the tests that start no node: minutes, and nothing but 
 test-tools:  ## what the tests need of the system: installs it with apt-get, as root, where something is missing
 	@$(PYTHON) tests/net/tools.py
 
-check: $(READY)  ## format, lint, types, import rules, dependencies, fast tests
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+CHECKS := check-format check-lint check-types check-imports check-dependencies check-tests
+.PHONY: $(CHECKS)
+
+check: $(READY)  ## format, lint, types, import rules, dependencies, fast tests, beside each other: two minutes
+	@$(MAKE) --no-print-directory --keep-going --jobs --output-sync=target $(CHECKS)
+
+check-format:
+	$(BIN)/ruff format --check --quiet .
+
+check-lint:
+	$(BIN)/ruff check --quiet .
+
+check-types:
 	$(BIN)/basedpyright
+
+check-imports:
 	$(BIN)/lint-imports
+
+check-dependencies:
 	$(BIN)/deptry .
-	$(BIN)/python -m pytest tests/unit
+
+check-tests:
+	$(BIN)/python -m pytest -m "not soak and not slow" --numprocesses logical --maxprocesses 4 tests/unit
 
 format: $(READY)
 	$(BIN)/ruff format .

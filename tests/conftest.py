@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from hypothesis import settings
 from helpers import keeping
 from helpers.skips import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
 
+# Models of tests are no work for several threads, which spin while they wait for each other. Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No timed assertions: a first example compiles, and machines are noisy.
 settings.register_profile("lowcomm", deadline=None)
 settings.load_profile("lowcomm")

@@ -114,6 +114,7 @@ def test_what_is_done_once_training_is_over_is_told_too(
 
     told: list[str] = []
     threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     monkeypatch.setattr(swarm_weights, "load_checkpoint", lambda path: None)
     monkeypatch.setattr(swarm_weights, "_average", lambda loaded: (Writer(), 0.1))
     monkeypatch.setattr(
@@ -128,7 +129,8 @@ def test_what_is_done_once_training_is_over_is_told_too(
         "1",
         "letting the averaged model write",
     ]
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
 
 
 def test_a_node_that_was_restarted_is_told_by_its_phase() -> None:

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -27,15 +27,6 @@ from lowcomm_protocol.spec.run import ModelSettings
 DEMO = ModelSettings()
 SMALL = ModelSettings(vocab=23, layers=2, width=16, heads=2, feed_forward=40, context=16)
 TIED = SMALL.model_copy(update={"tied": True})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models as small as these are no work for several threads, which wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_tokens(batch: int, length: int, vocab: int = SMALL.vocab, seed: int = 0) -> Tensor:

@@ -38,6 +38,7 @@ from lowcomm_protocol.spec.run import RunSpec
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
 STEPS = 48
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
