@@ -32,7 +32,7 @@ from ends import RUN, End
 from lowcomm_node.sync.link import Incoming, Link
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.units import read_rate, write_rate
-from lowcomm_node.transport.bandwidth import Bandwidth, Throttle, flow_options
+from lowcomm_node.transport.bandwidth import Bandwidth, BandwidthLimit, flow_options
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -197,7 +197,7 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 async def _watch(
     limited: Node, other: Node, way: str, allowed: float, tasks: list[asyncio.Task[None]]
 ) -> dict[str, Any]:
-    throttle: Throttle = getattr(limited.bandwidth, way)
+    throttle: BandwidthLimit = getattr(limited.bandwidth, way)
     began, contents = perf_counter(), throttle.total
     samples = [(0.0, (await asyncio.to_thread(carried, limited, other))[way])]
     while samples[-1][0] < 1.5 * SECONDS:

@@ -22,17 +22,10 @@ from lowcomm_node.state_transfer import donor
 from lowcomm_node.storage import snapshots
 from lowcomm_node.sync import exchanger, link
 from lowcomm_node.sync.driver import HELLO_DEADLINE
-from lowcomm_node.system import quota as ration
-from lowcomm_node.transport import call, nonces
-from lowcomm_node.transport import ping as pinging
-from lowcomm_node.transport import server as service
-from lowcomm_node.transport.guard import blocklist, overhead
-from lowcomm_node.transport.guard import eviction as crowd
-from lowcomm_node.transport.guard import peer_limit as company
-from lowcomm_node.transport.guard import rate_limits as turnstile
-from lowcomm_node.transport.guard import unauthenticated as strangers
-from lowcomm_node.transport.tunnel import dialer as way
-from lowcomm_node.transport.tunnel import tunnels as tunnel
+from lowcomm_node.system import quota
+from lowcomm_node.transport import call, nonces, ping, server
+from lowcomm_node.transport.guard import blocklist, eviction, overhead, peer_limit, rate_limits, unauthenticated
+from lowcomm_node.transport.tunnel import dialer, tunnels
 from lowcomm_protocol.peers import probes, records
 from lowcomm_protocol.plan import clock
 from lowcomm_protocol.spec.document import ADDED
@@ -101,34 +94,34 @@ def limits() -> Iterator[str]:
 
 
 def _limits() -> dict[str, list[tuple[str, str]]]:
-    one, wide = ration.AT_LEAST
-    few, few_wide = ration.OF_FEW
+    one, wide = quota.AT_LEAST
+    few, few_wide = quota.OF_FEW
     skip = clock.largest_jump(1)
     calls = [
-        ("message", _bytes(service.MAX_MESSAGE)),
-        ("metadata of a call", _bytes(service.MAX_METADATA)),
+        ("message", _bytes(server.MAX_MESSAGE)),
+        ("metadata of a call", _bytes(server.MAX_METADATA)),
         ("compressed messages", "none; the call ends"),
-        ("calls of one peer at once", f"{turnstile.MAX_CALLS_PER_PEER}"),
-        ("calls of all peers at once", f"{turnstile.MAX_CALLS}"),
+        ("calls of one peer at once", f"{rate_limits.MAX_CALLS_PER_PEER}"),
+        ("calls of all peers at once", f"{rate_limits.MAX_CALLS}"),
         (
             "calls at once of all peers of one address (IPv4, or a /64 of IPv6)",
-            f"as many as are free then, at least {one}: alone half of {turnstile.MAX_CALLS}",
+            f"as many as are free then, at least {one}: alone half of {rate_limits.MAX_CALLS}",
         ),
         (
             "the same for a /24 of IPv4, or a /48 of IPv6",
             f"twice as many as are free, at least {wide}: alone two thirds",
         ),
-        ("calls at once over one connection", f"{service.MAX_STREAMS}"),
-        ("calls of one peer", f"{turnstile.CALLS.each:,} a minute, which come back evenly"),
-        ("calls of all peers of one address", f"{turnstile.OF_ADDRESS.each:,} a minute"),
+        ("calls at once over one connection", f"{server.MAX_STREAMS}"),
+        ("calls of one peer", f"{rate_limits.CALLS.each:,} a minute, which come back evenly"),
+        ("calls of all peers of one address", f"{rate_limits.OF_ADDRESS.each:,} a minute"),
         (
             "calls without a good credential from one address (IPv4, or a /64 of IPv6)",
-            f"{turnstile.BAD_CALLS.each} a minute; then the node refuses its calls unread",
+            f"{rate_limits.BAD_CALLS.each} a minute; then the node refuses its calls unread",
         ),
         (
             "calls refused for that",
-            f"{turnstile.REFUSED.each} a minute; then the connection ends; of peers that have proved their id, "
-            f"{turnstile.REFUSED.each} of each, and {turnstile.TIMES_REFUSED * turnstile.REFUSED.each:,} of their address",
+            f"{rate_limits.REFUSED.each} a minute; then the connection ends; of peers that have proved their id, "
+            f"{rate_limits.REFUSED.each} of each, and {rate_limits.TIMES_REFUSED * rate_limits.REFUSED.each:,} of their address",
         ),
         ("calls of unknown methods", "count as calls without a good credential"),
         (
@@ -137,42 +130,42 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
             f"{2 * records.CREDENTIAL_LIFE / 60:.0f} minutes. Beyond that the node forgets the oldest of the same peer or "
             "address, or of the address with most, and refuses that peer's credentials issued by then",
         ),
-        ("the request of `Describe` and `Fetch`", f"within {service.REQUEST_DEADLINE:.0f} s"),
+        ("the request of `Describe` and `Fetch`", f"within {server.REQUEST_DEADLINE:.0f} s"),
         ("first frame of a `Swap`", f"within {HELLO_DEADLINE:.0f} s"),
         ("content of a ping or pong", _bytes(probes.MAX_CONTENT)),
-        ("calls of `Ping` of all peers at once", f"{pinging.MAX_AT_ONCE}, of {pinging.CALL_SECONDS:.0f} s each"),
+        ("calls of `Ping` of all peers at once", f"{ping.MAX_AT_ONCE}, of {ping.CALL_SECONDS:.0f} s each"),
     ]
     connections = [
-        ("TLS and the beginning of HTTP/2", f"within {service.HANDSHAKE_SECONDS:.0f} s"),
+        ("TLS and the beginning of HTTP/2", f"within {server.HANDSHAKE_SECONDS:.0f} s"),
         (
             "first call with a good credential over a connection",
-            f"within {strangers.UNPROVEN_SECONDS:.0f} s and {_bytes(strangers.UNPROVEN_BYTES)}; then the connection ends",
+            f"within {unauthenticated.UNPROVEN_SECONDS:.0f} s and {_bytes(unauthenticated.UNPROVEN_BYTES)}; then the connection ends",
         ),
         (
             "connections without a good credential from one address (IPv4, or a /64 of IPv6); of all",
-            f"{strangers.MOST_OF_ONE}; {strangers.MOST}; then the oldest end",
+            f"{unauthenticated.MOST_OF_ONE}; {unauthenticated.MOST}; then the oldest end",
         ),
         (
             "such connections of one address that end for being too many",
-            f"{strangers.ENDED.each} a minute; then the kernel drops its new connections for {blocklist.BLOCKED:.0f} s, "
+            f"{unauthenticated.ENDED.each} a minute; then the kernel drops its new connections for {blocklist.BLOCKED:.0f} s, "
             f"of at most {blocklist.MOST} addresses",
         ),
         (
             "connections of peers from one address; of all",
-            f"{strangers.PROVEN_OF_ONE}; {strangers.PROVEN:,}; then those that have called least recently end",
+            f"{unauthenticated.PROVEN_OF_ONE}; {unauthenticated.PROVEN:,}; then those that have called least recently end",
         ),
-        ("a connection without calls", f"{service.IDLE_SECONDS / 60:.0f} minutes"),
+        ("a connection without calls", f"{server.IDLE_SECONDS / 60:.0f} minutes"),
         (
             "bytes of one address on peers' connections that belong to no message (frames such as `WINDOW_UPDATE`)",
             f"{_bytes(overhead.RATE)} a second, {_bytes(overhead.BURST)} at once; then its noisiest connection ends",
         ),
         (
-            f"HTTP/2 pings sooner than every {service.PING_EVERY_MS / 1000:.0f} s, between two messages of the callee",
-            f"{service.MAX_PING_STRIKES}",
+            f"HTTP/2 pings sooner than every {server.PING_EVERY_MS / 1000:.0f} s, between two messages of the callee",
+            f"{server.MAX_PING_STRIKES}",
         ),
         (
             "peers that a node exchanges with, serves, or keeps a connection to",
-            f"{company.DEFAULT_PEERS}; `--max-peers`",
+            f"{peer_limit.DEFAULT_PEERS}; `--max-peers`",
         ),
         (
             "of these, peers of one address that only call; of a /24 or /48",
@@ -180,23 +173,23 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
     ]
     tunnels = [
-        ("sessions of one peer", f"{tunnel.MAX_TUNNELS_PER_PEER}"),
+        ("sessions of one peer", f"{tunnels.MAX_TUNNELS_PER_PEER}"),
         (
             "sessions of one address; behind one relay",
             f"as many as are free, at least {one}; twice as many, at least {wide}",
         ),
         (
             "sessions of all",
-            f"{tunnel.MAX_TUNNELS}, {tunnel.MAX_STRANGE} of them without an accepted call. When it is full, the oldest "
+            f"{tunnels.MAX_TUNNELS}, {tunnels.MAX_UNAUTHENTICATED} of them without an accepted call. When it is full, the oldest "
             "such session of the peer that holds most of them makes way for a peer that holds fewer",
         ),
-        ("first accepted call over a session", f"within {tunnel.UNACCEPTED:.0f} s"),
+        ("first accepted call over a session", f"within {tunnels.UNACCEPTED:.0f} s"),
         (
             "new streams of one peer",
-            f"{crowd.MAX_NEW} a second; 4 that have not sent their first words, for {tunnel.OPENING_DEADLINE:.0f} s; "
+            f"{eviction.MAX_NEW} a second; 4 that have not sent their first words, for {tunnels.OPENING_DEADLINE:.0f} s; "
             "64 of all, which make way in the same manner",
         ),
-        ("a session that is cut off", f"kept for {way.KEEP:.0f} s; makes way for a new one of the same peer"),
+        ("a session that is cut off", f"kept for {dialer.KEEP:.0f} s; makes way for a new one of the same peer"),
         (
             "requests of `/lowcomm/punch/1` heard at once; of one address; of one relay",
             f"{punching.MAX_HEARD}; as many as are free, at least {one}; twice as many, at least {wide}",

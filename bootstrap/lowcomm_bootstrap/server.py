@@ -16,7 +16,7 @@ from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import NodeError
-from lowcomm_node.swarm.rejoin import Lifeline
+from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import prefixes_of
 from lowcomm_node.system.systemd import Condition
@@ -46,14 +46,14 @@ class BootstrapServer:
         registry: Registry,
         closed: bool,
         tell: Tell,
-        lifeline: Lifeline,
+        rejoin: Rejoin,
         look_every: float = LOOK_EVERY,
         looked: Callable[[], None] = lambda: None,
     ) -> None:
-        """``lifeline``: what keeps us together with other bootstrap servers; ``looked``: told after each look around."""
+        """``rejoin``: what keeps us together with other bootstrap servers; ``looked``: told after each look around."""
         self._discovery, self._registry, self._closed, self._tell = discovery, registry, closed, tell
-        self._look_every, self._lifeline, self._looked = look_every, lifeline, looked
-        lifeline.publish_with(self._publish, None)
+        self._look_every, self._rejoin, self._looked = look_every, rejoin, looked
+        rejoin.publish_with(self._publish, None)
         self._published = 0.0
         self._looked_at: float | None = None
         """When a look ended last; None before it serves."""
@@ -88,14 +88,14 @@ class BootstrapServer:
         if self._looked_at is None:
             return Condition(ready=False, line="starting")
         runs, peers = len(self._registry.runs()), sum(self._peers.values())
-        line = self._lifeline.reason or f"serving: {runs} runs published, {peers} peers alive in them"
+        line = self._rejoin.reason or f"serving: {runs} runs published, {peers} peers alive in them"
         late = now - self._looked_at
         overdue = f"a look at the swarm has taken {late:.0f} s" if late > LOOK_DEADLINE else None
         return Condition(ready=True, line=line, overdue=overdue)
 
     async def look(self) -> None:
         """Do once what is due every LOOK_EVERY seconds."""
-        await self._lifeline.step()
+        await self._rejoin.step()
         if not self._closed:
             await self._adopt()
         if monotonic() - self._published >= RUN_LIFE / 3:

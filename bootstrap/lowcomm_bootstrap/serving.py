@@ -19,7 +19,7 @@ from lowcomm_node.libp2p.p2pd import listeners
 from lowcomm_node.libp2p.relay import RelayLimits
 from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.storage.files import HomeLock, load_or_create_identity
-from lowcomm_node.swarm.rejoin import Lifeline
+from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.systemd import ServiceManager
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import Identity
@@ -73,9 +73,9 @@ async def _serve(settings: ServeSettings) -> int:
         )
         printer = Printer(settings.json, settings.quiet)
         # Whoever lost us dials us: there is no need to start p2pd again, and with it all that it relays.
-        lifeline = Lifeline(discovery, settings.peers, None, printer.tell, restarts=False)
+        rejoin = Rejoin(discovery, settings.peers, None, printer.tell, restarts=False)
         sign = SignOfLife(settings.home)
-        server = BootstrapServer(discovery, registry, settings.closed, printer.tell, lifeline, looked=sign.renew)
+        server = BootstrapServer(discovery, registry, settings.closed, printer.tell, rejoin, looked=sign.renew)
         prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP, keep=server.keep)
         _stop_on_signal(asyncio.current_task(), manager)
         attending = asyncio.create_task(manager.attend(lambda: server.condition(monotonic())))

@@ -22,7 +22,7 @@ from lowcomm_node.dht.hivemind import HivemindDiscovery
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_node.swarm import watchdog
-from lowcomm_node.swarm.rejoin import Lifeline
+from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 
 AT_ONCE = 4
@@ -45,8 +45,8 @@ class Client(HivemindDiscovery):
             require_peers=False,  # who gets no answer on a busy machine goes on knocking
         )
         self.run_id, self.seconds = run_id, seconds
-        self.lifeline = Lifeline(self, doors, None, lambda event: None)
-        self.lifeline.publish_with(self.tell, (peers_key(run_id), self.peer_id))
+        self.rejoin = Rejoin(self, doors, None, lambda event: None)
+        self.rejoin.publish_with(self.tell, (peers_key(run_id), self.peer_id))
         self._tasks: list[asyncio.Task[None]] = []
         self.looks: list[float] = []
         """Seconds that each look took."""
@@ -56,9 +56,9 @@ class Client(HivemindDiscovery):
     async def begin(self) -> None:
         """Enter, and live."""
         await self.start()
-        await self.lifeline.enter(10.0)
+        await self.rejoin.enter(10.0)
         self._tasks = [
-            asyncio.create_task(self.lifeline.run()),
+            asyncio.create_task(self.rejoin.run()),
             asyncio.create_task(_every(lambda: watchdog.HEARTBEAT, self.tell)),
             asyncio.create_task(_every(lambda: self.seconds, self.look)),
         ]
@@ -78,11 +78,11 @@ class Client(HivemindDiscovery):
         records = await self.lookup(peers_key(self.run_id))
         self.looks.append(monotonic() - began)
         self.seen = frozenset(records)
-        self.lifeline.listed(set(records) - {self.peer_id})
+        self.rejoin.listed(set(records) - {self.peer_id})
 
     def doors(self) -> dict[str, bool]:
         """Which of the named doors answer."""
-        return {door["peer_id"]: door["answers"] for door in self.lifeline.describe()["doors"] if door["named"]}
+        return {door["peer_id"]: door["answers"] for door in self.rejoin.describe()["doors"] if door["named"]}
 
     async def ask_door(self, peer_id: str, seconds: float) -> list[float]:
         """Ask one peer for the run's records, as fast as it answers; seconds that each answer took."""
@@ -139,7 +139,7 @@ class Worker:
         clients = self._crowd.clients
         doors: dict[str, int] = {}
         for client in clients:
-            for peer_id, answers in client.doors().items():
+            for peer_id, answers in client.peers().items():
                 doors[peer_id] = doors.get(peer_id, 0) + answers
         looks = [took for client in clients for took in client.looks]
         for client in clients:
@@ -150,7 +150,7 @@ class Worker:
         """``move RUN_ID SECONDS``: all go to another run, and look every so many seconds."""
         for client in self._crowd.clients:
             client.run_id, client.seconds = run_id, float(seconds)
-            client.lifeline.publish_with(client.tell, (peers_key(run_id), client.peer_id))
+            client.rejoin.publish_with(client.tell, (peers_key(run_id), client.peer_id))
         await asyncio.gather(*(client.tell() for client in self._crowd.clients))
         return {}
 
@@ -203,7 +203,7 @@ if __name__ == "__main__":
         """Whether an identity is in use takes a p2pd more; these are all new."""
 
     configure_logs(-1)
-    hivemind.refuse_twin = is_fresh
+    hivemind.refuse_duplicate_identity = is_fresh
     live_by(float(sys.argv[5]))
     with suppress(KeyboardInterrupt, BrokenPipeError):
         uvloop.run(_work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[6:]))

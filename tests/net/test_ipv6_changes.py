@@ -12,7 +12,7 @@ from residents import Swarm
 from helpers.dht_peers import Peer
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.p2pd import listeners
-from lowcomm_node.swarm.rejoin import Lifeline
+from lowcomm_node.swarm.rejoin import Rejoin
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(180)]
 START = 120.0
@@ -128,11 +128,11 @@ async def test_only_what_was_bound_to_the_old_address_ends(lab: Lab, town: Town,
     before = await connections(peer, others)
     assert [address[:4] for address in before] == ["/ip4", "/ip6"], before
 
-    lifeline = Lifeline(peer, [], None, lambda event: None)
+    rejoin = Rejoin(peer, [], None, lambda event: None)
     with home.inside():
-        await lifeline.step()
+        await rejoin.step()
         change_ipv6(home)
-        await lifeline.step()
+        await rejoin.step()
     await six.has_ended()
     assert await four.goes_on(), "the stream over IPv4 is the one that there was"
     after = await connections(peer, others)

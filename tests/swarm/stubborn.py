@@ -1,7 +1,7 @@
 """``python -m stubborn join ...``: a node whose program does not care whether the run takes it. Others must."""
 
 from lowcomm_node.cli import main
-from lowcomm_node.swarm.admission import Standing
+from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.proofs_of_work import Prover
 
 
@@ -9,7 +9,7 @@ async def _without_work(*_: object) -> bytes:
     return bytes(12)
 
 
-Standing.check_ourselves = lambda self, now: None  # pyright: ignore[reportAttributeAccessIssue]
+RunAdmission.check_ourselves = lambda self, now: None  # pyright: ignore[reportAttributeAccessIssue]
 Prover.prove = Prover.renew = _without_work  # pyright: ignore[reportAttributeAccessIssue]
 if __name__ == "__main__":
     main()

@@ -132,18 +132,18 @@ SIZES = (0, 1, 7, 100, 4_096, 10_000, 65_536, 262_144, 500_000, 1_000_000)
 
 async def one_exchange(ada: End, bob: End, number: int, sizes: tuple[int, int]) -> None:
     """A session of its own that ends with its call: contents to the callee, then others back, then the status."""
-    way = ada.tunnels.way(bob.peer_id)
-    way.entry_points = where(bob)
+    dialer = ada.tunnels.dialer(bob.peer_id)
+    dialer.entry_points = where(bob)
     there, back = (random.Random(1000 * number + size).randbytes(size) for size in sizes)
-    async with aio.insecure_channel(way.target) as channel:
+    async with aio.insecure_channel(dialer.target) as channel:
         stream = CallerStream(ExchangeStub(channel).Swap(timeout=60))
         await stream.send(pb.Frame(chunk=pb.Chunk(offset=sizes[1], data=there)))
         answer = await soon(stream.receive())
         assert answer is not None
         assert (answer.chunk.data, answer.chunk.offset) == (back, zlib.crc32(there)), sizes
         assert await soon(stream.receive()) is None, "with its status"
-    await way.close()
-    assert not way.reason
+    await dialer.close()
+    assert not dialer.reason
 
 
 @pytest.mark.parametrize("transport", [TCP, QUIC])
@@ -170,7 +170,7 @@ async def test_nothing_that_grpc_wrote_is_lost_and_its_end_is_seen_though_each_s
         await one_exchange(ada, bob, number, pairs[number % len(pairs)])
 
     async def all_gone() -> bool:
-        return not bob.tunnels._names and not bob.tunnels._pipes
+        return not bob.tunnels._names and not bob.tunnels._pumps
 
     await until_async(all_gone, 10, "no session is left at the callee: it has seen the end of each")
     assert len(bob.tunnels._finished) == runs, "and each has ended as it should"
@@ -204,26 +204,26 @@ async def test_raw_bytes_up_to_the_last_arrive_and_so_does_the_end_though_the_se
     collecting = asyncio.create_task(collect())
     callee, caller = Tunnels(bob, RUN), Tunnels(ada, RUN)
     await callee.serve(listener.getsockname().decode())
-    way = caller.way(bob.peer_id)
-    way.entry_points = bob.addresses()
+    dialer = caller.dialer(bob.peer_id)
+    dialer.entry_points = bob.addresses()
     try:
         for run in range(20):
             mine = socket.socket(socket.AF_UNIX)
             mine.setblocking(False)
-            await loop.sock_connect(mine, "\0" + way.target.partition(":")[2])
+            await loop.sock_connect(mine, "\0" + dialer.target.partition(":")[2])
             data = random.Random(run).randbytes(size)
             await loop.sock_sendall(mine, data)
             mine.close()
             assert await soon(received.get()) == data
 
         async def all_gone() -> bool:
-            return not callee._pipes and not caller._pipes
+            return not callee._pumps and not caller._pumps
 
         await until_async(all_gone, 10, "both ends know that all is done")
         assert len(callee._finished) == 20
     finally:
         collecting.cancel()
-        await way.close()
+        await dialer.close()
         for tunnels in (caller, callee):
             await tunnels.close()
         listener.close()
@@ -369,7 +369,7 @@ async def test_an_exchange_outlives_connections_that_are_cut_at_random_instants(
 
 async def is_carried(end: End) -> bool:
     """Whether a session of an end has a stream."""
-    return any(pipe.carried for pipe in end.tunnels._pipes)
+    return any(pump.carried for pump in end.tunnels._pumps)
 
 
 async def test_an_exchange_goes_on_directly_when_its_relay_is_gone(net: Net) -> None:
@@ -380,8 +380,8 @@ async def test_an_exchange_goes_on_directly_when_its_relay_is_gone(net: Net) -> 
     await stream.send(chunk(0, 2**20))
     assert await soon(stream.receive()) == chunk(0, 2**20)
     assert ada.channels.describe(bob.peer_id)["route"].startswith("relay")
-    (way,) = ada.tunnels._ways
-    way.entry_points = tuple(straight)
+    (dialer,) = ada.tunnels._dialers
+    dialer.entry_points = tuple(straight)
     await door.close()
     await stream.send(chunk(1, 2**20))
     assert await soon(stream.receive()) == chunk(1, 2**20)
@@ -506,7 +506,7 @@ async def test_a_caller_that_is_killed_leaves_nothing_at_the_callee(
         await child.wait()
 
     async def gone() -> bool:
-        return not bob.tunnels._names and not bob.tunnels._pipes and not bob.service.open_calls
+        return not bob.tunnels._names and not bob.tunnels._pumps and not bob.service.open_calls
 
     await until_async(gone, 60, "call and tunnel have ended")
 

@@ -207,8 +207,8 @@ def _duration(seconds: float) -> str:
 
 async def _publish(settings, identity, run) -> "dict[str, Keeping]":
     """Publish a run; whether those that ``--peers`` names keep it."""
-    from lowcomm_node.dht.doors import by_peer
     from lowcomm_node.dht.keys import RUNS_KEY
+    from lowcomm_node.dht.knocks import by_peer
     from lowcomm_node.swarm.find_run import open_discovery
 
     discovery = open_discovery(settings, identity)

@@ -22,9 +22,9 @@ from typing import Any
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, LEAVE_PATIENCE, Training
 from lowcomm_node.daemon.report import report, report_peers
-from lowcomm_node.dht.doors import nobody_answers
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import peers_key
+from lowcomm_node.dht.knocks import nobody_answers
 from lowcomm_node.doctor.case import RunningNode
 from lowcomm_node.doctor.examining import examine_node
 from lowcomm_node.errors import NodeError, NoPeers, NotAdmitted, RetryLater, TrainerError
@@ -35,12 +35,12 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.status.board import Bulletin
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
-from lowcomm_node.swarm.admission import Standing
+from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
 from lowcomm_node.swarm.membership import Membership, any_host, in_numbers, listening
 from lowcomm_node.swarm.proofs_of_work import Prover
-from lowcomm_node.swarm.rejoin import Lifeline
-from lowcomm_node.swarm.remembered_peers import KnownDoors
+from lowcomm_node.swarm.rejoin import Rejoin
+from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.malloc import keep_freed_memory
 from lowcomm_node.trainer.process import REAP_DEADLINE, STOP_DEADLINE, Trainer, TrainerProcess
@@ -87,7 +87,7 @@ class Daemon:
         self.channels: Channels | None = None
         self.discovery: Discovery | None = None
         """While it is in the DHT."""
-        self.lifeline: Lifeline | None = None
+        self.rejoin: Rejoin | None = None
         self.serving: tuple[int, bytes] | None = None
         """Port and certificate (DER) of the Exchange service, once it listens."""
         self._prober: Prober | None = None
@@ -247,8 +247,8 @@ class Daemon:
 
     async def _live(self) -> None:
         kept = remembered_run(self.settings)
-        known = self._known_doors(kept) if kept is not None else None
-        self._remembered = [address for door in (known.doors() if known else ()) for address in door.addresses]
+        known = self._remembered_peers(kept) if kept is not None else None
+        self._remembered = [address for door in (known.peers() if known else ()) for address in door.addresses]
         discovery = open_discovery(
             self.settings,
             self.identity,
@@ -257,7 +257,7 @@ class Daemon:
             refusals=self.refusals,
             remembered=self._remembered,
         )
-        self.lifeline = Lifeline(discovery, self.settings.peers, known, self.bulletin.tell, self.bulletin.warn)
+        self.rejoin = Rejoin(discovery, self.settings.peers, known, self.bulletin.tell, self.bulletin.warn)
         try:
             self.bulletin.enter(
                 "joining", f"looking for the swarm at {', '.join([*self.settings.peers, *self._remembered][:8])}"
@@ -270,17 +270,17 @@ class Daemon:
             if self.run_ is None:
                 return
             if kept is None or kept.run_id != self.run_.run_id:
-                self.lifeline.keep(self._known_doors(self.run_))
-            self._tasks.append(asyncio.create_task(self.lifeline.run()))
-            self.standing = Standing(self.settings, self.run_, self.peer_id, time())
-            self.standing.amending.on_news, self.standing.amending.on_trouble = (
+                self.rejoin.keep(self._remembered_peers(self.run_))
+            self._tasks.append(asyncio.create_task(self.rejoin.run()))
+            self.run_admission = RunAdmission(self.settings, self.run_, self.peer_id, time())
+            self.run_admission.amending.on_news, self.run_admission.amending.on_trouble = (
                 self._hear_amendments,
                 self.bulletin.warn,
             )
-            await self.standing.look(discovery)
-            if self.standing.rules.asks_for_work(self.peer_id) and not await self._prove():
+            await self.run_admission.look(discovery)
+            if self.run_admission.rules.asks_for_work(self.peer_id) and not await self._prove():
                 return
-            self.standing.check_ourselves(time())
+            self.run_admission.check_ourselves(time())
             await self._take_part(discovery)
         finally:
             for task in self._tasks:
@@ -290,21 +290,21 @@ class Daemon:
             self.discovery = None
             if self._prober is not None:
                 await self._prober.close()
-            await self.lifeline.save()
+            await self.rejoin.save()
             await discovery.close()
             self.bulletin.enter("left", None)
 
     async def _find_run(self, discovery: Discovery, kept: SignedRun | None) -> SignedRun:
         """The run of the swarm; if nobody answers, the one that this home keeps. Raises NoPeers if there is none."""
-        assert self.lifeline is not None
+        assert self.rejoin is not None
         self.bulletin.show(None)  # the lifeline tells
-        if await self.lifeline.enter(0.0 if kept is not None else self.settings.join_deadline):
+        if await self.rejoin.enter(0.0 if kept is not None else self.settings.join_deadline):
             self.bulletin.show("looking for the run")
             return await find_run(discovery, self.settings, kept, self.bulletin.show)
         if kept is None:
-            raise NoPeers(nobody_answers(self.lifeline.unanswered()))
+            raise NoPeers(nobody_answers(self.rejoin.unanswered()))
         self.bulletin.warn(
-            f"{self.lifeline.reason}: training alone on what this home knows of the run, until a peer answers"
+            f"{self.rejoin.reason}: training alone on what this home knows of the run, until a peer answers"
         )
         return kept
 
@@ -312,24 +312,24 @@ class Daemon:
         """Find the proof of work that the run asks for; False if the owner says finish first."""
         assert self.run_ is not None
         path = None if self.settings.ephemeral else self.settings.paths.work(self.run_.fingerprint)
-        self._prover = Prover(self.standing.rules, self.peer_id, path, self.bulletin.show)
+        self._prover = Prover(self.run_admission.rules, self.peer_id, path, self.bulletin.show)
         proof = await self._unless_finished(self._prover.prove())
         if proof is not None:
-            self.standing.claim = proof
+            self.run_admission.claim = proof
         return proof is not None
 
-    def _known_doors(self, run: SignedRun) -> KnownDoors:
-        return KnownDoors(self.settings.paths.doors(run.fingerprint), time())
+    def _remembered_peers(self, run: SignedRun) -> RememberedPeers:
+        return RememberedPeers(self.settings.paths.remembered_peers(run.fingerprint), time())
 
     async def _take_part(self, discovery: Discovery) -> None:
-        assert self.run_ is not None and self.lifeline is not None
-        admission = self.standing.admission
+        assert self.run_ is not None and self.rejoin is not None
+        admission = self.run_admission.admission
         gatekeeper = Gatekeeper(
             self.identity,
             self.run_.run_id,
             time,
             admission=admission,
-            claim=self.standing.claim,
+            claim=self.run_admission.claim,
             refusals=self.refusals,
         )
         if self._prover is not None:
@@ -337,7 +337,7 @@ class Daemon:
         traffic, tunnels = Traffic(), Tunnels(discovery, self.run_.run_id)
         allowance, flow = self.allowance, flow_options(self.settings.max_down)
         self.channels = Channels(
-            gatekeeper, tunnels, traffic, self.refusals, allowance.company, flow, discovery.targets
+            gatekeeper, tunnels, traffic, self.refusals, allowance.peer_limit, flow, discovery.targets
         )
         roster = Roster(self.peer_id, self.run_.run_id, admission, self.refusals)
         self.exchanger = Exchanger(
@@ -351,7 +351,7 @@ class Daemon:
         )
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
         echo = Echo(allowance.bandwidth)
-        service = ExchangeService(gatekeeper, self, tunnels, traffic, echo, allowance.company, self.refusals)
+        service = ExchangeService(gatekeeper, self, tunnels, traffic, echo, allowance.peer_limit, self.refusals)
         server = ExchangeServer(certificate, service, flow)
         server.listen_locally(runtime_folder())
         host, announce = listening(self.settings, self._remembered)
@@ -364,9 +364,9 @@ class Daemon:
             told = await in_numbers(self.settings.announce) or tuple(f"{address}:{port}" for address in announce)
             self.membership = self._make_membership(discovery, roster, certificate.digest, told)
             service.on_caller = self.channels.on_answer = self.membership.sign_of_life
-            self.lifeline.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
-            self.lifeline.on_move(lambda: self._move(port))
-            watches = (CongestionWatch(self.bulletin.tell).run(), service.strangers.run(port))
+            self.rejoin.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
+            self.rejoin.on_move(lambda: self._move(port))
+            watches = (CongestionWatch(self.bulletin.tell).run(), service.unauthenticated.run(port))
             works = (self.membership.run(), self.availability.run(), *watches)
             self._tasks += [asyncio.create_task(work) for work in works]
             self.training = self._make_training()
@@ -392,11 +392,11 @@ class Daemon:
             addresses=addresses,
             progress=self.bulletin.position,
             warn=self.bulletin.warn,
-            standing=self.standing,
+            run_admission=self.run_admission,
             refusals=self.refusals,
             on_removals=self._drop_removed,
             on_barred=self._leave_barred,
-            lifeline=self.lifeline,
+            rejoin=self.rejoin,
         )
 
     def _make_training(self) -> Training:
@@ -411,8 +411,8 @@ class Daemon:
             exchanger=self.exchanger,
             channels=self.channels,
             bandwidth=self.allowance.bandwidth,
-            barred=self.standing.admission.barred,
-            amending=self.standing.amending,
+            barred=self.run_admission.admission.barred,
+            amending=self.run_admission.amending,
             bulletin=self.bulletin,
         )
 
@@ -445,7 +445,7 @@ class Daemon:
     def _on_news(self, event: dict[str, Any]) -> None:
         assert self.training  # which starts the trainer
         self.training.on_news(event)
-        if event["event"] == "step" and self.standing.reach(event["swarm_step"]):
+        if event["event"] == "step" and self.run_admission.reach(event["swarm_step"]):
             self._drop_removed()  # and the next look at the swarm sees whether we may stay ourselves
 
     async def _unless_finished(self, work: Any) -> Any:
@@ -464,15 +464,15 @@ class Daemon:
 
     def _show_proof(self, gatekeeper: Gatekeeper, proof: bytes) -> None:
         """Another week has begun."""
-        if not self.standing.rules.asks_for_work(self.peer_id):
+        if not self.run_admission.rules.asks_for_work(self.peer_id):
             return  # its creator has amended who may join
-        self.standing.claim = proof
+        self.run_admission.claim = proof
         gatekeeper.show(proof)
 
     def _drop_removed(self) -> None:
         """Give up the exchanges with peers that have just been removed; new ones are refused where they begin."""
         assert self.exchanger
-        barred, now = self.standing.admission.barred, time()
+        barred, now = self.run_admission.admission.barred, time()
         for round_ in list(self.exchanger.running.values()):
             gone = [peer for peer in round_.exchange.partners if barred(peer, now)]
             if gone:

@@ -17,11 +17,11 @@ from typing import Any
 from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.state_transfer.catch_up import CatchingUp, state_form
+from lowcomm_node.state_transfer.catch_up import CatchUp, state_form
 from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.status.board import Bulletin
 from lowcomm_node.status.lines import tokenizing_in_words
-from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.storage.quota import DiskQuota
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.amendments import Amending
 from lowcomm_node.swarm.membership import Membership
@@ -251,21 +251,21 @@ class Training:
         """Copy the state of peers that are ahead by more than a merge can heal, or if we have drifted away."""
         assert self.ready
         settings = self._settings
-        catching_up = CatchingUp(
+        catch_up = CatchUp(
             run=self._run,
             trainer=self._supervisor.trainer,
             channels=self._channels,
             membership=self._membership,
             trusts=self._exchanger.trusts,
             down=self._bandwidth.down,
-            allotment=Allotment(settings.home, settings.max_disk),
+            disk_quota=DiskQuota(settings.home, settings.max_disk),
             folder=settings.paths.incoming(self._run.fingerprint),
             show=self._bulletin.show,
             warn=self._bulletin.warn,
             tell=self._bulletin.tell,
         )
         began = monotonic()
-        copied = await catching_up.run_from(
+        copied = await catch_up.run_from(
             self._exchanger.swarm_step, state_form(self._run, self.ready, self.course.longest), drifted
         )
         if copied is not None:

@@ -44,7 +44,7 @@ def report(node: "Daemon") -> dict[str, Any]:
         "waiting": node.bulletin.waiting or _why_alone(node),
         "unchanged": monotonic() - node.bulletin.changed,
         "leaving": node.leaving,
-        "swarm": node.lifeline.describe() if node.lifeline else None,
+        "swarm": node.rejoin.describe() if node.rejoin else None,
         "pause": _pause(node),
         "uptime": monotonic() - node.began,
         "trainer": {
@@ -122,7 +122,7 @@ def report_peers(node: "Daemon") -> list[dict[str, Any]]:
             "refused": history.of(info.peer_id).refused,
             "failed": history.of(info.peer_id).failed,
             "last_reason": history.of(info.peer_id).last_reason,
-            **node.exchanger.standing(info.peer_id),
+            **node.exchanger.run_admission(info.peer_id),
             **node.exchanger.channels.describe(info.peer_id),
         }
         for info in node.membership.roster.alive(now)
@@ -183,14 +183,14 @@ def _why_alone(node: "Daemon") -> str | None:
     """Training never waits; but if the last exchange was not applied, the owner wants to know why."""
     if node.bulletin.phase == "paused" and node.availability.hold is not None:
         return node.availability.hold.text
-    if node.bulletin.phase == "joining" and node.lifeline is not None:
-        return node.lifeline.reason
+    if node.bulletin.phase == "joining" and node.rejoin is not None:
+        return node.rejoin.reason
     if node.bulletin.phase != "training" or node.exchanger is None or node.run_ is None:
         return None
     if node.run_.spec.sync.group == 1:
         return None
     if node.membership is not None and node.membership.count() == 0:
-        why = node.lifeline.reason if node.lifeline is not None else None
+        why = node.rejoin.reason if node.rejoin is not None else None
         silent = f": {count} have a record and do not answer" if (count := node.membership.count_silent()) else ""
         return f"training alone: {why or f'no other peer is alive{silent}'}"
     if (hindrance := node.exchanger.hindrance) is not None:

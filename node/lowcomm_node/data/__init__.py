@@ -7,7 +7,7 @@ from lowcomm_node.data.corpus import open_corpus
 from lowcomm_node.data.shards import Split, Tell, Tokenized, open_shards
 from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.data.tokenizer import Tokenizer, open_tokenizer
-from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.storage.quota import DiskQuota
 
 __all__ = [
     "Dataset",
@@ -47,12 +47,12 @@ def open_data(
     tokenizer: str | Tokenizer,
     cache_dir: Path,
     field: str = "text",
-    allotment: Allotment | None = None,
+    disk_quota: DiskQuota | None = None,
     tell: Tell = lambda _: None,
 ) -> Dataset:
     """Open a source that the run offers or the machine's owner names; tokenized once into ``cache_dir``.
 
-    ``allotment``: what the home may take of the disk; ``tell`` hears how far tokenizing is.
+    ``disk_quota``: what the home may take of the disk; ``tell`` hears how far tokenizing is.
 
     ``source`` is ``builtin:python``, or the path of a file, folder or glob, whose kind its files tell, or ``text:``,
     ``jsonl:`` or ``parquet:`` and a path; ``field`` is the column of the last two. ``tokenizer`` is ``bytes``, the path
@@ -61,5 +61,5 @@ def open_data(
     """
     corpus = open_corpus(source, field)
     encoder = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    train, held_out = open_shards(corpus, encoder, cache_dir, allotment, tell)
+    train, held_out = open_shards(corpus, encoder, cache_dir, disk_quota, tell)
     return Dataset(corpus.name, encoder, train, held_out)

@@ -36,7 +36,7 @@ from lowcomm_node.storage.durable import (
     sync_folder,
     write_sealed_json,
 )
-from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.storage.quota import DiskQuota
 
 FORMAT = 2
 SHARD_BYTES = 256 << 20
@@ -93,7 +93,7 @@ class Split:
 
 
 def open_shards(
-    corpus: Corpus, tokenizer: Tokenizer, cache: Path, allotment: Allotment | None = None, tell: Tell = lambda _: None
+    corpus: Corpus, tokenizer: Tokenizer, cache: Path, disk_quota: DiskQuota | None = None, tell: Tell = lambda _: None
 ) -> tuple[Split, Split]:
     """The train and held-out splits of a corpus; made if they are not there, or not as they were made.
 
@@ -105,7 +105,7 @@ def open_shards(
     with folder_lock(cache):
         manifest = _read_manifest(folder)
         if manifest is None:
-            _make(corpus, tokenizer, cache, folder, allotment or Allotment(cache), tell)
+            _make(corpus, tokenizer, cache, folder, disk_quota or DiskQuota(cache), tell)
             manifest = read_sealed_json(folder / _MANIFEST)
         # Opened under the lock: a maker of a newer version may remove these files once we have them mapped.
         train, held_out = (_open_split(folder, manifest, split) for split in _SPLITS)
@@ -132,14 +132,14 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path, allotment: Allotment, tell: Tell) -> None:
+def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path, disk_quota: DiskQuota, tell: Tell) -> None:
     for leftover in cache.glob(f"{_WRITING}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=cache))
     try:
         with disk_full_error(cache):
-            _tokenize(corpus, tokenizer, temporary, allotment, tell)
+            _tokenize(corpus, tokenizer, temporary, disk_quota, tell)
             sync_folder(temporary)
             temporary.rename(folder)
             sync_folder(cache)
@@ -148,8 +148,8 @@ def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path, allot
     _remove_former(corpus, tokenizer, cache, folder)
 
 
-def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, allotment: Allotment, tell: Tell) -> None:
-    room = allotment.room()
+def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, disk_quota: DiskQuota, tell: Tell) -> None:
+    room = disk_quota.room()
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
     separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
     train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
@@ -164,7 +164,7 @@ def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, allotment: All
                     writer.write(separator)
                 # How many tokens a text has is known only afterwards.
                 if (size := train.size + held_out.size) > room:
-                    raise allotment.refusal(size, f"The text of {corpus.name}")
+                    raise disk_quota.refusal(size, f"The text of {corpus.name}")
             tell(Tokenized(min(reading.done, total), total, (train.size + held_out.size) // dtype.itemsize))
         train.finish_shard()
         held_out.finish_shard()

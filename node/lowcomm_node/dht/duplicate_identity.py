@@ -20,7 +20,7 @@ GOING = 8.0
 """Seconds that we give a predecessor that was killed to be gone."""
 
 
-async def refuse_twin(peer_id: str, entries: Sequence[EntryPoint]) -> None:
+async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint]) -> None:
     """Raise RetryLater if a peer with our id answers. Takes as long as importing hivemind, or about a second."""
     probe = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"])
     p2p = None

@@ -21,10 +21,10 @@ from typing import Any
 
 from lowcomm_node.dht.answered import Answered
 from lowcomm_node.dht.callers import Callers
-from lowcomm_node.dht.doors import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
-from lowcomm_node.dht.duplicate_identity import refuse_twin
+from lowcomm_node.dht.duplicate_identity import refuse_duplicate_identity
 from lowcomm_node.dht.interface import Knock
 from lowcomm_node.dht.keys import Provenances
+from lowcomm_node.dht.knocks import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
 from lowcomm_node.dht.records import Records
 from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse
 from lowcomm_node.libp2p.bound import bound_to, own_ends
@@ -47,7 +47,7 @@ from lowcomm_node.libp2p.multiaddress import EntryPoint, also_over_quic, relay_o
 from lowcomm_node.libp2p.p2pd import START_DEADLINE, P2pDaemon
 from lowcomm_node.libp2p.punching import PROTOCOL as PUNCH
 from lowcomm_node.libp2p.punching import Puncher
-from lowcomm_node.libp2p.reachability import Whereabouts
+from lowcomm_node.libp2p.reachability import Reachability
 from lowcomm_node.libp2p.relay import RelayLimits
 from lowcomm_node.libp2p.relaying import start_as_relay
 from lowcomm_node.libp2p.streams import Served
@@ -91,7 +91,7 @@ class HivemindDiscovery:
         """
         self.peer_id = identity.peer_id
         self._entry_points = EntryPoints(self.peer_id, initial_peers, learned)
-        self._whereabouts = Whereabouts(self.peer_id, self._entry_points, self._control, announce, wants_places)
+        self._reachability = Reachability(self.peer_id, self._entry_points, self._control, announce, wants_places)
         # Who listens on loopback only is in a swarm on this machine.
         local = all("/127.0.0.1/" in one or "/::1/" in one for one in listen)
         self.targets = Targets([*initial_peers, *learned], local=local)
@@ -110,7 +110,7 @@ class HivemindDiscovery:
         self._relays = relays
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""
-        self._puncher = Puncher(self.peer_id, self._whereabouts.seen_at)
+        self._puncher = Puncher(self.peer_id, self._reachability.seen_at)
         self._served = Served()
         self._opening = asyncio.Lock()
         """Held while p2pd is started or ended: there must never be two under one identity."""
@@ -125,7 +125,7 @@ class HivemindDiscovery:
             entries = tuple(self._entry_points)
             others = [entry for entry in entries if entry.peer_id != self.peer_id]
             if others:
-                await refuse_twin(self.peer_id, others)
+                await refuse_duplicate_identity(self.peer_id, others)
             async with self._opening:
                 await self._open(self._listen)
             knocks = await self._knock_at(entries)
@@ -136,7 +136,7 @@ class HivemindDiscovery:
             check_clock({peer: knock for peer, knock in knocks.items() if peer in named}, self.max_clock_offset)
             await self.find_neighbours()
             with suppress(LinkLost):  # it is looked for again
-                await self._whereabouts.look_from_outside()
+                await self._reachability.look_from_outside()
         except BaseException:
             await self.close()
             raise
@@ -163,7 +163,7 @@ class HivemindDiscovery:
 
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
-        return self._whereabouts.addresses()
+        return self._reachability.addresses()
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
         """See Discovery."""
@@ -204,8 +204,8 @@ class HivemindDiscovery:
                     log.warning("dht.lost", reason="p2pd ended; it is started again")
                     await self._renew()
                 await self._tell_what_is_served()
-            await self._whereabouts.look_at_ourselves()
-            await self._whereabouts.look_from_outside()
+            await self._reachability.look_at_ourselves()
+            await self._reachability.look_from_outside()
         except (NodeError, OSError) as error:
             log.warning("dht.trouble", reason=str(error))
             return False
@@ -310,7 +310,7 @@ class HivemindDiscovery:
         """Close and open, at the ports that we had, so that the addresses that others know of us stay good."""
         await self._shut()
         try:
-            await self._open(tuple(_with_port(listen, self._whereabouts.visible) for listen in self._listen))
+            await self._open(tuple(_with_port(listen, self._reachability.visible) for listen in self._listen))
         except PortInUse:
             await self._open(self._listen)
 
@@ -321,7 +321,7 @@ class HivemindDiscovery:
             self._refuse_closed()
             self._p2p = await attach(self._daemon, Callers(self._control().connections).enter)
             self._node = await self._make_node()
-            await self._whereabouts.look_at_ourselves()
+            await self._reachability.look_at_ourselves()
             await self._served.tell(self._control(), self._daemon.pid)
         except BaseException:
             await self._shut()
@@ -334,7 +334,7 @@ class HivemindDiscovery:
     async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
         def make() -> P2pDaemon:
             options = {"relay": self._relay, "punching": self._punching, "relays": self._relays}
-            return P2pDaemon(self._key_file, listen, self._whereabouts.announced, self._start_deadline, **options)
+            return P2pDaemon(self._key_file, listen, self._reachability.announced, self._start_deadline, **options)
 
         if self._relay is not None and self._relay.peers > 0:
             await load_hivemind()

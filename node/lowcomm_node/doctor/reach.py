@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Mapping
 from statistics import median
 
-from lowcomm_node.dht.doors import MAX_CLOCK_OFFSET
+from lowcomm_node.dht.knocks import MAX_CLOCK_OFFSET
 from lowcomm_node.doctor import advice
 from lowcomm_node.doctor.findings import Finding, State
 from lowcomm_node.doctor.nat import Nat, infer, is_public

@@ -21,7 +21,7 @@ MAX_OBSERVERS = 2
 """Peers that are asked where they see us."""
 
 
-class Whereabouts:
+class Reachability:
     """The addresses of one peer; they change with networks and NATs."""
 
     def __init__(

@@ -17,16 +17,16 @@ from lowcomm_node.owner.settings import CHANGEABLE, NodeSettings
 from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.units import NONE
-from lowcomm_node.transport.bandwidth import Bandwidth, Throttle
-from lowcomm_node.transport.guard.peer_limit import Company
+from lowcomm_node.transport.bandwidth import Bandwidth, BandwidthLimit
+from lowcomm_node.transport.guard.peer_limit import PeerLimit
 
 
 class Allowance:
     """The limits of a running node, and what is used of them."""
 
     def __init__(self, settings: NodeSettings) -> None:
-        self.bandwidth = Bandwidth(Throttle(settings.max_up), Throttle(settings.max_down))
-        self.company = Company(settings.max_peers)
+        self.bandwidth = Bandwidth(BandwidthLimit(settings.max_up), BandwidthLimit(settings.max_down))
+        self.peer_limit = PeerLimit(settings.max_peers)
 
     def change(self, settings: NodeSettings, changes: Mapping[str, Any]) -> NodeSettings:
         """Take other limits, by their names, as their owner writes them; the settings with them.
@@ -41,7 +41,7 @@ class Allowance:
         _keep(settings.paths.config, written)
         self.bandwidth.up.allow(changed.max_up)
         self.bandwidth.down.allow(changed.max_down)
-        self.company.allow(changed.max_peers)
+        self.peer_limit.allow(changed.max_peers)
         return changed
 
     def describe(self) -> dict[str, Any]:
@@ -50,11 +50,11 @@ class Allowance:
         return {
             "max_up": up.rate,
             "max_down": down.rate,
-            "max_peers": self.company.most,
+            "max_peers": self.peer_limit.most,
             "up": up.used,
             "down": down.used,
-            "peers": len(self.company),
-            "turned_away": self.company.turned_away,
+            "peers": len(self.peer_limit),
+            "turned_away": self.peer_limit.turned_away,
         }
 
 

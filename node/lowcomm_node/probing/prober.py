@@ -19,7 +19,7 @@ from lowcomm_node.probing.dialing import is_reached
 from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, answer_to
 from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.quota import Allowed, Ration, network_of
+from lowcomm_node.system.quota import Allowed, Quota, network_of
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import (
@@ -96,7 +96,7 @@ class Prober:
         """``entry_points``: where we ourselves can be dialed; ``keep``: asked whether a run is kept, with the asker's place."""
         self._keep = keep
         self._streams, self._entry_points, self._dial, self._clock = streams, entry_points, dial, clock
-        self._calls, self._bytes = Ration(limits.calls), Ration(limits.bytes)
+        self._calls, self._bytes = Quota(limits.calls), Quota(limits.bytes)
         self._paces: list[Paced] = [Pace(limits.rate, clock)]
         self._open: Counter[str] = Counter()
         self._dialing = asyncio.Semaphore(MAX_DIALING)

@@ -11,13 +11,13 @@ from time import time
 from typing import Any
 
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerError
-from lowcomm_node.state_transfer.download import Gathering
+from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.state_transfer.fetch import Fetcher
-from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.storage.quota import DiskQuota
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.trainer.interface import Ready
 from lowcomm_node.trainer.process import Trainer
-from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.plan.clock import is_supported, largest_jump
@@ -40,7 +40,7 @@ def state_form(run: SignedRun, ready: Ready, steps: int) -> StateForm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CatchingUp:
+class CatchUp:
     """What it takes, and whom it is told to: ``show`` what we wait for, ``warn`` what went wrong, ``tell`` events."""
 
     run: SignedRun
@@ -48,8 +48,8 @@ class CatchingUp:
     channels: Channels
     membership: Membership
     trusts: Callable[[str], bool]
-    down: Throttle
-    allotment: Allotment
+    down: BandwidthLimit
+    disk_quota: DiskQuota
     folder: Path
     show: Callable[[str], None]
     warn: Callable[[str], None]
@@ -131,49 +131,49 @@ class CatchingUp:
         return swarm_step <= newest.swarm_step + jump
 
     async def _copy(self, own: int, form: StateForm, drifted: bool) -> Ready:
-        self.allotment.require(form.size, "The state of a peer")
-        gathering = Gathering(self.folder, form, self.run.spec.sync, Random())
+        self.disk_quota.require(form.size, "The state of a peer")
+        download = Download(self.folder, form, self.run.spec.sync, Random())
         self.show("looking at what is here of the swarm's state")
         try:
-            await asyncio.to_thread(gathering.load)
+            await asyncio.to_thread(download.load)
             fetcher = Fetcher(
                 self.channels,
-                gathering,
+                download,
                 lambda: self._donors(own, drifted),
                 self._plausible,
                 self.down,
                 self.warn,
             )
-            self._forget_old(gathering, own, drifted)
+            self._forget_old(download, own, drifted)
             showing = asyncio.create_task(self._keep_showing(fetcher))
             try:
                 await fetcher.fetch()
             finally:
                 showing.cancel()
         finally:
-            gathering.close()
+            download.close()
         self.show("checking the state and loading it")
         try:
             # Who drifted ahead of everybody else goes back with the rest: they would go on disbelieving its swarm step.
             jump = largest_jump(self.run.spec.sync.interval)
-            back = drifted and gathering.base is not None and gathering.base.swarm_step + jump < own
+            back = drifted and download.base is not None and download.base.swarm_step + jump < own
             ready = await self.trainer.adopt(str(self.folder), back)
         except TrainerError:  # it is of no use
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         shutil.rmtree(self.folder, ignore_errors=True)
-        donors = gathering.peers
+        donors = download.peers
         event = {"event": "state.adopted", "donors": donors, "swarm_step": ready.swarm_step}
         self.tell({**event, "bytes": fetcher.bytes_received})
         return ready
 
-    def _forget_old(self, gathering: Gathering, own: int, drifted: bool) -> None:
+    def _forget_old(self, download: Download, own: int, drifted: bool) -> None:
         """What was complete before we were ended is of use only if the swarm is there still."""
         oldest = min((info.swarm_step for info in self._donors(own, drifted)), default=0) - tolerated_lag(
             self.run.spec.sync
         )
-        if gathering.base is not None and gathering.base.swarm_step < oldest and gathering.is_complete():
-            gathering.forget()
+        if download.base is not None and download.base.swarm_step < oldest and download.is_complete():
+            download.forget()
 
     async def _keep_showing(self, fetcher: Fetcher) -> None:
         while True:

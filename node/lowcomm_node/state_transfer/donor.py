@@ -13,10 +13,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
-from lowcomm_node.state_transfer.queue import Turn, Turns
+from lowcomm_node.state_transfer.queue import Turn, TurnQueue
 from lowcomm_node.state_transfer.readahead import ReadAhead
 from lowcomm_node.storage.snapshots import Snapshot, Snapshots
-from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -49,27 +49,27 @@ class Donor:
         self,
         form: StateForm,
         snapshots: Snapshots,
-        up: Throttle | None = None,
+        up: BandwidthLimit | None = None,
         may: Callable[[str], bool] = lambda peer: True,
     ) -> None:
         """``may``: whether a peer may take part in the run still."""
         self._form = form
         self._offsets = form.offsets
         self._snapshots = snapshots
-        self._up = up or Throttle()
+        self._up = up or BandwidthLimit()
         self._may = may
         turn_seconds = min(LONGEST_TURN, max(SHORTEST_TURN, form.size / TURN_RATE))
-        self._turns = Turns(MAX_JOINERS, MAX_WAITING, turn_seconds)
+        self._queue = TurnQueue(MAX_JOINERS, MAX_WAITING, turn_seconds)
 
     @property
     def joiners(self) -> int:
         """How many peers are served now."""
-        return self._turns.busy
+        return self._queue.busy
 
     @property
     def waiting(self) -> int:
         """How many peers wait for their turn."""
-        return len(self._turns) - self._turns.busy
+        return len(self._queue) - self._queue.busy
 
     async def serve(self, peer: str, stream: CalleeStream) -> None:
         """One Fetch. Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost that say how it ends."""
@@ -80,7 +80,7 @@ class Donor:
         enter = await self._receive(requests, ENTER_DEADLINE)
         if enter is None or enter.WhichOneof("kind") != "enter":
             raise ProtocolViolation("a fetch begins with enter")
-        turn = self._turns.enter(peer, stream.place)
+        turn = self._queue.enter(peer, stream.place)
         try:
             await self._serve_turn(turn, stream, requests, enter.enter.snapshot)
         except asyncio.CancelledError:

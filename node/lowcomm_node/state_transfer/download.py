@@ -60,7 +60,7 @@ class Source:
     """A piece that is here already is on its way from it."""
 
 
-class Gathering:
+class Download:
     """To be used from one event loop. ``load`` and ``close`` come first and last."""
 
     def __init__(self, folder: Path, form: StateForm, sync: SyncSettings, random: Random) -> None:

@@ -1,6 +1,6 @@
 """The joiner's side of Fetch: a state in pieces, from several donors at once.
 
-Each donor has a line of its own (``DonorLine``): it waits for its turn there, then takes piece after piece from what is
+Each donor has a line of its own (``DonorSession``): it waits for its turn there, then takes piece after piece from what is
 missing, so the fast ones give more. A stream that breaks is opened again, and goes on at the byte that it had reached while
 the donor has its snapshot still. Whoever is slow, silent or lies is left, and its pieces go to others.
 """
@@ -15,8 +15,8 @@ from time import monotonic
 import grpc
 
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, RetryLater
-from lowcomm_node.state_transfer.download import Gathering, Source
-from lowcomm_node.transport.bandwidth import Arrival, Throttle, Use
+from lowcomm_node.state_transfer.download import Download, Source
+from lowcomm_node.transport.bandwidth import Arrival, BandwidthLimit, Use
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.stream import CallerStream
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
@@ -29,7 +29,7 @@ MOST_SERVING = 3
 """Donors that serve us at once; then we leave the queues of others."""
 SHARED_RATE = 500_000.0
 """Bytes a second of ``--max-down`` for each of them."""
-MOST_LINES = 6
+MOST_SESSIONS = 6
 """Donors that we are served by, or queue at."""
 CHUNK_BYTES = 256 * 1024
 AHEAD_BYTES = 1024 * 1024
@@ -69,7 +69,7 @@ class TurnOver(RetryLater):
     """Others wait at a donor that has served us for long: we stand in line again."""
 
 
-class DonorLine:
+class DonorSession:
     """What goes on between us and one donor."""
 
     def __init__(self, fetcher: "Fetcher", donor: PeerInfo) -> None:
@@ -83,15 +83,15 @@ class DonorLine:
         self.idle = False
         """It could give, but there is nothing to ask it for."""
         self._fetcher = fetcher
-        self._gathering = fetcher.gathering
+        self._download = fetcher.download
         self._known: tuple[bytes, Manifest] | None = None
         self._partial: tuple[bytes, Asked, bytearray] | None = None
         """What has come of a piece when the stream broke, and of which snapshot."""
 
     async def run(self) -> None:
         """Until nothing is left to take. Raises LinkLost, RetryLater, CheckpointError, ProtocolViolation, DiskFull."""
-        if self._gathering.base is not None:
-            self._known = (name_of(self._gathering.base.to_bytes(self._gathering.form)), self._gathering.base)
+        if self._download.base is not None:
+            self._known = (name_of(self._download.base.to_bytes(self._download.form)), self._download.base)
         failures = 0
         while True:
             before = self._fetcher.bytes_received
@@ -119,7 +119,7 @@ class DonorLine:
             await stream.send(pb.FetchRequest(enter=pb.Enter(snapshot=self._known[0] if self._known else b"")))
             name, manifest = await self._opened(stream)
             self._known = (name, manifest)
-            source = self._gathering.open(self.donor.peer_id, manifest)
+            source = self._download.open(self.donor.peer_id, manifest)
             self._fetcher.changed()
             await self._take_pieces(stream, source, name)
             await stream.close()
@@ -134,7 +134,7 @@ class DonorLine:
             self.began = None
             self.idle = False
             if source is not None:
-                self._gathering.close_source(source)
+                self._download.close_source(source)
             self._fetcher.changed()
 
     async def _opened(self, stream: CallerStream) -> tuple[bytes, Manifest]:
@@ -153,7 +153,7 @@ class DonorLine:
             most = self.position = reply.position
             self.since = monotonic()
         self.position = 0
-        name, form = reply.opened.snapshot, self._gathering.form
+        name, form = reply.opened.snapshot, self._download.form
         if self._known is not None and self._known[0] == name:
             return self._known
         if not 0 < reply.opened.size <= form.largest_manifest:
@@ -179,7 +179,7 @@ class DonorLine:
             await self._ask_ahead(stream, source, asked, partial)
             self.idle = not asked
             if not asked:
-                if self._gathering.is_complete() or source.out:
+                if self._download.is_complete() or source.out:
                     return
                 await self._fetcher.wait_changed(TICK)
                 if monotonic() - self.since > LATER:
@@ -198,8 +198,8 @@ class DonorLine:
             one = asked.popleft()
             self._fetcher.took(self.donor.peer_id, monotonic() - self.began)
             if not one.audit:
-                await self._gathering.put(source, one.piece, data)
-            elif not await self._gathering.compare(source, one.piece, data):
+                await self._download.put(source, one.piece, data)
+            elif not await self._download.compare(source, one.piece, data):
                 self._fetcher.disputed(self.donor.peer_id)
             self._fetcher.changed()
 
@@ -207,19 +207,19 @@ class DonorLine:
         self, stream: CallerStream, source: Source, asked: deque[Asked], partial: tuple[bytes, Asked, bytearray] | None
     ) -> None:
         # Where our owner limits what comes in, that is what keeps the line busy. Nobody takes all of a small state.
-        ahead = min(AHEAD_BYTES, self._gathering.form.size // 16) if self._fetcher.down.rate is None else 0
+        ahead = min(AHEAD_BYTES, self._download.form.size // 16) if self._fetcher.down.rate is None else 0
         while not asked or sum(one.piece.size for one in asked) < ahead:
             offset = 0
             if (
                 not asked
                 and partial is not None
                 and not partial[1].audit
-                and self._gathering.claim(source, partial[1].piece)
+                and self._download.claim(source, partial[1].piece)
             ):
                 one, offset = partial[1], len(partial[2])
-            elif (piece := self._gathering.audit(source)) is not None:
+            elif (piece := self._download.audit(source)) is not None:
                 one = Asked(piece, audit=True)
-            elif (piece := self._gathering.take(source)) is not None:
+            elif (piece := self._download.take(source)) is not None:
                 one = Asked(piece)
             else:
                 return
@@ -231,7 +231,7 @@ class DonorLine:
         arrival = Arrival(self._fetcher.down, size - len(data), CHUNK_BYTES)
         patience = SILENCE + (size - len(data)) / SLOWEST
         while len(data) < size:
-            await arrival.make_way()
+            await arrival.make_room()
             began = monotonic()
             reply = await self._reply(stream, min(SILENCE, patience))
             patience -= monotonic() - began
@@ -267,10 +267,10 @@ class Fetcher:
     def __init__(
         self,
         channels: Channels,
-        gathering: Gathering,
+        download: Download,
         donors: Callable[[], Sequence[PeerInfo]],
         plausible: Callable[[PeerInfo, int], Awaitable[bool]] | None = None,
-        down: Throttle | None = None,
+        down: BandwidthLimit | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``donors`` tells whom to ask, the best first, and may tell others each time.
@@ -278,13 +278,13 @@ class Fetcher:
         ``plausible``: whether a donor's snapshot may be of this swarm step.
         """
         self.channels = channels
-        self.gathering = gathering
+        self.download = download
         self.plausible = plausible or _anything
-        self.down = down or Throttle()
+        self.down = down or BandwidthLimit()
         self.bytes_received = 0
         self._donors = donors
         self._warn = warn
-        self._lines: dict[str, tuple[DonorLine, asyncio.Task[None]]] = {}
+        self._sessions: dict[str, tuple[DonorSession, asyncio.Task[None]]] = {}
         self._later: dict[str, float] = {}
         """When a donor may be asked again; infinity for one that is left out."""
         self._reasons: dict[str, str] = {}
@@ -297,32 +297,34 @@ class Fetcher:
         """Gather all pieces. Raises LinkLost that says why nobody gives them, or DiskFull; what has come is kept."""
         last = monotonic()
         try:
-            while not (self.gathering.is_complete() and self.gathering.conclude()):
+            while not (self.download.is_complete() and self.download.conclude()):
                 before = self._progress()
-                self._begin_lines()
+                self._begin_sessions()
                 self._look_after_version()
                 self._leave_slow()
                 await self.wait_changed(TICK)
-                await self._end_lines()
+                await self._end_sessions()
                 if self._progress() != before:
                     last = monotonic()
-                queued = any(line.position for line, _ in self._lines.values())
+                queued = any(session.position for session, _ in self._sessions.values())
                 if monotonic() - last > (QUEUE_DEADLINE if queued else STALL_DEADLINE) or not (
-                    self._lines or self._hope()
+                    self._sessions or self._hope()
                 ):
                     raise LinkLost(self.why_not())
         finally:
-            await self._cancel(list(self._lines))
+            await self._cancel(list(self._sessions))
 
     def describe(self) -> str:
         """How far it is, for people."""
-        form, serving = self.gathering.form, self._serving()
-        queued = sorted((line.position, name[-6:]) for name, (line, _) in self._lines.items() if line.position)
+        form, serving = self.download.form, self._serving()
+        queued = sorted(
+            (session.position, name[-6:]) for name, (session, _) in self._sessions.items() if session.position
+        )
         if not serving and queued:
             return ", ".join(f"{_ordinal(position)} in the queue of {name}" for position, name in queued)
-        told = f"{self.gathering.size / 1e6:.1f} of {form.size / 1e6:.1f} MB"
+        told = f"{self.download.size / 1e6:.1f} of {form.size / 1e6:.1f} MB"
         if not serving:
-            return f"{told}, calling {len(self._lines)} peers" if self._lines else told
+            return f"{told}, calling {len(self._sessions)} peers" if self._sessions else told
         peers = "peer" if len(serving) == 1 else "peers"
         return f"{told} from {len(serving)} {peers}, {self._use.rate(monotonic()) / 1e6:.2f} MB/s"
 
@@ -364,27 +366,27 @@ class Fetcher:
 
     # lines
 
-    def _begin_lines(self) -> None:
+    def _begin_sessions(self) -> None:
         enough = self._enough()
-        wanted = enough if len(self._serving()) >= enough else MOST_LINES
+        wanted = enough if len(self._serving()) >= enough else MOST_SESSIONS
         now = monotonic()
         for donor in self._donors():
-            if len(self._lines) >= wanted:
+            if len(self._sessions) >= wanted:
                 return
-            if donor.peer_id not in self._lines and self._later.get(donor.peer_id, 0.0) <= now:
-                line = DonorLine(self, donor)
-                task = asyncio.create_task(line.run())
+            if donor.peer_id not in self._sessions and self._later.get(donor.peer_id, 0.0) <= now:
+                session = DonorSession(self, donor)
+                task = asyncio.create_task(session.run())
                 task.add_done_callback(lambda _: self.changed())
-                self._lines[donor.peer_id] = (line, task)
+                self._sessions[donor.peer_id] = (session, task)
 
-    async def _end_lines(self) -> None:
+    async def _end_sessions(self) -> None:
         """Take in how lines ended, and leave the queues that are not needed."""
-        for name, (_, task) in list(self._lines.items()):
+        for name, (_, task) in list(self._sessions.items()):
             if task.done():
-                del self._lines[name]
+                del self._sessions[name]
                 self._take_in(name, task)
         if len(self._serving()) >= self._enough():
-            await self._cancel([name for name, (line, _) in self._lines.items() if line.position != 0])
+            await self._cancel([name for name, (session, _) in self._sessions.items() if session.position != 0])
 
     def _take_in(self, name: str, task: asyncio.Task[None]) -> None:
         self._later[name] = monotonic() + LATER
@@ -399,37 +401,37 @@ class Fetcher:
         except LowcommError as error:
             self._reasons[name] = str(error)
             self._later[name] = float("inf")
-            self.gathering.strike(name)
+            self.download.strike(name)
             self._warn(f"state of {name[-6:]}: {error}")
 
     async def _cancel(self, names: list[str]) -> None:
-        tasks = [self._lines.pop(name)[1] for name in names]
+        tasks = [self._sessions.pop(name)[1] for name in names]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _look_after_version(self) -> None:
-        if not self.gathering.is_stuck():
+        if not self.download.is_stuck():
             self._stuck = None
         elif self._stuck is None:
             self._stuck = monotonic()
         elif monotonic() - self._stuck > VERSION_PATIENCE:
-            self.gathering.rebase()
+            self.download.rebase()
             self._stuck = None
             self.changed()
 
     def _leave_slow(self) -> None:
         """Where others have nothing left to do, they take over what a slow donor has been asked for."""
-        if not any(line.idle for line, _ in self._lines.values()):
+        if not any(session.idle for session, _ in self._sessions.values()):
             return
         most, now = max(SLOW, 8 * median(self._seconds or [0.0])), monotonic()
-        for line, task in self._lines.values():
-            if line.began is not None and not line.idle and now - line.began > most:
+        for session, task in self._sessions.values():
+            if session.began is not None and not session.idle and now - session.began > most:
                 task.cancel()
-                self._reasons[line.donor.peer_id] = "sends too slowly"
+                self._reasons[session.donor.peer_id] = "sends too slowly"
 
     def _serving(self) -> list[str]:
-        return [name for name, (line, _) in self._lines.items() if line.position == 0]
+        return [name for name, (session, _) in self._sessions.items() if session.position == 0]
 
     def _enough(self) -> int:
         """How many donors should serve us: where our owner allows little, each would take it from the others."""
@@ -437,7 +439,7 @@ class Fetcher:
         return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
 
     def _progress(self) -> tuple[float, ...]:
-        return (self.bytes_received, *(line.since for line, _ in self._lines.values()))
+        return (self.bytes_received, *(session.since for session, _ in self._sessions.values()))
 
     def _hope(self) -> bool:
         """Whether anybody may be asked again."""

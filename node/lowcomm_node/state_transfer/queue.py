@@ -37,7 +37,7 @@ LOOK_EVERY = 1.0
 class Turn:
     """One peer's place. Position 0: it is being served."""
 
-    def __init__(self, turns: "Turns", peer: str, place: str) -> None:
+    def __init__(self, turns: "TurnQueue", peer: str, place: str) -> None:
         self.peer = peer
         self.place = place
         self.lost = ""
@@ -46,7 +46,7 @@ class Turn:
         """When it was served first."""
         self.taken = 0
         """Bytes."""
-        self._turns = turns
+        self._queue = turns
         self._clock = turns.clock
         self._task = asyncio.current_task()
         self._moved = asyncio.Event()
@@ -58,7 +58,7 @@ class Turn:
     @property
     def position(self) -> int:
         """How many are served before it, itself included; 0 while it is served."""
-        return self._turns.position(self)
+        return self._queue.position(self)
 
     async def wait_served(self) -> AsyncIterator[int]:
         """Its position, at once and whenever it is less, until it is served."""
@@ -72,7 +72,7 @@ class Turn:
                 told = position
                 yield position
                 continue
-            self._turns.press()
+            self._queue.press()
             try:
                 async with asyncio.timeout(LOOK_EVERY):
                     await self._moved.wait()
@@ -116,7 +116,7 @@ class Turn:
 
     def leave(self) -> None:
         """Make room; those behind it move up."""
-        self._turns.leave(self)
+        self._queue.leave(self)
 
     def begin(self) -> None:
         """It is served from now on."""
@@ -141,7 +141,7 @@ class Turn:
             self._task.cancel()
 
 
-class Turns:
+class TurnQueue:
     """One place a peer. Who comes again, because its stream broke, takes the place that it had."""
 
     def __init__(
@@ -152,13 +152,13 @@ class Turns:
         self.turn_seconds = turn_seconds
         self.clock = clock
         self._serving: list[Turn] = []
-        self._line: list[Turn] = []
+        self._queued: list[Turn] = []
         """Who waits, in the order of arrival."""
         self._bad_names: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         """How many are there, served or waiting."""
-        return len(self._serving) + len(self._line)
+        return len(self._serving) + len(self._queued)
 
     @property
     def busy(self) -> int:
@@ -168,18 +168,18 @@ class Turns:
     def enter(self, peer: str, place: str = "") -> Turn:
         """Stand in line, for the task that asks; ``place``: the address that it comes from. Raises RetryLater if it is full."""
         turn = Turn(self, peer, place)
-        for held in (self._serving, self._line):
+        for held in (self._serving, self._queued):
             former = next((one for one in held if one.peer == peer), None)
             if former is not None:
                 held[held.index(former)] = turn
                 turn.go_on_from(former)
                 former.give_way()
                 return turn
-        self._line.append(turn)
+        self._queued.append(turn)
         self._advance()
-        if len(self._line) > self.waiting:
+        if len(self._queued) > self.waiting:
             last = self._order()[-1]
-            self._line.remove(last)
+            self._queued.remove(last)
             if last is turn:
                 raise RetryLater(f"{len(self)} joiners are served or wait here: ask another peer, or later.")
             last.give_way("Your place is given to a joiner from another address: ask another peer, or later.")
@@ -188,11 +188,11 @@ class Turns:
 
     def position(self, turn: Turn) -> int:
         """See Turn."""
-        return self._order().index(turn) + 1 if turn in self._line else 0
+        return self._order().index(turn) + 1 if turn in self._queued else 0
 
     def leave(self, turn: Turn) -> None:
         """See Turn."""
-        for held in (self._serving, self._line):
+        for held in (self._serving, self._queued):
             if turn in held:  # unless another stream of the same peer has its place
                 held.remove(turn)
         self._advance()
@@ -200,7 +200,7 @@ class Turns:
 
     def press(self) -> None:
         """While somebody waits: end the turn of a joiner that is slow, or has had enough."""
-        if not self._line or len(self._serving) < self.served:
+        if not self._queued or len(self._serving) < self.served:
             return
         slow = [turn for turn in self._serving if turn.is_slow()]
         now = self.clock()
@@ -216,26 +216,26 @@ class Turns:
             self._tell_moved()
 
     def _advance(self) -> None:
-        while self._line and len(self._serving) < self.served:
+        while self._queued and len(self._serving) < self.served:
             turn = self._order()[0]
-            self._line.remove(turn)
+            self._queued.remove(turn)
             self._serving.append(turn)
             turn.begin()
 
     def _tell_moved(self) -> None:
-        for turn in self._line:
+        for turn in self._queued:
             turn.moved()
 
     def _order(self) -> list[Turn]:
         """Those who wait, in the order in which they will be served."""
         held = Counter(prefix for turn in self._serving for prefix in prefixes_of(turn.place))
         ranks: dict[Turn, tuple[bool, float, int]] = {}
-        for number, turn in enumerate(self._line):
+        for number, turn in enumerate(self._queued):
             prefixes = prefixes_of(turn.place)
             load = max(held[prefixes[0]], held[prefixes[-1]] / PREFIX_WEIGHT)
             ranks[turn] = (self._has_bad_name(prefixes[0]), load, number)
             held.update(prefixes)
-        return sorted(self._line, key=lambda turn: ranks[turn])
+        return sorted(self._queued, key=lambda turn: ranks[turn])
 
     def _give_bad_name(self, place: str) -> None:
         address = prefixes_of(place)[0]

@@ -41,7 +41,7 @@ from lowcomm_node.storage.manifest import (
     read_manifest,
     write_checkpoint,
 )
-from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.storage.quota import DiskQuota
 
 if TYPE_CHECKING:  # listing and verifying need no torch, which takes seconds to load
     from torch import Tensor
@@ -90,13 +90,13 @@ class CheckpointStore:
     Raises ConfigError if ``keep`` is less than 1.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, allotment: Allotment | None = None) -> None:
-        """``allotment``: what the home may take; where it is short, fewer are kept, and always the newest sound one."""
+    def __init__(self, folder: Path, keep: int = 3, disk_quota: DiskQuota | None = None) -> None:
+        """``disk_quota``: what the home may take; where it is short, fewer are kept, and always the newest sound one."""
         if keep < 1:
             raise ConfigError(f"keep = {keep} would remove every checkpoint: set it to 1 or more.")
         self.folder = folder
         self.keep = keep
-        self._allotment = allotment or Allotment(folder)
+        self._disk_quota = disk_quota or DiskQuota(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder, wait=False) as free:
             # While another process writes, its temporary folder is no leftover; it has swept before it began.
@@ -259,17 +259,17 @@ class CheckpointStore:
 
     def _make_room(self, step: int, needed: int) -> None:
         """Remove the oldest checkpoints while the allotment is short; never the newest sound one. Raises DiskFull."""
-        if self._allotment.most is None:
+        if self._disk_quota.most is None:
             return
         sound = [info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None]
         spared = {sound[-1] if sound else step}
         for old in self.steps():
-            if self._allotment.room() >= needed:
+            if self._disk_quota.room() >= needed:
                 return
             if old not in spared:
                 self._remove(old)
                 self._sweep()
-        self._allotment.require(needed, "A checkpoint")
+        self._disk_quota.require(needed, "A checkpoint")
 
     def _publish(self, temporary: Path, step: int) -> None:
         final = self._path(step)

@@ -53,7 +53,7 @@ class Paths:
         """The signed specification of one run."""
         return self.run(fingerprint) / "run.json"
 
-    def doors(self, fingerprint: str) -> Path:
+    def remembered_peers(self, fingerprint: str) -> Path:
         """Peers and bootstrap servers of one run that have answered, for the next start."""
         return self.run(fingerprint) / "doors.json"
 

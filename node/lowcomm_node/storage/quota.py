@@ -12,7 +12,7 @@ _BLOCK = 512
 """Bytes of the blocks in which the system counts what a file takes."""
 
 
-class Allotment:
+class DiskQuota:
     """What a home may take, as its owner says."""
 
     def __init__(self, home: Path, gibibytes: float | None = None) -> None:

@@ -31,7 +31,7 @@ REMOVALS_LIFE = 1800.0
 _MAX_USES_BYTES = 4 * 1024**2
 
 
-class Standing:
+class RunAdmission:
     """Who may take part in one run, as this node knows it; its own claim included."""
 
     def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:

@@ -6,15 +6,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from time import monotonic, time
 
-from lowcomm_node.dht.doors import by_peer
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY
+from lowcomm_node.dht.knocks import by_peer
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.swarm.admission import given_token
 from lowcomm_node.swarm.membership import listening
-from lowcomm_node.swarm.remembered_peers import KnownDoors
+from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_protocol.errors import LowcommError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.refusals import Refusals
@@ -178,7 +178,7 @@ def _kept(settings: NodeSettings) -> list[SignedRun]:
 
 
 def _was_entered_at(settings: NodeSettings, run: SignedRun, peer_ids: list[str], now: float) -> bool:
-    doors = KnownDoors(settings.paths.doors(run.fingerprint), now)
+    doors = RememberedPeers(settings.paths.remembered_peers(run.fingerprint), now)
     return any(peer_id in doors for peer_id in peer_ids)
 
 

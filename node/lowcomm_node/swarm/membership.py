@@ -16,8 +16,8 @@ from lowcomm_node.errors import ConfigError, LinkLost, NotAdmitted
 from lowcomm_node.libp2p.p2pd import has_ipv6
 from lowcomm_node.libp2p.targets import places_of
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.swarm.admission import Standing
-from lowcomm_node.swarm.rejoin import Lifeline, own_addresses
+from lowcomm_node.swarm.admission import RunAdmission
+from lowcomm_node.swarm.rejoin import Rejoin, own_addresses
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.release import release
 from lowcomm_node.transport.channels import Channels
@@ -121,11 +121,11 @@ class Membership:
         addresses: tuple[str, ...],
         progress: Callable[[], tuple[int, int, float]],
         warn: Callable[[str], None],
-        standing: Standing,
+        run_admission: RunAdmission,
         refusals: Refusals,
         on_removals: Callable[[], None],
         on_barred: Callable[[NotAdmitted], None],
-        lifeline: Lifeline | None = None,
+        rejoin: Rejoin | None = None,
     ) -> None:
         self.roster = roster
         self.addresses = addresses
@@ -138,11 +138,11 @@ class Membership:
         self._certificate = certificate
         self._progress = progress
         self._warn = warn
-        self._standing = standing
+        self._run_admission = run_admission
         self._refusals = refusals
         self._on_removals = on_removals
         self._on_barred = on_barred
-        self._lifeline = lifeline
+        self._rejoin = rejoin
         self._removals_due = 0.0
         self._told_off = 0
         self._run_due = 0.0
@@ -270,7 +270,7 @@ class Membership:
     async def _publish_run(self) -> None:
         # Every peer keeps the run published, so that it outlives its bootstrap server.
         await self._discovery.publish(RUNS_KEY, self._run.run_id, self._run.to_bytes(), RUN_LIFE)
-        await self._standing.publish(self._discovery)
+        await self._run_admission.publish(self._discovery)
         self._run_due = monotonic() + RUN_LIFE / 3
 
     async def look(self) -> None:
@@ -286,10 +286,10 @@ class Membership:
         for info in news:
             if self.roster.liveness.is_proved(info.peer_id, now):
                 self._learn_entry_points(info)
-        if self._lifeline is not None:
-            self._lifeline.listed(set(records) - {self._identity.peer_id})
+        if self._rejoin is not None:
+            self._rejoin.listed(set(records) - {self._identity.peer_id})
         try:
-            self._standing.check_ourselves(time())
+            self._run_admission.check_ourselves(time())
         except NotAdmitted as error:
             self._on_barred(error)
 
@@ -348,19 +348,19 @@ class Membership:
         self._tell_lifeline(info, entry_points)
 
     def _tell_lifeline(self, info: PeerInfo, entry_points: Sequence[str]) -> None:
-        if self._lifeline is None:
+        if self._rejoin is None:
             return
         if info.phase in (Phase.LEFT, Phase.FINISHED):
-            self._lifeline.left(info.peer_id)
+            self._rejoin.left(info.peer_id)
         else:
-            self._lifeline.learned(info.peer_id, entry_points)
+            self._rejoin.learned(info.peer_id, entry_points)
 
     async def _look_for_removals(self) -> None:
         if monotonic() < self._removals_due:
             return
         self._removals_due = monotonic() + REMOVALS_EVERY
         try:
-            newer = await self._standing.look(self._discovery)
+            newer = await self._run_admission.look(self._discovery)
         except (LowcommError, OSError) as error:
             self._warn(f"what is known of invites and removals could not be kept: {error}")
             newer = True
@@ -383,8 +383,8 @@ class Membership:
         if introduction.HasField("record"):  # a peer may call only to see whether we answer
             self._hear(introduction.record.SerializeToString(), sender=peer)
         self._hear_release(peer, introduction.release)
-        self._standing.admission.hear_uses(introduction.uses, time())
-        if self._standing.hear_amendments(introduction.amendments):
+        self._run_admission.admission.hear_uses(introduction.uses, time())
+        if self._run_admission.hear_amendments(introduction.amendments):
             self._changed.set()
             self._on_removals()
 
@@ -446,7 +446,10 @@ class Membership:
         signed = pb.SignedRecord()
         signed.ParseFromString(self._record())
         alive = frozenset(info.peer_id for info in self.roster.alive(time()))
-        uses, amendments = self._standing.admission.uses_to_tell(alive), self._standing.amending.course.chain.data
+        uses, amendments = (
+            self._run_admission.admission.uses_to_tell(alive),
+            self._run_admission.amending.course.chain.data,
+        )
         return pb.Introduction(record=signed, release=self._release, uses=uses, amendments=amendments)
 
     def _record(self) -> bytes:
@@ -465,6 +468,6 @@ class Membership:
             steps=steps,
             tokens_per_second=speed,
             entry_points=self.entry_points[:MAX_ENTRY_POINTS],
-            claim=self._standing.claim,
+            claim=self._run_admission.claim,
         )
         return write_record(info, self._identity)

@@ -13,12 +13,12 @@ from contextlib import suppress
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_node.dht.doors import by_peer, check_clock
 from lowcomm_node.dht.interface import Discovery, Knock
+from lowcomm_node.dht.knocks import by_peer, check_clock
 from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.libp2p.targets import held_addresses
-from lowcomm_node.swarm.remembered_peers import KnownDoors
-from lowcomm_node.swarm.watchdog import MAX_DOORS, State, Watchdog
+from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.swarm.watchdog import MAX_ENTRY_POINTS, State, Watchdog
 from lowcomm_node.system.logs import log
 
 SAVE_EVERY = 30.0
@@ -27,14 +27,14 @@ DEFECT_PAUSE = 10.0
 Tell = Callable[[dict[str, Any]], None]
 
 
-class Lifeline:
+class Rejoin:
     """Keeps one peer in its swarm."""
 
     def __init__(
         self,
         discovery: Discovery,
         named: Sequence[str],
-        known: KnownDoors | None,
+        known: RememberedPeers | None,
         tell: Tell,
         warn: Callable[[str], None] = lambda text: None,
         addresses: Callable[[], tuple[str, ...]] | None = None,
@@ -52,7 +52,7 @@ class Lifeline:
         self._addresses = addresses or own_addresses
         self._held = held or held_addresses
         self._named = by_peer(named)
-        remembered = {door.peer_id: door.addresses for door in known.doors()} if known is not None else {}
+        remembered = {door.peer_id: door.addresses for door in known.peers()} if known is not None else {}
         self._watchdog = Watchdog(monotonic(), self._named, remembered, restarts)
         self._record: tuple[str, str] | None = None
         self._publish: Callable[[], Awaitable[None]] | None = None
@@ -64,12 +64,12 @@ class Lifeline:
 
     # what is told to it
 
-    def keep(self, known: KnownDoors) -> None:
+    def keep(self, known: RememberedPeers) -> None:
         """From now on remember doors here: the run is known."""
         self._known = known
-        for door in known.doors():
+        for door in known.peers():
             self.learned(door.peer_id, door.addresses)
-        for peer_id in self._watchdog.open_doors(monotonic()):
+        for peer_id in self._watchdog.open_entry_points(monotonic()):
             known.answered(peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named)
 
     def publish_with(self, publish: Callable[[], Awaitable[None]], record: tuple[str, str] | None) -> None:
@@ -195,7 +195,7 @@ class Lifeline:
         """Tell of a door that the owner has named when it opens or closes."""
         before = self._told.pop(peer_id, "")
         self._told[peer_id] = reason
-        if len(self._told) > 2 * MAX_DOORS:
+        if len(self._told) > 2 * MAX_ENTRY_POINTS:
             del self._told[next(iter(self._told))]
         if before == reason:
             return

@@ -17,7 +17,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.libp2p.multiaddress import is_peer_id, parse_entry_point
 from lowcomm_node.storage.files import write_atomic
 
-MAX_KNOWN = 64
+MAX_REMEMBERED = 64
 MAX_NAMED = 16
 """Doors that the owner has named once, which give way to none of the others."""
 MAX_ADDRESSES = 4
@@ -29,7 +29,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Known:
+class RememberedPeer:
     """A door that has answered."""
 
     peer_id: str
@@ -40,29 +40,29 @@ class Known:
     """Whether the owner has named it."""
 
 
-class KnownDoors:
+class RememberedPeers:
     """The doors of one run, in a file. Time is an argument: Unix time, seconds."""
 
     def __init__(self, path: Path, now: float) -> None:
         self._path = path
-        self._doors = {door.peer_id: door for door in _read(path, now)}
+        self._peers = {peer.peer_id: peer for peer in _read(path, now)}
         self._written = self._content()
 
-    def doors(self) -> list[Known]:
+    def peers(self) -> list[RememberedPeer]:
         """Those that answered last come first, the named ones before all others."""
-        return sorted(self._doors.values(), key=lambda door: (not door.named, -door.answered))
+        return sorted(self._peers.values(), key=lambda peer: (not peer.named, -peer.answered))
 
     def __contains__(self, peer_id: str) -> bool:
-        return peer_id in self._doors
+        return peer_id in self._peers
 
     def answered(self, peer_id: str, addresses: Sequence[str], now: float, named: bool = False) -> None:
-        """Remember a door; the oldest are forgotten beyond MAX_KNOWN."""
-        before = self._doors.get(peer_id)
+        """Remember a door; the oldest are forgotten beyond MAX_REMEMBERED."""
+        before = self._peers.get(peer_id)
         good = [text for text in addresses if _leads_to(text, peer_id)]
         kept = tuple(dict.fromkeys([*good, *(before.addresses if before else ())]))[:MAX_ADDRESSES]
         if kept:
-            self._doors[peer_id] = Known(peer_id, kept, now, named or (before is not None and before.named))
-        self._doors = {door.peer_id: door for door in _newest(self._doors.values())}
+            self._peers[peer_id] = RememberedPeer(peer_id, kept, now, named or (before is not None and before.named))
+        self._peers = {peer.peer_id: peer for peer in _newest(self._peers.values())}
 
     def save(self) -> None:
         """Write what has changed, as a whole or not at all. Raises DiskFull, OSError."""
@@ -72,21 +72,21 @@ class KnownDoors:
             self._written = content
 
     def _content(self) -> bytes:
-        doors = [
-            {"peer_id": door.peer_id, "addresses": door.addresses, "answered": door.answered, "named": door.named}
-            for door in self.doors()
+        peers = [
+            {"peer_id": peer.peer_id, "addresses": peer.addresses, "answered": peer.answered, "named": peer.named}
+            for peer in self.peers()
         ]
-        return json.dumps({"version": _VERSION, "doors": doors}, indent=1).encode()
+        return json.dumps({"version": _VERSION, "doors": peers}, indent=1).encode()
 
 
-def _newest(doors: Any) -> list[Known]:
-    newest = sorted(doors, key=lambda door: -door.answered)
-    named = [door for door in newest if door.named][:MAX_NAMED]
-    others = [door for door in newest if door not in named]
-    return [*named, *others[: MAX_KNOWN - len(named)]]
+def _newest(peers: Any) -> list[RememberedPeer]:
+    newest = sorted(peers, key=lambda peer: -peer.answered)
+    named = [peer for peer in newest if peer.named][:MAX_NAMED]
+    others = [peer for peer in newest if peer not in named]
+    return [*named, *others[: MAX_REMEMBERED - len(named)]]
 
 
-def _read(path: Path, now: float) -> list[Known]:
+def _read(path: Path, now: float) -> list[RememberedPeer]:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -99,11 +99,11 @@ def _read(path: Path, now: float) -> list[Known]:
         or not isinstance(content.get("doors"), list)
     ):
         return []
-    found = [door for entry in content["doors"][: 4 * MAX_KNOWN] if (door := _read_door(entry, now)) is not None]
-    return _newest({door.peer_id: door for door in found}.values())
+    found = [peer for entry in content["doors"][: 4 * MAX_REMEMBERED] if (peer := _read_peer(entry, now)) is not None]
+    return _newest({peer.peer_id: peer for peer in found}.values())
 
 
-def _read_door(entry: Any, now: float) -> Known | None:
+def _read_peer(entry: Any, now: float) -> RememberedPeer | None:
     if not isinstance(entry, dict):
         return None
     peer_id, addresses, answered = entry.get("peer_id"), entry.get("addresses"), entry.get("answered")
@@ -116,7 +116,7 @@ def _read_door(entry: Any, now: float) -> Known | None:
     good = [text for text in addresses[:MAX_ADDRESSES] if isinstance(text, str) and _leads_to(text, peer_id)]
     if not good or now - answered > MAX_AGE:
         return None
-    return Known(peer_id, tuple(dict.fromkeys(good)), answered, entry.get("named") is True)
+    return RememberedPeer(peer_id, tuple(dict.fromkeys(good)), answered, entry.get("named") is True)
 
 
 def _leads_to(text: str, peer_id: str) -> bool:

@@ -46,7 +46,7 @@ RESTART_MOVED = 12.0
 """The same after our address has changed."""
 LONGEST_RESTART = 120.0
 """By then p2pd waits for about 40 s between two dials; it would go on to five minutes."""
-MAX_DOORS = 64
+MAX_ENTRY_POINTS = 64
 MAX_ADDRESSES = 4
 """Of one door."""
 
@@ -80,7 +80,7 @@ class Plan:
 
 
 @dataclass
-class _Door:
+class _EntryPoint:
     peer_id: str
     named: bool
     given: tuple[str, ...]
@@ -98,7 +98,7 @@ class _Door:
 
 
 class Watchdog:
-    """Decides for one node. Holds the named doors, and others up to MAX_DOORS in all."""
+    """Decides for one node. Holds the named doors, and others up to MAX_ENTRY_POINTS in all."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Watchdog:
     ) -> None:
         """``named``, ``remembered``: addresses by peer id, the best first; ``restarts``: whether p2pd may be restarted."""
         self._restarts = restarts
-        self._doors: dict[str, _Door] = {}
+        self._entries: dict[str, _EntryPoint] = {}
         self._quiet_since = self._since = now
         self._ever = False
         self._unheld = 0
@@ -120,8 +120,8 @@ class Watchdog:
         self._moved = False
         self._restarted = now
         self._ours: frozenset[str] | None = None
-        for is_named, doors in ((True, named), (False, remembered)):
-            for peer_id, addresses in doors.items():
+        for is_named, entries in ((True, named), (False, remembered)):
+            for peer_id, addresses in entries.items():
                 self._add(peer_id, addresses, now, is_named)
 
     # what was seen
@@ -132,31 +132,31 @@ class Watchdog:
 
     def listed(self, peer_ids: Collection[str], now: float) -> None:
         """These are the peers that the DHT tells of now."""
-        for door in self._doors.values():
-            if door.peer_id in peer_ids:
-                door.seen, door.missing = now, False
+        for entry in self._entries.values():
+            if entry.peer_id in peer_ids:
+                entry.seen, entry.missing = now, False
                 continue
-            absent = not door.named and MISSING_AFTER < now - door.seen < MISSED_FOR
-            if absent and not door.missing:
-                door.due = now
-            door.missing = absent
+            absent = not entry.named and MISSING_AFTER < now - entry.seen < MISSED_FOR
+            if absent and not entry.missing:
+                entry.due = now
+            entry.missing = absent
 
     def left(self, peer_id: str) -> None:
         """A peer has said goodbye."""
-        if (door := self._doors.get(peer_id)) is not None and not door.named:
-            del self._doors[peer_id]
+        if (entry := self._entries.get(peer_id)) is not None and not entry.named:
+            del self._entries[peer_id]
 
     def answered(self, peer_id: str, now: float) -> None:
         """A door answered."""
-        door = self._doors.get(peer_id)
-        if door is None:
+        entry = self._entries.get(peer_id)
+        if entry is None:
             return
-        if not door.answers:
+        if not entry.answers:
             self._publish = True
         if not self._connected(now):
             self._since = now
-        door.answers, door.answered, door.failures, door.reason = True, now, 0, ""
-        door.due, door.seen, door.missing = now + HEARTBEAT, now, False
+        entry.answers, entry.answered, entry.failures, entry.reason = True, now, 0, ""
+        entry.due, entry.seen, entry.missing = now + HEARTBEAT, now, False
         self._quiet_since = now
         self._ever = True
         self._restart_after = RESTART_AFTER
@@ -164,14 +164,14 @@ class Watchdog:
 
     def silent(self, peer_id: str, reason: str, now: float) -> None:
         """A door did not answer."""
-        door = self._doors.get(peer_id)
-        if door is None:
+        entry = self._entries.get(peer_id)
+        if entry is None:
             return
-        door.answers, door.reason = False, reason
-        aside = not door.named and self._connected(now)
+        entry.answers, entry.reason = False, reason
+        aside = not entry.named and self._connected(now)
         longest = LONGEST_ASIDE if aside else LONGEST_PAUSE
-        door.due = now + min(FIRST_PAUSE * 2 ** min(door.failures, 20), longest)
-        door.failures += 1
+        entry.due = now + min(FIRST_PAUSE * 2 ** min(entry.failures, 20), longest)
+        entry.failures += 1
 
     def read_back(self, held: bool, now: float) -> None:
         """Whether others have our record."""
@@ -182,8 +182,8 @@ class Watchdog:
         self._publish = True
         if listed_before and self._unheld >= UNLISTED_AFTER:
             self._since = now
-            for door in self._doors.values():
-                door.due = min(door.due, now)
+            for entry in self._entries.values():
+                entry.due = min(entry.due, now)
 
     def own_addresses(self, addresses: Collection[str], now: float, held: Collection[str] = ()) -> bool:
         """The addresses of this machine; whether they have changed since the last time.
@@ -198,8 +198,8 @@ class Watchdog:
         self._forget |= before - self._ours - set(held)
         self._publish = self._moved = True
         self._restarted = now
-        for door in self._doors.values():
-            door.due, door.failures = now, 0
+        for entry in self._entries.values():
+            entry.due, entry.failures = now, 0
         return True
 
     def restarted(self, now: float) -> None:
@@ -207,17 +207,17 @@ class Watchdog:
         self._restarted = now
         self._restart_after = min(2 * self._restart_after, LONGEST_RESTART)
         self._moved = False
-        for door in self._doors.values():
-            door.due, door.failures, door.answers = now, 0, False
+        for entry in self._entries.values():
+            entry.due, entry.failures, entry.answers = now, 0, False
 
     def published(self) -> None:
         """What is ours was published."""
         self._publish = False
 
-    def open_doors(self, now: float) -> list[str]:
+    def open_entry_points(self, now: float) -> list[str]:
         """The peer ids of doors that answer."""
-        doors = self._doors.values()
-        return [door.peer_id for door in doors if door.answers and now - (door.answered or 0.0) < LOST_AFTER]
+        entries = self._entries.values()
+        return [entry.peer_id for entry in entries if entry.answers and now - (entry.answered or 0.0) < LOST_AFTER]
 
     def must_publish(self, now: float) -> bool:
         """Whether others may not have what is ours, and can be told."""
@@ -227,8 +227,8 @@ class Watchdog:
 
     def addresses(self, peer_id: str) -> tuple[str, ...]:
         """Where a door can be dialed; empty if there is none of that name."""
-        door = self._doors.get(peer_id)
-        return door.addresses if door is not None else ()
+        entry = self._entries.get(peer_id)
+        return entry.addresses if entry is not None else ()
 
     def plan(self, now: float, isolated: bool = False) -> Plan:
         """What to do now; ``isolated``: p2pd has no connection to anybody."""
@@ -238,9 +238,9 @@ class Watchdog:
         after = RESTART_MOVED if self._moved else self._restart_after
         quiet = now - max(self._quiet_since, self._restarted)
         restart = (
-            self._restarts and bool(self._doors) and not connected and quiet >= after and (isolated or self._moved)
+            self._restarts and bool(self._entries) and not connected and quiet >= after and (isolated or self._moved)
         )
-        knock = {door.peer_id: door.addresses for door in self._due(now)} if not restart else {}
+        knock = {entry.peer_id: entry.addresses for entry in self._due(now)} if not restart else {}
         read_back = connected and now >= self._read_due
         if read_back:
             self._read_due = now + READ_BACK
@@ -270,80 +270,84 @@ class Watchdog:
 
     def describe(self, now: float) -> dict[str, Any]:
         """For ``status``: state, since when, why, and the named doors and others that were tried."""
-        shown = [door for door in self._doors.values() if door.named or door.failures or self._is_wanted(door, now)]
+        shown = [
+            entry for entry in self._entries.values() if entry.named or entry.failures or self._is_wanted(entry, now)
+        ]
         return {
             "state": self.state(now).value,
             "seconds": now - (self._since if self._connected(now) else self._quiet_since),
             "reason": self.reason(now),
             "doors": [
                 {
-                    "peer_id": door.peer_id,
-                    "address": door.addresses[0] if door.addresses else None,
-                    "named": door.named,
-                    "answers": door.answers,
-                    "reason": door.reason or None,
-                    "next_attempt": max(0.0, door.due - now) if self._is_wanted(door, now) else None,
+                    "peer_id": entry.peer_id,
+                    "address": entry.addresses[0] if entry.addresses else None,
+                    "named": entry.named,
+                    "answers": entry.answers,
+                    "reason": entry.reason or None,
+                    "next_attempt": max(0.0, entry.due - now) if self._is_wanted(entry, now) else None,
                 }
-                for door in sorted(shown, key=lambda door: (not door.named, not door.answers))[:16]
+                for entry in sorted(shown, key=lambda entry: (not entry.named, not entry.answers))[:16]
             ],
         }
 
     # doors
 
     def _add(self, peer_id: str, addresses: Sequence[str], now: float, named: bool) -> None:
-        door = self._doors.get(peer_id)
-        if door is None:
+        entry = self._entries.get(peer_id)
+        if entry is None:
             given = tuple(addresses) if named else ()
-            door = self._doors[peer_id] = _Door(peer_id, named, given, (), seen=now)
-            self._make_room(door)
+            entry = self._entries[peer_id] = _EntryPoint(peer_id, named, given, (), seen=now)
+            self._make_room(entry)
         # The owner's addresses stay in front; of the others the newest hold.
-        door.addresses = tuple(dict.fromkeys((*door.given, *addresses)))[:MAX_ADDRESSES]
+        entry.addresses = tuple(dict.fromkeys((*entry.given, *addresses)))[:MAX_ADDRESSES]
 
-    def _make_room(self, newest: _Door) -> None:
-        while len(self._doors) > MAX_DOORS:
-            others = [door for door in self._doors.values() if not door.named and door is not newest]
+    def _make_room(self, newest: _EntryPoint) -> None:
+        while len(self._entries) > MAX_ENTRY_POINTS:
+            others = [entry for entry in self._entries.values() if not entry.named and entry is not newest]
             if not others:
                 return
-            del self._doors[min(others, key=lambda door: (door.answers, door.seen)).peer_id]
+            del self._entries[min(others, key=lambda entry: (entry.answers, entry.seen)).peer_id]
 
     def _connected(self, now: float) -> bool:
-        return bool(self.open_doors(now))
+        return bool(self.open_entry_points(now))
 
-    def _due(self, now: float) -> list[_Door]:
-        due = [door for door in self._doors.values() if door.due <= now and self._is_wanted(door, now)]
-        named = [door for door in due if door.named]
-        others = [door for door in due if not door.named]
+    def _due(self, now: float) -> list[_EntryPoint]:
+        due = [entry for entry in self._entries.values() if entry.due <= now and self._is_wanted(entry, now)]
+        named = [entry for entry in due if entry.named]
+        others = [entry for entry in due if not entry.named]
         # Who answers is not to be forgotten; then who was missed or tried least lately, the newest first.
-        others.sort(key=lambda door: (not door.answers, not door.missing, door.failures, -door.seen))
+        others.sort(key=lambda entry: (not entry.answers, not entry.missing, entry.failures, -entry.seen))
         return [*named, *others[:AT_ONCE]]
 
-    def _is_wanted(self, door: _Door, now: float) -> bool:
-        if door.named or door.missing or self._unheld >= UNLISTED_AFTER:
+    def _is_wanted(self, entry: _EntryPoint, now: float) -> bool:
+        if entry.named or entry.missing or self._unheld >= UNLISTED_AFTER:
             return True
-        up = [other for other in self._doors.values() if other.answers]
+        up = [other for other in self._entries.values() if other.answers]
         up.sort(key=lambda other: (not other.named, -(other.answered or 0.0)))
-        if door.answers:
-            return door in up[:WANTED]
+        if entry.answers:
+            return entry in up[:WANTED]
         return len(up) < WANTED
 
     def _wait(self, now: float, knocking: Collection[str]) -> float:
         dues = [
-            door.due for door in self._doors.values() if door.peer_id not in knocking and self._is_wanted(door, now)
+            entry.due
+            for entry in self._entries.values()
+            if entry.peer_id not in knocking and self._is_wanted(entry, now)
         ]
         return min(max(min(dues, default=now + HEARTBEAT) - now, 1.0), FIRST_PAUSE if knocking else HEARTBEAT / 2)
 
     def _why_quiet(self, now: float, state: State) -> str | None:
-        if not self._doors:
+        if not self._entries:
             return None
-        doors = sorted(self._doors.values(), key=lambda door: not door.named)
-        tried = [door for door in doors if door.reason]
+        entries = sorted(self._entries.values(), key=lambda entry: not entry.named)
+        tried = [entry for entry in entries if entry.reason]
         seconds = now - self._quiet_since
         quiet = f"no peer answers for {seconds:.0f} s" if state is State.LOST else "no peer answered"
         if not tried:
             return quiet
         told = "; ".join(
-            f"{door.addresses[0] if door.addresses else door.peer_id}: {door.reason}" for door in tried[:3]
+            f"{entry.addresses[0] if entry.addresses else entry.peer_id}: {entry.reason}" for entry in tried[:3]
         )
         more = f" and {len(tried) - 3} more" if len(tried) > 3 else ""
-        ahead = max(0.0, min(door.due for door in doors if self._is_wanted(door, now)) - now)
+        ahead = max(0.0, min(entry.due for entry in entries if self._is_wanted(entry, now)) - now)
         return f"{quiet}: {told}{more}; next attempt in {ahead:.0f} s"

@@ -150,7 +150,7 @@ class Link:
     async def _receive(self) -> pb.Frame | None:
         """The next frame, once the owner's limit allows it; None when the other end has no more to say."""
         if self._arrival is not None:
-            await self._arrival.make_way()
+            await self._arrival.make_room()
         seconds = self._paced - monotonic()
         if self._incoming is None or seconds == inf or not self._incoming.is_slow:
             return await self.stream.receive()

@@ -23,7 +23,7 @@ class Allowed:
     seconds: float
 
 
-class Ration:
+class Quota:
     """Counts what callers take. What was taken comes back evenly, so that there is no hour at which all begin anew."""
 
     def __init__(self, allowed: Allowed) -> None:

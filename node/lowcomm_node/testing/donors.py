@@ -10,11 +10,11 @@ from random import Random
 import numpy as np
 
 from lowcomm_node.state_transfer.donor import Donor
-from lowcomm_node.state_transfer.download import Gathering
+from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.state_transfer.fetch import Fetcher
 from lowcomm_node.storage.snapshots import Snapshots, write_snapshot
 from lowcomm_node.testing.wire import Callee, listening
-from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo
@@ -79,7 +79,7 @@ class Giver:
         self.made = 0
         self.may_make = asyncio.Event()
         self.may_make.set()
-        self.up = Throttle()
+        self.up = BandwidthLimit()
         self.snapshots = Snapshots(folder, self._make, lambda: self.step, stale=INTERVAL)
         self.folder = folder
         self.donor = Donor(form, self.snapshots, self.up)
@@ -131,9 +131,9 @@ class Joiner(Fetcher):
     ) -> None:  # fmt: skip
         self.warnings: list[str] = []
         self.heard: Callable[[int], None] = lambda size: None
-        gathering = Gathering(folder, form, sync_of(method), Random(3))
-        gathering.load()
-        super().__init__(channels, gathering, donors, warn=self.warnings.append, **more)
+        download = Download(folder, form, sync_of(method), Random(3))
+        download.load()
+        super().__init__(channels, download, donors, warn=self.warnings.append, **more)
 
     def received(self, size: int) -> None:
         super().received(size)
@@ -141,7 +141,7 @@ class Joiner(Fetcher):
 
     def pieces(self) -> list[bytes]:
         """What lies in the folder."""
-        data, form = (self.gathering.folder / "state").read_bytes(), self.gathering.form
+        data, form = (self.download.folder / "state").read_bytes(), self.download.form
         return [data[at : at + one.size] for at, one in zip(form.offsets, form.pieces, strict=True)]
 
     def given_by(self, givers: Sequence[Giver]) -> list[int]:

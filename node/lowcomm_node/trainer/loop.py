@@ -29,7 +29,7 @@ import torch
 from lowcomm_node.errors import Diverged, NotFinite, TrainerError
 from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.storage.quota import DiskQuota
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import Arena
 from lowcomm_node.trainer.capacity import check_memory, limit_vram
@@ -249,13 +249,13 @@ class TrainerLoop:
         allowed = (self.settings.max_memory, self.settings.max_vram)
         check_memory(spec, device, *allowed, exchanges=self.settings.exchanges)
         limit_vram(device, self.settings.max_vram)
-        allotment = Allotment(Path(self.settings.home), self.settings.max_disk)
-        dataset = open_text(spec, self.settings, allotment, self._pipe.send)
+        disk_quota = DiskQuota(Path(self.settings.home), self.settings.max_disk)
+        dataset = open_text(spec, self.settings, disk_quota, self._pipe.send)
         run_id = run_id_of(self.settings.spec.encode())
         course = newest(spec, run_id, [self.settings.amendments.encode()])
         self.replica = Replica(spec, self.settings.peer_id, dataset, device, run_id=run_id, course=course)
         _warm_up(spec.sync.codec)
-        self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep, allotment)
+        self.store = CheckpointStore(Path(self.settings.checkpoints), self.settings.keep, disk_quota)
         found = self.store.load_newest_usable()
         if found.checkpoint is not None:
             state.restore(self.replica, found.checkpoint.tensors, found.checkpoint.meta)

@@ -8,7 +8,7 @@ from typing import Any
 from lowcomm_node.data import Dataset, Tokenized, open_data, open_tokenizer
 from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.storage.quota import DiskQuota
 from lowcomm_node.trainer.interface import TrainerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -17,7 +17,7 @@ TELL_EVERY = 1.0
 
 
 def open_text(
-    spec: RunSpec, settings: TrainerSettings, allotment: Allotment, tell: Callable[[dict[str, Any]], None]
+    spec: RunSpec, settings: TrainerSettings, disk_quota: DiskQuota, tell: Callable[[dict[str, Any]], None]
 ) -> Dataset:
     """Open the text and the tokenizer that a run asks for; ``tell`` gets news of tokenizing.
 
@@ -29,7 +29,7 @@ def open_text(
     if source is None:
         raise ConfigError("This run trains on text of your own: name it with --data PATH.")
     progress = Telling(tell)
-    return open_data(source, tokenizer, Path(settings.data_cache), settings.field, allotment, progress)
+    return open_data(source, tokenizer, Path(settings.data_cache), settings.field, disk_quota, progress)
 
 
 def _tokenizer_of(spec: RunSpec, settings: TrainerSettings) -> Tokenizer:

@@ -79,7 +79,7 @@ class Use:
             self._bins.popleft()
 
 
-class Throttle:
+class BandwidthLimit:
     """One direction of the link."""
 
     def __init__(self, rate: float | None = None, clock: Callable[[], float] = monotonic) -> None:
@@ -153,43 +153,43 @@ class Throttle:
 class Bandwidth:
     """Both directions of a node's link."""
 
-    up: Throttle = field(default_factory=Throttle)
-    down: Throttle = field(default_factory=Throttle)
+    up: BandwidthLimit = field(default_factory=BandwidthLimit)
+    down: BandwidthLimit = field(default_factory=BandwidthLimit)
 
     def seconds(self, size: int, streams: int) -> float:
         """How long ``size`` bytes each way take, where so many others share the link; 0 where nothing is limited."""
-        rates = [throttle.rate for throttle in (self.up, self.down) if throttle.rate is not None]
+        rates = [limit.rate for limit in (self.up, self.down) if limit.rate is not None]
         return size * streams / min(rates) if rates else 0.0
 
 
 class Arrival:
     """Pays for one content of ``size`` bytes before it comes in, as far ahead as gRPC takes it in."""
 
-    def __init__(self, throttle: Throttle, size: int, message: int) -> None:
+    def __init__(self, limit: BandwidthLimit, size: int, message: int) -> None:
         """``message``: bytes of one message, at most, as far as is known."""
-        self._throttle = throttle
+        self._limit = limit
         self._unpaid = size
         self._message = message
         self._ahead = 0
         """Bytes that are paid for and have not come out yet."""
 
-    async def make_way(self) -> None:
+    async def make_room(self) -> None:
         """Wait until another message may come in; to be called before each read."""
         if not self._unpaid:
             return
         # A window is filled again when half of it is empty, so twice of it may be on its way.
-        ahead = 2 * window(self._throttle.rate) + self._message
+        ahead = 2 * window(self._limit.rate) + self._message
         count = min(self._unpaid, max(0, ahead - self._ahead))
         self._unpaid -= count
         self._ahead += count
-        await self._throttle.pay(count)
+        await self._limit.pay(count)
 
     def took(self, count: int) -> None:
         """So many bytes have come out."""
-        self._throttle.count(count)
+        self._limit.count(count)
         self._ahead -= count
         if self._ahead < 0:  # the messages are larger than we thought
-            self._throttle.owe(-self._ahead)
+            self._limit.owe(-self._ahead)
             self._unpaid = max(0, self._unpaid + self._ahead)
             self._ahead = 0
 

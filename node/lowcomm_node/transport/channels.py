@@ -14,8 +14,8 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.targets import Targets
 from lowcomm_node.transport.bandwidth import FREE_FLOW, Bandwidth
 from lowcomm_node.transport.certificates import Certificates, OtherCertificate
-from lowcomm_node.transport.guard.peer_limit import Company
-from lowcomm_node.transport.peer_channel import MEASURE_DEADLINE, Dialers, Line, name_tunnel
+from lowcomm_node.transport.guard.peer_limit import PeerLimit
+from lowcomm_node.transport.peer_channel import MEASURE_DEADLINE, Dialers, PeerChannel, name_tunnel
 from lowcomm_node.transport.ping import RouteSpeed, measure_channel
 from lowcomm_node.transport.routes import Learned, Route
 from lowcomm_node.transport.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
@@ -29,7 +29,7 @@ from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_CHANNELS = 64
-"""Where there is no choice of routes; else ``Company`` says how many."""
+"""Where there is no choice of routes; else ``PeerLimit`` says how many."""
 _OPTIONS: Options = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),  # or a callee could fill our memory before we see a byte
     ("grpc.max_send_message_length", -1),
@@ -63,25 +63,25 @@ class Channels:
         tunnels: Tunnels | None = None,
         traffic: Traffic | None = None,
         refusals: Refusals | None = None,
-        company: Company | None = None,
+        peer_limit: PeerLimit | None = None,
         flow: Options = FREE_FLOW,
         targets: Targets | None = None,
     ) -> None:
         """Without ``tunnels`` there is no choice: channels lead straight to what a record tells.
 
-        ``flow``: options of gRPC for what comes in (``throttle.flow_options``); ``targets``: which addresses are dialed.
+        ``flow``: options of gRPC for what comes in (``limit.flow_options``); ``targets``: which addresses are dialed.
         """
         self.on_answer: Callable[[str], None] = lambda peer: None
         """Told of each peer that has answered a ping of ours: a sign of life."""
-        self._company = Company() if company is None else company  # an empty one is false
+        self._peer_limit = PeerLimit() if peer_limit is None else peer_limit  # an empty one is false
         self._flow = flow
-        self._company.make_room = self._drop_idle
+        self._peer_limit.make_room = self._drop_idle
         self._refusals = refusals or Refusals()
         self._gatekeeper = gatekeeper
         self._tunnels = tunnels
         self._traffic = traffic or Traffic()
         self._open: OrderedDict[tuple[str, bytes], aio.Channel] = OrderedDict()
-        self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._peer_channels: OrderedDict[str, PeerChannel] = OrderedDict()
         self._certificates = Certificates()
         self._learned = Learned()
         self._dialers = Dialers(self._dial, self._dial_local, self._ping, self._doubt, targets)
@@ -91,25 +91,25 @@ class Channels:
         meter = self._traffic.of(peer.peer_id)
         if self._tunnels is None:
             return MeteredStub(ExchangeStub(await self._straight(peer)), meter)
-        line = await self._line(peer, self._tunnels)
-        line.on_call(1)  # or it could be closed before its first call
+        peer_channel = await self._peer_channel(peer, self._tunnels)
+        peer_channel.on_call(1)  # or it could be closed before its first call
         try:
-            channel = await line.channel(peer)
+            channel = await peer_channel.channel(peer)
         finally:
-            line.on_call(-1)
-        return MeteredStub(ExchangeStub(channel), meter, partial(line.measured, channel), line.on_call)
+            peer_channel.on_call(-1)
+        return MeteredStub(ExchangeStub(channel), meter, partial(peer_channel.measured, channel), peer_channel.on_call)
 
     def renew(self, flow: Options) -> None:
         """Open new channels with other options; calls under way may end on those that there are."""
         if flow == self._flow:
             return
         self._flow = flow
-        for line in self._lines.values():
-            line.renew()
+        for peer_channel in self._peer_channels.values():
+            peer_channel.renew()
 
     async def trim(self) -> None:
         """Close idle channels until there are no more peers than the owner allows."""
-        while self._company.is_over and await self._drop_idle():
+        while self._peer_limit.is_over and await self._drop_idle():
             pass
 
     def metadata(self, peer_id: str) -> tuple[tuple[str, bytes], ...]:
@@ -120,25 +120,27 @@ class Channels:
         """Latency and rate on each route that there is to a peer, one after the other, beside the calls under way."""
         if self._tunnels is None:
             return []
-        line = Line(peer, self._dialers, self._tunnels, Learned())
+        peer_channel = PeerChannel(peer, self._dialers, self._tunnels, Learned())
         try:
-            return [await self._ping_over(line, route, peer.peer_id, bandwidth) for route in Route]
+            return [await self._ping_over(peer_channel, route, peer.peer_id, bandwidth) for route in Route]
         finally:
-            await line.close()
+            await peer_channel.close()
 
     async def forget(self, peer_id: str) -> None:
         """Give up the channel to a peer that has none open and no call: it must not take the place of one that has."""
-        line = self._lines.get(peer_id)
-        if line is not None and not line.calls and not line.is_open:
-            del self._lines[peer_id]
-            self._company.leave(peer_id)
-            await line.close()
+        peer_channel = self._peer_channels.get(peer_id)
+        if peer_channel is not None and not peer_channel.calls and not peer_channel.is_open:
+            del self._peer_channels[peer_id]
+            self._peer_limit.leave(peer_id)
+            await peer_channel.close()
 
     def describe(self, peer_id: str) -> dict[str, Any]:
         """What ``peers`` shows of how a peer is reached: route, why not the better one, seconds, bytes a second."""
-        line, meter = self._lines.get(peer_id), self._traffic.of(peer_id)
+        peer_channel, meter = self._peer_channels.get(peer_id), self._traffic.of(peer_id)
         route: dict[str, Any] = (
-            line.describe() if line is not None else {"route": None, "route_reason": None, "round_trip": None}
+            peer_channel.describe()
+            if peer_channel is not None
+            else {"route": None, "route_reason": None, "round_trip": None}
         )
         if route["route"] is None and self._tunnels is not None and (address := self._tunnels.caller_at(peer_id)):
             route["route"] = name_tunnel(address)  # it calls us
@@ -153,11 +155,11 @@ class Channels:
         while self._open:
             _, channel = self._open.popitem()
             await channel.close()
-        for peer_id in self._lines:
-            self._company.leave(peer_id)
-        lines = self._lines
-        self._lines = OrderedDict()
-        await asyncio.gather(*(line.close() for line in lines.values()))
+        for peer_id in self._peer_channels:
+            self._peer_limit.leave(peer_id)
+        lines = self._peer_channels
+        self._peer_channels = OrderedDict()
+        await asyncio.gather(*(peer_channel.close() for peer_channel in lines.values()))
 
     async def _straight(self, peer: PeerInfo) -> aio.Channel:
         if not peer.addresses:
@@ -178,30 +180,32 @@ class Channels:
             await oldest.close()
         return self._open[key]
 
-    async def _line(self, peer: PeerInfo, tunnels: Tunnels) -> Line:
-        if peer.peer_id not in self._lines and not await self._company.has_room_for(peer.peer_id):
-            most = self._company.most
+    async def _peer_channel(self, peer: PeerInfo, tunnels: Tunnels) -> PeerChannel:
+        if peer.peer_id not in self._peer_channels and not await self._peer_limit.has_room_for(peer.peer_id):
+            most = self._peer_limit.most
             raise LinkLost(f"was not called: this node talks with {most} peers already: raise --max-peers")
-        if peer.peer_id not in self._lines:  # still: another call may have been quicker
-            self._lines[peer.peer_id] = Line(peer, self._dialers, tunnels, self._learned)
-            self._company.join(peer.peer_id)
-        self._lines.move_to_end(peer.peer_id)
-        return self._lines[peer.peer_id]
+        if peer.peer_id not in self._peer_channels:  # still: another call may have been quicker
+            self._peer_channels[peer.peer_id] = PeerChannel(peer, self._dialers, tunnels, self._learned)
+            self._peer_limit.join(peer.peer_id)
+        self._peer_channels.move_to_end(peer.peer_id)
+        return self._peer_channels[peer.peer_id]
 
     async def _drop_idle(self) -> bool:
         """Close the channel that has carried no call for longest; whether there was one."""
-        quiet = [peer_id for peer_id, line in self._lines.items() if not line.calls]
-        idle = next((peer_id for peer_id in quiet if not self._lines[peer_id].is_open), next(iter(quiet), None))
+        quiet = [peer_id for peer_id, peer_channel in self._peer_channels.items() if not peer_channel.calls]
+        idle = next((peer_id for peer_id in quiet if not self._peer_channels[peer_id].is_open), next(iter(quiet), None))
         if idle is None:
             return False
-        line = self._lines.pop(idle)
-        self._company.leave(idle)
-        await line.close()
+        peer_channel = self._peer_channels.pop(idle)
+        self._peer_limit.leave(idle)
+        await peer_channel.close()
         return True
 
-    async def _ping_over(self, line: Line, route: Route, peer_id: str, bandwidth: Bandwidth) -> RouteSpeed:
+    async def _ping_over(
+        self, peer_channel: PeerChannel, route: Route, peer_id: str, bandwidth: Bandwidth
+    ) -> RouteSpeed:
         try:
-            async with line.apart(route) as (channel, name):
+            async with peer_channel.apart(route) as (channel, name):
                 speed = await measure_channel(channel, self.metadata(peer_id), bandwidth)
         except LowcommError as error:
             return RouteSpeed(route=route.value, reason=str(error))
@@ -232,12 +236,12 @@ def _callable(addresses: tuple[str, ...]) -> tuple[str, list[str]]:
     """gRPC's scheme, and all addresses of one kind, which it tries in turn; it can't mix IPv4 and IPv6."""
     numbers = [address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()]
     longer = [address for address in addresses if address.startswith("[")]
-    if numbers and (not longer or _has_way(numbers[0])):
+    if numbers and (not longer or _has_route(numbers[0])):
         return "ipv4:", numbers
     return "ipv6:", longer
 
 
-def _has_way(address: str) -> bool:
+def _has_route(address: str) -> bool:
     """Whether this machine has a route to an address of IPv4; nothing is sent."""
     host, _, port = address.rpartition(":")
     try:

@@ -20,7 +20,7 @@ from lowcomm_node.libp2p.targets import MAX_ADDRESSES, Targets
 from lowcomm_node.system.logs import log
 from lowcomm_node.transport.certificates import ELSEWHERE
 from lowcomm_node.transport.routes import Attempt, Choice, Learned, Route
-from lowcomm_node.transport.tunnel.dialer import Way
+from lowcomm_node.transport.tunnel.dialer import TunnelDialer
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.records import PeerInfo
@@ -63,7 +63,7 @@ class Connected:
     """An open route."""
 
     channel: aio.Channel
-    way: Way | None = None
+    dialer: TunnelDialer | None = None
     """What leads there, if it is a tunnel."""
     address: str = ""
     round_trip: float | None = None
@@ -75,10 +75,10 @@ class Connected:
     @property
     def cut(self) -> str:
         """Why it carries nothing at the moment, where it should; empty if it does."""
-        return self.way.cut if self.way is not None else ""
+        return self.dialer.cut if self.dialer is not None else ""
 
 
-class Line:
+class PeerChannel:
     """All routes to one peer."""
 
     def __init__(
@@ -213,8 +213,10 @@ class Line:
     async def _wait_changed(self) -> None:
         """Until there is another route, one fewer, or a tunnel that was cut off carries again."""
         self._changed.clear()
-        cut = [connected.way for connected in self._open.values() if connected.way is not None and connected.cut]
-        waiting = {asyncio.create_task(work) for work in (self._changed.wait(), *(way.wait_carried() for way in cut))}
+        cut = [connected.dialer for connected in self._open.values() if connected.dialer is not None and connected.cut]
+        waiting = {
+            asyncio.create_task(work) for work in (self._changed.wait(), *(dialer.wait_carried() for dialer in cut))
+        }
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -226,8 +228,8 @@ class Line:
         before = self._info
         self._info = info
         tunnel = self._open.get(Route.TUNNEL)
-        if tunnel is not None and tunnel.way is not None:
-            tunnel.way.entry_points = info.entry_points
+        if tunnel is not None and tunnel.dialer is not None:
+            tunnel.dialer.entry_points = info.entry_points
         if (before.addresses, before.certificate) != (info.addresses, info.certificate):
             self._drop(Route.DIRECT)
             self._choice.moved(Route.DIRECT)
@@ -276,9 +278,9 @@ class Line:
     async def _connect(self, route: Route, seconds: float) -> Connected:
         """A channel that is connected, at one address after the other. Raises LinkLost that says why there is none."""
         if route is Route.TUNNEL:
-            way = self._tunnels.way(self._info.peer_id)
-            way.entry_points = self._info.entry_points
-            return await self._ready(route, Connected(self._dialers.local(way.target), way))
+            dialer = self._tunnels.dialer(self._info.peer_id)
+            dialer.entry_points = self._info.entry_points
+            return await self._ready(route, Connected(self._dialers.local(dialer.target), dialer))
         *others, last = self._addresses()
         for number, address in enumerate(others):
             with suppress(LinkLost, TimeoutError):
@@ -317,8 +319,8 @@ class Line:
 
     async def _why(self, route: Route, connected: Connected) -> str:
         """Why a channel could not be connected, in words for its owner."""
-        if connected.way is not None:
-            return connected.way.reason or "can't be reached"
+        if connected.dialer is not None:
+            return connected.dialer.reason or "can't be reached"
         try:
             await self._dialers.ping(connected.channel, self._info.peer_id)
         except aio.AioRpcError as error:
@@ -386,9 +388,9 @@ class Line:
 
     def _improve(self, route: Route) -> None:
         """Look, now and then, whether libp2p has a direct connection where a tunnel still goes through a relay."""
-        way = self._open[route].way
+        dialer = self._open[route].dialer
         now = self._clock()
-        if way is None or way.relay is None or now < self._looked + LOOK_EVERY:
+        if dialer is None or dialer.relay is None or now < self._looked + LOOK_EVERY:
             return
         if self._looking is None or self._looking.done():
             self._looked = now
@@ -424,8 +426,8 @@ async def _end(connected: Connected, grace: float | None = None) -> None:
     try:
         await connected.channel.close(grace)
     finally:
-        if connected.way is not None:
-            await connected.way.close()
+        if connected.dialer is not None:
+            await connected.dialer.close()
 
 
 async def _is_ready(connected: Connected) -> bool:
@@ -440,9 +442,9 @@ async def _is_ready(connected: Connected) -> bool:
 
 
 def _told(connected: Connected) -> str:
-    if connected.way is None:
+    if connected.dialer is None:
         return f"direct {connected.address}"
-    return name_tunnel(connected.way.address)
+    return name_tunnel(connected.dialer.address)
 
 
 def name_tunnel(address: str) -> str:

@@ -17,7 +17,7 @@ from grpc import aio
 
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, Speed, answer_to, measure_speed
-from lowcomm_node.system.quota import Allowed, Ration, prefixes_of
+from lowcomm_node.system.quota import Allowed, Quota, prefixes_of
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.stream import explain
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -72,7 +72,7 @@ class Echo:
         self, bandwidth: Bandwidth | None = None, given: Allowed = GIVEN, clock: Callable[[], float] = monotonic
     ) -> None:
         self._bandwidth = bandwidth or Bandwidth()
-        self._given = Ration(given)
+        self._given = Quota(given)
         self._clock = clock
         self._calls: Counter[str] = Counter()
 

@@ -92,15 +92,15 @@ class Learned:
         return min(max(3 * slow, self.LEAST), self.MOST)
 
 
-class _State(Enum):
+class _Phase(Enum):
     CLOSED = auto()
     OPENING = auto()
     OPEN = auto()
 
 
 @dataclass
-class _Way:
-    state: _State = _State.CLOSED
+class RouteState:
+    phase: _Phase = _Phase.CLOSED
     failures: int = 0
     """In a row."""
     opened: float = 0.0
@@ -116,7 +116,7 @@ class _Way:
     """When."""
 
     def fail(self, now: float, reason: str) -> None:
-        self.state = _State.CLOSED
+        self.phase = _Phase.CLOSED
         self.failed = now
         self.reason = reason
         self.due = now + min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
@@ -130,35 +130,37 @@ class Choice:
     learned: Learned
     routes: tuple[Route, ...] = tuple(Route)
     """Those that there are, the better one first unless rates tell otherwise."""
-    _ways: dict[Route, _Way] = field(init=False)
+    _states: dict[Route, RouteState] = field(init=False)
     _ranked: tuple[Route, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ways = {route: _Way() for route in self.routes}
+        self._states = {route: RouteState() for route in self.routes}
         self._ranked = self.routes
 
     @property
     def route(self) -> Route | None:
         """The best route that is open."""
-        return next((route for route in self._ranked if self._ways[route].state is _State.OPEN), None)
+        return next((route for route in self._ranked if self._states[route].phase is _Phase.OPEN), None)
 
     def reason(self, route: Route) -> str:
         """Why a route has failed last; empty if it has not, or has been opened since."""
-        way = self._ways.get(route)
-        return way.reason if way is not None else ""
+        state = self._states.get(route)
+        return state.reason if state is not None else ""
 
     def plan(self, now: float) -> Plan:
         """What to do for a call that is to be made now."""
         self._rank(now)
         use = self.route
         better = self._ranked[: self._ranked.index(use)] if use is not None else self._ranked
-        is_due: Callable[[_Way], bool] = (
-            (lambda way: way.due <= now) if use is not None else (lambda way: way.failed + ALONE_PAUSE <= now)
+        is_due: Callable[[RouteState], bool] = (
+            (lambda state: state.due <= now) if use is not None else (lambda state: state.failed + ALONE_PAUSE <= now)
         )
-        wanted = [route for route in better if self._ways[route].state is _State.CLOSED and is_due(self._ways[route])]
+        wanted = [
+            route for route in better if self._states[route].phase is _Phase.CLOSED and is_due(self._states[route])
+        ]
         for route in wanted:
-            self._ways[route].state = _State.OPENING
-        opening = [route for route in self._ranked if self._ways[route].state is _State.OPENING]
+            self._states[route].phase = _Phase.OPENING
+        opening = [route for route in self._ranked if self._states[route].phase is _Phase.OPENING]
         if use is None and not opening:
             return Plan(use=None, reason=self._reasons())
         head_start = self.learned.head_start
@@ -170,37 +172,37 @@ class Choice:
 
     def opened(self, route: Route, now: float, seconds: float) -> None:
         """An attempt has succeeded, ``seconds`` after it began."""
-        way = self._ways[route]
-        way.state, way.opened, way.reason = _State.OPEN, now, ""
+        state = self._states[route]
+        state.phase, state.opened, state.reason = _Phase.OPEN, now, ""
         if route is Route.DIRECT:
             self.learned.add(seconds)
 
     def failed(self, route: Route, now: float, reason: str) -> None:
         """An attempt has failed."""
-        self._ways[route].fail(now, reason)
+        self._states[route].fail(now, reason)
 
     def dropped(self, route: Route) -> None:
         """An attempt was given up because another route is there."""
-        self._ways[route].state = _State.CLOSED
+        self._states[route].phase = _Phase.CLOSED
 
     def lost(self, route: Route, now: float, reason: str) -> None:
         """An open route is closed: it may be dead, or only idle, so it is opened anew before it is used again.
 
         ``reason``: what is told where it did not hold.
         """
-        way = self._ways[route]
-        if way.state is not _State.OPEN:
+        state = self._states[route]
+        if state.phase is not _Phase.OPEN:
             return
-        if now - way.opened < FLAP:
-            way.fail(now, reason)
-            way.failed = float("-inf")  # where no other is open, it is better than none
+        if now - state.opened < FLAP:
+            state.fail(now, reason)
+            state.failed = float("-inf")  # where no other is open, it is better than none
             return
-        way.state, way.failures, way.due, way.reason = _State.CLOSED, 0, now, ""
+        state.phase, state.failures, state.due, state.reason = _Phase.CLOSED, 0, now, ""
 
     def measured(self, route: Route, now: float, size: int, seconds: float) -> None:
         """Contents of so many bytes have come by a route within so many seconds."""
-        way = self._ways[route]
-        way.rate, way.seconds, way.measured = size / max(seconds, 1e-3), seconds, now
+        state = self._states[route]
+        state.rate, state.seconds, state.measured = size / max(seconds, 1e-3), seconds, now
 
     def renewal(self, route: Route) -> Attempt:
         """How to open a route anew that stays open meanwhile."""
@@ -208,20 +210,20 @@ class Choice:
 
     def moved(self, route: Route) -> None:
         """The peer tells another address: what was known of this route is void. An attempt under way must be ended."""
-        self._ways[route] = _Way()
+        self._states[route] = RouteState()
 
     def _rank(self, now: float) -> None:
         """The route that was faster first; or the other one, if that is worth a try."""
         if len(self.routes) < 2:
             return
         first, second = self.routes
-        if self._ways[second].rate > FASTER * self._ways[first].rate > 0:
+        if self._states[second].rate > FASTER * self._states[first].rate > 0:
             first, second = second, first
-        way, other = self._ways[first], self._ways[second]
-        if way.seconds >= SLOW and other.measured + TRIAL_EVERY <= now:
+        state, other = self._states[first], self._states[second]
+        if state.seconds >= SLOW and other.measured + TRIAL_EVERY <= now:
             first, second = second, first
         self._ranked = (first, second)
 
     def _reasons(self) -> str:
-        told = [f"{route}: {self._ways[route].reason}" for route in self.routes if self._ways[route].reason]
+        told = [f"{route}: {self._states[route].reason}" for route in self.routes if self._states[route].reason]
         return "can't be reached" + (f" ({'; '.join(told)})" if told else "")

@@ -24,9 +24,9 @@ from lowcomm_node.transport.bandwidth import FREE_FLOW
 from lowcomm_node.transport.call import Call
 from lowcomm_node.transport.guard.connections import INTERNET, Endings, Place, place_of
 from lowcomm_node.transport.guard.overhead import Explaining
-from lowcomm_node.transport.guard.peer_limit import Company
-from lowcomm_node.transport.guard.rate_limits import MAX_CALLS, Turnstile
-from lowcomm_node.transport.guard.unauthenticated import Strangers
+from lowcomm_node.transport.guard.peer_limit import PeerLimit
+from lowcomm_node.transport.guard.rate_limits import MAX_CALLS, RateLimits
+from lowcomm_node.transport.guard.unauthenticated import Unauthenticated
 from lowcomm_node.transport.ping import Echo
 from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_node.transport.tls import Certificate, Gatekeeper
@@ -92,9 +92,9 @@ class ExchangeService:
         tunnels: Tunnels | None = None,
         traffic: Traffic | None = None,
         echo: Echo | None = None,
-        company: Company | None = None,
+        peer_limit: PeerLimit | None = None,
         refusals: Refusals | None = None,
-        turnstile: Turnstile | None = None,
+        rate_limits: RateLimits | None = None,
     ) -> None:
         """``tunnels``: through which others may call; None: none may."""
         self._gatekeeper = gatekeeper
@@ -102,11 +102,11 @@ class ExchangeService:
         self._tunnels = tunnels
         self._traffic = traffic or Traffic()
         self._echo = echo or Echo()
-        self._company = Company() if company is None else company  # an empty one is false
+        self._peer_limit = PeerLimit() if peer_limit is None else peer_limit  # an empty one is false
         self._refusals = refusals or Refusals()
-        self._turnstile = turnstile or Turnstile()
+        self._rate_limits = rate_limits or RateLimits()
         self._endings = Endings()
-        self.strangers = Strangers(self._refusals)
+        self.unauthenticated = Unauthenticated(self._refusals)
         """Who of those that are connected over TCP has not shown who it is."""
         self.on_caller: Callable[[str], None] = lambda peer: None
         """Told of each call of a peer that has shown who it is: a sign of life."""
@@ -114,7 +114,7 @@ class ExchangeService:
     @property
     def open_calls(self) -> int:
         """How many calls of peers are served now."""
-        return self._turnstile.open_calls
+        return self._rate_limits.open_calls
 
     @property
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -142,9 +142,9 @@ class ExchangeService:
         """A call of a method that there is not: gRPC would answer it without end, and count nothing."""
         with Call(context, self._tunnels, self._endings) as call:
             place = self._place(context)
-            if (words := self._turnstile.refuses_place(place, monotonic())) is not None:
+            if (words := self._rate_limits.refuses_place(place, monotonic())) is not None:
                 await self._turn_away(call, place, words)
-            self._turnstile.bad(place, monotonic())
+            self._rate_limits.bad(place, monotonic())
             self._refusals.count(What.CALL, Reason.MALFORMED)
             await call.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
 
@@ -166,7 +166,7 @@ class ExchangeService:
         """Hello and goodbye: both sides hand over their newest signed record."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._authenticate(call)
-            call.hold(self._turnstile.open(peer, self._address(context)))
+            call.hold(self._rate_limits.open(peer, self._address(context)))
             introduction = await self._request(call, pb.Introduction)
             try:
                 return self._handlers.describe(peer, introduction)
@@ -186,26 +186,26 @@ class ExchangeService:
     ) -> CalleeStream:
         """Our end of a call; its messages are counted, and explain what comes over its connection."""
         connection = self._connection(context)
-        counts = Explaining(meter, self.strangers.overhead, connection) if connection is not None else meter
+        counts = Explaining(meter, self.unauthenticated.overhead, connection) if connection is not None else meter
         return CalleeStream(context, counts, taking, self._address(context))
 
     async def _authenticate(self, call: Call) -> str:
         place, connection = self._place(call.context), self._connection(call.context)
         # Peers that share an address with a flood are heard still, over the connections that they have.
-        is_known = connection is not None and self.strangers.knows(connection)
-        if not is_known and (words := self._turnstile.refuses_place(place, monotonic())) is not None:
+        is_known = connection is not None and self.unauthenticated.knows(connection)
+        if not is_known and (words := self._rate_limits.refuses_place(place, monotonic())) is not None:
             await self._turn_away(call, place, words)
         try:
             peer = self._caller(call.context)
         except LowcommError as error:
-            self._turnstile.bad(place, monotonic())
+            self._rate_limits.bad(place, monotonic())
             if connection is not None:
-                self.strangers.forget(connection)
+                self.unauthenticated.forget(connection)
             await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise
         if connection is not None:
-            self.strangers.vouch(connection)
-        if (words := self._turnstile.refuses(peer, monotonic(), self._address(call.context))) is not None:
+            self.unauthenticated.vouch(connection)
+        if (words := self._rate_limits.refuses(peer, monotonic(), self._address(call.context))) is not None:
             await self._turn_away(call, place, words, peer)
         self.on_caller(peer)
         return peer
@@ -213,9 +213,9 @@ class ExchangeService:
     async def _turn_away(self, call: Call, place: str, words: str, peer: str = "") -> None:
         """``peer``: who calls, if that is known."""
         self._refusals.count(What.CALL, Reason.TOO_MANY)
-        if self._turnstile.is_flood(place, monotonic(), peer):
+        if self._rate_limits.is_flood(place, monotonic(), peer):
             if (connection := self._connection(call.context)) is not None:
-                self.strangers.block(connection[0])
+                self.unauthenticated.block(connection[0])
             call.break_off("goes on calling beyond its limits")
         await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
 
@@ -237,7 +237,7 @@ class ExchangeService:
     async def _welcome(self, call: Call) -> str:
         """Who calls, where the call takes its time: there must be room for one more peer."""
         peer = await self._authenticate(call)
-        if not await self._company.has_room_for(peer, self._address(call.context)):
+        if not await self._peer_limit.has_room_for(peer, self._address(call.context)):
             words = "talks with as many peers as its owner allows: call another one, or later"
             await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return peer
@@ -276,8 +276,8 @@ class ExchangeService:
 
     async def _guard(self, call: Call, peer: str, work: Callable[[], Awaitable[None]]) -> None:
         place = self._address(call.context)
-        call.hold(self._turnstile.open(peer, place))
-        with self._company.with_(peer, place):
+        call.hold(self._rate_limits.open(peer, place))
+        with self._peer_limit.with_(peer, place):
             try:
                 await work()
             except ProtocolViolation as error:
@@ -306,7 +306,7 @@ class ExchangeServer:
     """The listening side of a node."""
 
     def __init__(self, certificate: Certificate, service: ExchangeService, flow: Options = FREE_FLOW) -> None:
-        """``flow``: options of gRPC for what comes in (``throttle.flow_options``)."""
+        """``flow``: options of gRPC for what comes in (``limit.flow_options``)."""
         self._certificate = certificate
         self._service = service
         self._flow = flow

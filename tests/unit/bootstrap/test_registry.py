@@ -15,7 +15,7 @@ from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_bootstrap.serving import read_run
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import ConfigError, DiskFull
-from lowcomm_node.swarm.rejoin import Lifeline
+from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
@@ -145,8 +145,8 @@ class Door:
         self.events: list[dict[str, Any]] = []
         self.creator = MemoryDiscovery(CREATOR.peer_id, self.network)
         discovery = MemoryDiscovery(SERVER.peer_id, self.network)
-        lifeline = Lifeline(discovery, (), None, self.events.append, restarts=False)
-        self.server = BootstrapServer(discovery, self.registry, closed, self.events.append, lifeline, look_every=0.001)
+        rejoin = Rejoin(discovery, (), None, self.events.append, restarts=False)
+        self.server = BootstrapServer(discovery, self.registry, closed, self.events.append, rejoin, look_every=0.001)
 
     async def publish(self, run: SignedRun) -> None:
         assert await self.creator.publish(RUNS_KEY, run.run_id, run.to_bytes(), 60)

@@ -26,7 +26,7 @@ def node(history: History, **progress: Any) -> Any:
         "supervisor": SimpleNamespace(pid=None, restarts=0, last_failure=None, overdue=lambda now: None),
     }  # fmt: skip
     known["bulletin"].phase, known["bulletin"].progress = "training", progress
-    names = ("run_", "membership", "channels", "lifeline", "training", "leaving")
+    names = ("run_", "membership", "channels", "rejoin", "training", "leaving")
     return SimpleNamespace(**known, **dict.fromkeys(names))
 
 

@@ -13,8 +13,7 @@ import pytest
 from lowcomm_node.dht import hivemind
 from lowcomm_node.dht.hivemind import HivemindDiscovery
 from lowcomm_node.errors import LinkLost, Unhealthy
-from lowcomm_node.libp2p import hivemind_client as client
-from lowcomm_node.libp2p import reachability as whereabouts
+from lowcomm_node.libp2p import hivemind_client, reachability
 from lowcomm_node.libp2p.control import Connection
 from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.libp2p.relay import Place
@@ -69,8 +68,8 @@ def peer(tmp_path: Path) -> Peer:
 def test_a_relay_with_a_long_name_does_not_make_our_record_invalid(peer: Peer) -> None:
     name = ".".join(["r" * 60] * 3)
     relay = EntryPoint(RELAY.peer_id, f"/dns4/{name}/tcp/1")
-    peer._whereabouts.visible = ("/ip4/44.1.1.1/tcp/1",)
-    peer._whereabouts._places._held = {RELAY.peer_id: Place(relay, time() + 60, None, None)}
+    peer._reachability.visible = ("/ip4/44.1.1.1/tcp/1",)
+    peer._reachability._places._held = {RELAY.peer_id: Place(relay, time() + 60, None, None)}
     now = time()
     info = PeerInfo(
         peer_id=ADA.peer_id, run_id="ab" * 32, phase=Phase.TRAINING, issued=now, expires=now + 30,
@@ -135,7 +134,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     async def observed(_: Any, peer_id: str) -> str | None:
         return told[peer_id]
 
-    monkeypatch.setattr(whereabouts, "observed", observed)
+    monkeypatch.setattr(reachability, "observed", observed)
     return told
 
 
@@ -159,8 +158,8 @@ async def test_whom_the_owner_has_named_is_asked_where_we_are_before_strangers(
 ) -> None:
     others |= {STRANGERS[0]: LIE, STRANGERS[1]: LIE, BOOT.peer_id: HERE}
     peer = outside(tmp_path, others, BOOT.peer_id)
-    await peer._whereabouts._ask_others()
-    assert peer._whereabouts._observed == (HERE,)
+    await peer._reachability._ask_others()
+    assert peer._reachability._observed == (HERE,)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +181,9 @@ async def test_where_a_single_stranger_sees_us_is_not_told_to_others(
 ) -> None:
     others |= dict(zip(STRANGERS, told, strict=False))
     peer = outside(tmp_path, others)
-    peer._whereabouts._observed = before
-    await peer._whereabouts._ask_others()
-    assert peer._whereabouts._observed == believed
+    peer._reachability._observed = before
+    await peer._reachability._ask_others()
+    assert peer._reachability._observed == believed
 
 
 @pytest.mark.parametrize(("known", "starts"), [((), True), ((BOOT.peer_id,), False)])
@@ -219,9 +218,9 @@ async def test_a_peer_whose_clock_shows_no_time_does_not_answer(
         async def update_routing_table(self, place: Any, peer: Any, responded: bool) -> None:
             self.responded = responded
 
-    monkeypatch.setattr(client, "time", lambda: NOW)
+    monkeypatch.setattr(hivemind_client, "time", lambda: NOW)
     node = SimpleNamespace(protocol=Protocol(), blacklist=SimpleNamespace(register_success=lambda _: None))
-    assert await client.ping(node, BOOT.peer_id) == ahead
+    assert await hivemind_client.ping(node, BOOT.peer_id) == ahead
     assert node.protocol.responded is (ahead is not None)
 
 
@@ -256,7 +255,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: Any) -> None:
         await asyncio.sleep(0)
 
-    for name in ("attach", "detach", "load_hivemind", "refuse_twin", "wait_routing"):
+    for name in ("attach", "detach", "load_hivemind", "refuse_duplicate_identity", "wait_routing"):
         monkeypatch.setattr(hivemind, name, nothing)
     monkeypatch.setattr(hivemind, "P2pDaemon", Daemon)
     Daemon.there = Daemon.most = 0
@@ -266,7 +265,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(protocol=SimpleNamespace(routing_table=table), shutdown=nothing)
 
     monkeypatch.setattr(HivemindDiscovery, "_make_node", make_node)
-    monkeypatch.setattr(whereabouts.Whereabouts, "look_at_ourselves", nothing)
+    monkeypatch.setattr(reachability.Reachability, "look_at_ourselves", nothing)
 
 
 async def test_there_are_never_two_p2pds_and_none_after_the_end(peer: Peer, started: Any) -> None:

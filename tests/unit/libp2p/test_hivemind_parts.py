@@ -30,12 +30,12 @@ def run_python(code: str, *refused: str) -> str:
 
 def test_the_dht_needs_neither_torch_nor_what_else_hivemind_imports() -> None:
     code = """
-from lowcomm_node.libp2p import hivemind_parts as parts; from lowcomm_node.dht import guard
+from lowcomm_node.libp2p import hivemind_parts; from lowcomm_node.dht import guard
 import hivemind.dht.node, hivemind.p2p
-assert hivemind.dht.node.DHTNode is parts.DHTNode and hivemind.p2p.P2P is parts.P2P
+assert hivemind.dht.node.DHTNode is hivemind_parts.DHTNode and hivemind.p2p.P2P is hivemind_parts.P2P
 assert hivemind.dht.routing.DHTID is guard.DHTID
 assert not hasattr(hivemind, "averaging")
-print(parts.MSGPackSerializer.loads(parts.MSGPackSerializer.dumps([1, "a"])))
+print(hivemind_parts.MSGPackSerializer.loads(hivemind_parts.MSGPackSerializer.dumps([1, "a"])))
 """
     assert run_python(code, "torch", "scipy", "numba", "grpc", "safetensors") == "[1, 'a']"
 
@@ -48,8 +48,8 @@ def test_a_bootstrap_server_needs_no_torch() -> None:
 def test_the_whole_of_hivemind_is_used_where_it_was_imported_before() -> None:
     code = """
 import hivemind
-from lowcomm_node.libp2p import hivemind_parts as parts
-print(hivemind.averaging is not None and hivemind.dht.DHTNode is parts.DHTNode)
+from lowcomm_node.libp2p import hivemind_parts
+print(hivemind.averaging is not None and hivemind.dht.DHTNode is hivemind_parts.DHTNode)
 """
     assert run_python(code) == "True"
 

@@ -54,7 +54,7 @@ def test_a_change_holds_at_once_and_at_the_next_start(tmp_path: Path) -> None:
     before = settings(tmp_path)
     allowance = Allowance(before)
     after = allowance.change(before, {"max_up": "none", "max_down": "20Mbit", "max_peers": "3"})
-    assert (allowance.bandwidth.up.rate, allowance.bandwidth.down.rate, allowance.company.most) == (None, 2.5e6, 3)
+    assert (allowance.bandwidth.up.rate, allowance.bandwidth.down.rate, allowance.peer_limit.most) == (None, 2.5e6, 3)
     again = settings(tmp_path)
     assert after == again
     assert (again.port, again.max_up, again.max_down, again.max_peers) == (7, None, 2.5e6, 3)

@@ -22,7 +22,7 @@ from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
 from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
 from lowcomm_node.probing.wire import receive_message, send_message
-from lowcomm_node.system.quota import MAX_CALLERS, Allowed, Ration, network_of
+from lowcomm_node.system.quota import MAX_CALLERS, Allowed, Quota, network_of
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.transport.tls import make_certificate
 from lowcomm_protocol.errors import ProtocolViolation
@@ -319,14 +319,14 @@ async def test_a_port_that_takes_calls_and_says_nothing_is_not_reached(monkeypat
 
 
 def test_what_was_taken_comes_back_evenly():
-    ration = Ration(Allowed(each=10, all=100, seconds=100.0))
+    ration = Quota(Allowed(each=10, all=100, seconds=100.0))
     assert ration.take("a", 10, 0.0) and not ration.take("a", 1, 0.0)
     assert not ration.take("a", 6, 50.0)
     assert ration.take("a", 5, 50.0) and not ration.take("a", 1, 50.0)
 
 
 def test_all_together_get_no_more_than_is_given():
-    ration = Ration(Allowed(each=10, all=25, seconds=100.0))
+    ration = Quota(Allowed(each=10, all=25, seconds=100.0))
     assert [ration.take(caller, 10, 0.0) for caller in "abc"] == [True, True, False]
     assert ration.take("c", 5, 0.0)
     # Nobody who was refused has taken anything.
@@ -334,7 +334,7 @@ def test_all_together_get_no_more_than_is_given():
 
 
 def test_callers_are_forgotten_before_they_fill_the_memory():
-    ration = Ration(Allowed(each=1, all=10 * MAX_CALLERS, seconds=100.0))
+    ration = Quota(Allowed(each=1, all=10 * MAX_CALLERS, seconds=100.0))
     for number in range(MAX_CALLERS + 10):
         assert ration.take(str(number), 1, 0.0)
     assert len(ration._callers) == MAX_CALLERS

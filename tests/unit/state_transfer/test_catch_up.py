@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.state_transfer import fetch as fetch_module
-from lowcomm_node.state_transfer.catch_up import ROUNDS, CatchingUp
-from lowcomm_node.storage import snapshots as snapshots_module
-from lowcomm_node.storage.quota import Allotment
+from lowcomm_node.state_transfer import fetch
+from lowcomm_node.state_transfer.catch_up import ROUNDS, CatchUp
+from lowcomm_node.storage import snapshots
+from lowcomm_node.storage.quota import DiskQuota
 from lowcomm_node.testing.donors import INTERVAL, SMALL, STEP, Giver, giving, sync_of
 from lowcomm_node.testing.wire import calling, soon
-from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.plan.clock import largest_jump
 from lowcomm_protocol.state.snapshot import read_manifest
@@ -37,9 +37,9 @@ class Late:
         self.roster: Any = SimpleNamespace(get=lambda peer, now: self.info_of(peer))
         self._infos: list[PeerInfo] = []
         run: Any = SimpleNamespace(spec=SimpleNamespace(sync=sync_of()))
-        self.catching_up = CatchingUp(
-            run=run, trainer=self, channels=channels, membership=self, trusts=lambda peer: True, down=Throttle(),  # type: ignore[arg-type]
-            allotment=Allotment(folder.parent), folder=folder, show=lambda text: None, warn=self.warnings.append,
+        self.copier = CatchUp(
+            run=run, trainer=self, channels=channels, membership=self, trusts=lambda peer: True, down=BandwidthLimit(),  # type: ignore[arg-type]
+            disk_quota=DiskQuota(folder.parent), folder=folder, show=lambda text: None, warn=self.warnings.append,
             tell=lambda event: None,
         )  # fmt: skip
 
@@ -73,15 +73,15 @@ class Late:
 
     async def catch_up(self, own: int = 0, drifted: bool = False) -> Any:
         """Copy what must be copied."""
-        return await soon(self.catching_up.run_from(own, SMALL, drifted))
+        return await soon(self.copier.run_from(own, SMALL, drifted))
 
 
 @pytest.fixture
 def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Late peers of so many donors."""
-    monkeypatch.setattr(snapshots_module, "SHORTEST_LIFE", 0.0)
-    monkeypatch.setattr(snapshots_module, "COST_SHARE", 0.0)
-    monkeypatch.setattr(fetch_module, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(snapshots, "SHORTEST_LIFE", 0.0)
+    monkeypatch.setattr(snapshots, "COST_SHARE", 0.0)
+    monkeypatch.setattr(fetch, "RETRY_PAUSE", 0.05)
 
     @asynccontextmanager
     async def beside(*steps: int) -> AsyncIterator[Late]:
@@ -155,7 +155,7 @@ async def test_one_peer_that_claims_a_far_step_does_not_make_others_copy_again(l
 
 
 async def test_where_the_second_copy_fails_the_first_one_is_kept(late, monkeypatch):
-    monkeypatch.setattr(fetch_module, "STALL_DEADLINE", 0.2)
+    monkeypatch.setattr(fetch, "STALL_DEADLINE", 0.2)
     async with late(STEP) as one:
 
         def vanish() -> None:

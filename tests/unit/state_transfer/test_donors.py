@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from lowcomm_node.state_transfer.catch_up import CatchingUp
+from lowcomm_node.state_transfer.catch_up import CatchUp
 
 NOTHING: Any = None
 OWN = 100
@@ -16,11 +16,11 @@ def donors(*claims: int, distrusted: tuple[int, ...] = (), drifted: bool = False
         spec=SimpleNamespace(sync=SimpleNamespace(interval=20, consensus=1.0, fragments=1, group=2))
     )
     membership: Any = SimpleNamespace(donors=lambda: infos)
-    catching_up = CatchingUp(
-        run=run, trainer=NOTHING, channels=NOTHING, membership=membership, down=NOTHING, allotment=NOTHING, folder=NOTHING,
+    catch_up = CatchUp(
+        run=run, trainer=NOTHING, channels=NOTHING, membership=membership, down=NOTHING, disk_quota=NOTHING, folder=NOTHING,
         trusts=lambda peer: int(peer.removeprefix("peer")) not in distrusted, show=NOTHING, warn=NOTHING, tell=NOTHING,
     )  # fmt: skip
-    return sorted((one.swarm_step for one in catching_up._donors(OWN, drifted)), reverse=True)
+    return sorted((one.swarm_step for one in catch_up._donors(OWN, drifted)), reverse=True)
 
 
 def test_who_claims_what_nobody_comes_near_to_is_no_donor():

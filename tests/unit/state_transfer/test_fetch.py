@@ -15,9 +15,9 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, LinkLost
 from lowcomm_node.state_transfer import donor as donor_module
 from lowcomm_node.state_transfer import fetch as fetch_module
-from lowcomm_node.state_transfer import queue as turns_module
+from lowcomm_node.state_transfer import queue
 from lowcomm_node.state_transfer.donor import MAX_JOINERS
-from lowcomm_node.state_transfer.download import Gathering
+from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.testing.donors import (
     INTERVAL,
     LARGE,
@@ -32,7 +32,7 @@ from lowcomm_node.testing.donors import (
     sync_of,
 )
 from lowcomm_node.testing.wire import Cable, cabled, calling, misbehaving, soon
-from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
@@ -79,7 +79,7 @@ async def test_a_state_comes_from_several_donors_at_once(tmp_path):
         await soon(joiner.fetch())
         assert min(joiner.given_by(givers)) > len(LARGE.pieces) // 10
         assert max(most) == 3
-        assert joiner.gathering.peers == sorted(giver.peer_id for giver in givers)
+        assert joiner.download.peers == sorted(giver.peer_id for giver in givers)
         assert joiner.bytes_received < 1.05 * LARGE.size, "manifests, and a few pieces to compare"
         base = read_manifest((tmp_path / "incoming" / "manifest").read_bytes(), LARGE)
         assert base.swarm_step == STEP and base.usual == (0.5, 0.25)
@@ -133,9 +133,9 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
         await soon(died.wait())
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        half = len(joiner.gathering._held)
+        half = len(joiner.download._held)
         # What a crash leaves: half a line, and a piece that never reached the disk.
-        lost = next(iter(joiner.gathering._held))
+        lost = next(iter(joiner.download._held))
         with (folder / "state").open("r+b") as file:
             file.seek(LARGE.offsets[lost])
             file.write(bytes(1000))
@@ -143,7 +143,7 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
             file.write(b'{"piece":1')
 
         again = Joiner(channels, folder, lambda: [giver.info() for giver in reachable], LARGE)
-        assert len(again.gathering._held) == half - 1, "each piece is hashed again, and only what is damaged is missing"
+        assert len(again.download._held) == half - 1, "each piece is hashed again, and only what is damaged is missing"
         again.heard = heard
         await soon(again.fetch())
         await soon(asyncio.gather(*replaced))
@@ -207,7 +207,7 @@ async def test_if_nobody_gives_it_the_reason_is_told_and_what_has_come_is_kept(t
         with pytest.raises(LinkLost, match=f"{giver.peer_id[-6:]}: can't be reached"):
             await soon(joiner.fetch())
         kept = Joiner(channels, tmp_path / "incoming", list)
-        assert 0.3 * SMALL.size < kept.gathering.size < SMALL.size
+        assert 0.3 * SMALL.size < kept.download.size < SMALL.size
 
 
 async def test_the_last_pieces_of_a_slow_donor_are_taken_over(tmp_path, monkeypatch):
@@ -221,7 +221,7 @@ async def test_the_last_pieces_of_a_slow_donor_are_taken_over(tmp_path, monkeypa
 
 async def test_the_rate_that_an_owner_allows_is_kept(tmp_path):
     async with giving(tmp_path, 11) as giver, calling() as channels:
-        down = Throttle(400_000.0)
+        down = BandwidthLimit(400_000.0)
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()], down=down)
         began = asyncio.get_running_loop().time()
         await soon(joiner.fetch())
@@ -257,7 +257,7 @@ async def test_where_slow_weights_are_equal_a_fragment_comes_from_those_who_hold
         one.up.allow(4e5)
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info(), other.info()], method="streaming-diloco")
         await soon(joiner.fetch())
-        base, second = (one, other) if joiner.gathering.base.slow_digests[1][0] == 1 else (other, one)
+        base, second = (one, other) if joiner.download.base.slow_digests[1][0] == 1 else (other, one)
         pieces = joiner.pieces()
         alien = [p.index for p in SMALL.pieces if p.fragment == 1 and pieces[p.index] == second.pieces[p.index]]
         assert not alien
@@ -282,7 +282,7 @@ async def test_when_the_version_can_not_be_had_any_more_the_others_is_taken_and_
         joiner.heard = heard
         await soon(joiner.fetch())
         assert joiner.given_by([first, later]) == [0, len(SMALL.pieces)]
-        assert joiner.gathering.base.swarm_step == STEP + 500
+        assert joiner.download.base.swarm_step == STEP + 500
 
 
 # Donors that lie
@@ -419,25 +419,25 @@ async def test_weights_that_have_nothing_in_common_with_those_of_two_others_are_
 @pytest.mark.parametrize("base", [0, 1, 2])
 async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
     """The liar, number 0, comes first, second or last; each other one finds out once, and by another way."""
-    gathering = Gathering(tmp_path / "incoming", SMALL, sync_of(), Random(1))
-    gathering.load()
+    download = Download(tmp_path / "incoming", SMALL, sync_of(), Random(1))
+    download.load()
     states = [drawn(SMALL, number, common=int(number == 0)) for number in range(3)]
     manifests = [
         manifest(SMALL, [sha256(data).digest() for data in pieces], STEP + n) for n, pieces in enumerate(states)
     ]
     order = [(base + number) % 3 for number in range(3)]
-    sources = {number: gathering.open(f"peer-{number}", manifests[number]) for number in order}
+    sources = {number: download.open(f"peer-{number}", manifests[number]) for number in order}
     for number in order:
         for _ in range(2):
-            piece = gathering.take(sources[number])
-            await gathering.put(sources[number], piece, bytearray(states[number][piece.index]))
+            piece = download.take(sources[number])
+            await download.put(sources[number], piece, bytearray(states[number][piece.index]))
     for number, other in ((1, 0), (2, 0)):
-        piece = next(SMALL.pieces[index] for index, one in gathering._held.items() if one is sources[other])
-        assert not await gathering.compare(sources[number], piece, bytearray(states[number][piece.index]))
+        piece = next(SMALL.pieces[index] for index, one in download._held.items() if one is sources[other])
+        assert not await download.compare(sources[number], piece, bytearray(states[number][piece.index]))
     assert [sources[number].out for number in range(3)] == [True, False, False]
-    assert gathering.peers == ["peer-1", "peer-2"]
-    assert gathering.base in manifests[1:]
-    gathering.close()
+    assert download.peers == ["peer-1", "peer-2"]
+    assert download.base in manifests[1:]
+    download.close()
 
 
 async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path):
@@ -469,7 +469,7 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
             joiner = Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()])
             joiners.append(joiner)
             tasks.append(asyncio.create_task(joiner.fetch()))
-            await reached(lambda number=number: len(giver.donor._turns) == number + 1, "it stands in line")
+            await reached(lambda number=number: len(giver.donor._queue) == number + 1, "it stands in line")
         assert (giver.donor.joiners, giver.donor.waiting) == (MAX_JOINERS, 12 - MAX_JOINERS)
         await reached(lambda: "queue" in joiners[-1].describe(), "the last one knows its position")
         name = giver.peer_id[-6:]
@@ -479,7 +479,7 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
         async def watch() -> None:
             while True:
                 for number, joiner in enumerate(joiners):
-                    position = next((line.position for line, _ in joiner._lines.values()), None)
+                    position = next((session.position for session, _ in joiner._sessions.values()), None)
                     if position is not None and position not in told[number]:
                         told[number].append(position)
                 await asyncio.sleep(0.002)
@@ -493,7 +493,7 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
         for joiner, positions in zip(joiners, told, strict=True):
             assert joiner.given_by([giver]) == [len(SMALL.pieces)]
             assert positions == sorted(positions, reverse=True)
-        await reached(lambda: len(giver.donor._turns) == 0, "all have left")
+        await reached(lambda: len(giver.donor._queue) == 0, "all have left")
 
 
 async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, monkeypatch):
@@ -518,20 +518,20 @@ async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, m
         task.cancel()
         giver.may_make.set()
         await asyncio.gather(task, return_exceptions=True)
-        await reached(lambda: not giver.donor._turns, "its place is free")
+        await reached(lambda: not giver.donor._queue, "its place is free")
 
 
 async def test_a_full_queue_sends_joiners_elsewhere(tmp_path, monkeypatch):
     async with AsyncExitStack() as stack:
         full = await stack.enter_async_context(giving(tmp_path, 11))
-        full.donor._turns.served, full.donor._turns.waiting = 1, 1
+        full.donor._queue.served, full.donor._queue.waiting = 1, 1
         full.may_make.clear()
         for number in (0, 1):
             channels = await stack.enter_async_context(calling(identity(50 + number)))
             joiner = Joiner(channels, tmp_path / f"incoming-{number}", lambda: [full.info()])
             task = asyncio.create_task(joiner.fetch())
             stack.callback(task.cancel)
-            await reached(lambda number=number: len(full.donor._turns) == number + 1, "it stands in line")
+            await reached(lambda number=number: len(full.donor._queue) == number + 1, "it stands in line")
         channels = await stack.enter_async_context(calling(identity(60)))
         good = await stack.enter_async_context(giving(tmp_path, 12))
         donors = [full.info()]
@@ -549,7 +549,7 @@ async def test_who_is_served_enough_leaves_the_queues_of_others(tmp_path, monkey
         giving(tmp_path, 11) as busy, giving(tmp_path, 12, LARGE) as good, calling() as channels,
         calling(identity(50)) as other,
     ):  # fmt: skip
-        busy.donor._turns.served = 1
+        busy.donor._queue.served = 1
         busy.may_make.clear()
         first = asyncio.create_task(Joiner(other, tmp_path / "first", lambda: [busy.info()]).fetch())
         await reached(lambda: busy.donor.joiners == 1, "its only place is taken")
@@ -570,7 +570,7 @@ async def test_who_is_served_enough_leaves_the_queues_of_others(tmp_path, monkey
 
 async def test_who_comes_again_takes_the_place_that_it_had(tmp_path):
     async with giving(tmp_path, 11) as giver, calling() as channels, calling(identity(50)) as other:
-        giver.donor._turns.served = 1
+        giver.donor._queue.served = 1
         giver.may_make.clear()
         streams = []
         for caller in (channels, other, channels):  # the first one has not noticed that its stream is gone
@@ -578,7 +578,7 @@ async def test_who_comes_again_takes_the_place_that_it_had(tmp_path):
             await call.write(pb.FetchRequest(enter=pb.Enter()))
             streams.append(call)
             expected = min(len(streams), 2)
-            await reached(lambda expected=expected: len(giver.donor._turns) == expected, "it stands in line")
+            await reached(lambda expected=expected: len(giver.donor._queue) == expected, "it stands in line")
         assert (await soon(streams[1].read())).position == 1
         await soon(giver.callee.ended.get())  # the first one's stream
         giver.may_make.set()
@@ -591,9 +591,9 @@ async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):
     """Who asks for nothing is dropped; and while others wait, a turn ends after a while."""
     monkeypatch.setattr(donor_module, "PATIENCE", 0.2)
     monkeypatch.setattr(donor_module, "SLOWEST", 1e9)
-    monkeypatch.setattr(turns_module, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(queue, "LOOK_EVERY", 0.05)
     async with giving(tmp_path, 11) as giver, calling() as channels, calling(identity(50)) as other:
-        giver.donor._turns.served = 1
+        giver.donor._queue.served = 1
         idle = (await channels.stub(giver.info())).Fetch(metadata=channels.metadata(giver.peer_id))
         await idle.write(pb.FetchRequest(enter=pb.Enter()))
         assert (await soon(idle.read())).WhichOneof("kind") == "opened"
@@ -601,7 +601,7 @@ async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):
         assert giver.donor.joiners == 0
 
         monkeypatch.setattr(donor_module, "PATIENCE", 30.0)
-        giver.donor._turns.turn_seconds = 0.2
+        giver.donor._queue.turn_seconds = 0.2
         giver.up.allow(1e6)
         both = [
             Joiner(caller, tmp_path / name, lambda: [giver.info()]) for caller, name in ((channels, "a"), (other, "b"))
@@ -670,8 +670,8 @@ async def test_what_is_left_of_another_state_is_not_taken_for_this_one(tmp_path,
             (folder / "journal").write_bytes(b"\xff\xfe rubbish")
         form = LARGE if change == "another form" else SMALL
         again = Joiner(channels, folder, list, form)
-        assert again.gathering.is_complete() == (change == "nothing")
-        assert (again.gathering.size == 0) == (change != "nothing")
+        assert again.download.is_complete() == (change == "nothing")
+        assert (again.download.size == 0) == (change != "nothing")
 
 
 async def test_a_donor_whose_snapshot_can_not_be_made_says_later_and_no_path(tmp_path, monkeypatch):

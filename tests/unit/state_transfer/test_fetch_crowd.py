@@ -9,11 +9,11 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.state_transfer import fetch as fetch_module
-from lowcomm_node.state_transfer import queue as turns_module
+from lowcomm_node.state_transfer import queue
 from lowcomm_node.state_transfer.queue import LEAST, WINDOW
 from lowcomm_node.testing.donors import SMALL, Giver, Joiner, giving, identity
 from lowcomm_node.testing.wire import RUN, cabled, calling, calling_raw, soon
-from lowcomm_node.transport.bandwidth import Throttle
+from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -30,9 +30,9 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates are the real ones, over shorter times."""
     monkeypatch.setattr(fetch_module, "RETRY_PAUSE", 0.05)
     monkeypatch.setattr(fetch_module, "LATER", 0.5)
-    monkeypatch.setattr(turns_module, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(turns_module, "WINDOW", WINDOW / 10)
-    monkeypatch.setattr(turns_module, "LEAST", LEAST / 10)
+    monkeypatch.setattr(queue, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(queue, "WINDOW", WINDOW / 10)
+    monkeypatch.setattr(queue, "LEAST", LEAST / 10)
 
 
 async def _idle(giver: Giver, stub: ExchangeStub, who: Identity) -> None:
@@ -56,7 +56,7 @@ async def crowded(givers: Sequence[Giver]) -> AsyncIterator[None]:
             tasks += [asyncio.create_task(_idle(giver, stub, one)) for one in keys]
         for giver in givers:
             await until_async(
-                lambda giver=giver: asyncio.sleep(0, len(giver.donor._turns) == AT_EACH), 30, "it is full"
+                lambda giver=giver: asyncio.sleep(0, len(giver.donor._queue) == AT_EACH), 30, "it is full"
             )
         try:
             yield
@@ -86,7 +86,7 @@ async def test_a_slow_joiner_behind_one_address_with_eight_others_gets_its_state
         joiners = []
         for number in range(9):
             channels = await stack.enter_async_context(calling(identity(50 + number)))
-            down = Throttle(SLOW_LINE) if number == 0 else None
+            down = BandwidthLimit(SLOW_LINE) if number == 0 else None
             joiners.append(Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()], down=down))
         await soon(asyncio.gather(*(joiner.fetch() for joiner in joiners)))
         assert all(joiner.given_by([giver]) == [len(SMALL.pieces)] for joiner in joiners)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from lowcomm_node.errors import RetryLater
-from lowcomm_node.state_transfer.queue import BAD_NAME, LEAST, WINDOW, Turn, Turns
+from lowcomm_node.state_transfer.queue import BAD_NAME, LEAST, WINDOW, Turn, TurnQueue
 from lowcomm_node.system.quota import prefixes_of
 
 
@@ -25,7 +25,7 @@ async def enter() -> Callable[..., Turn]:
     """Lets a joiner enter, in a task of its own that giving way may cancel."""
     tasks: list[asyncio.Task[None]] = []
 
-    def enter(turns: Turns, peer: str, place: str) -> Turn:
+    def enter(turns: TurnQueue, peer: str, place: str) -> Turn:
         turn = turns.enter(peer, place)
         turn._task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
         tasks.append(turn._task)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ async def enter() -> Callable[..., Turn]:
 
 
 async def test_each_address_has_its_first_served_before_any_has_its_second(enter):
-    turns = Turns(served=1, waiting=10)
+    turns = TurnQueue(served=1, waiting=10)
     crowd = [enter(turns, f"a{number}", "192.0.2.1") for number in range(4)]
     others = [enter(turns, "b", "198.51.100.1"), enter(turns, "c", "203.0.113.1")]
     assert [one.position for one in (*others, *crowd)] == [1, 2, 0, 3, 4, 5]
@@ -45,7 +45,7 @@ async def test_each_address_has_its_first_served_before_any_has_its_second(enter
 
 
 async def test_where_the_line_is_full_the_last_of_the_address_that_holds_most_gives_way(enter):
-    turns = Turns(served=1, waiting=3)
+    turns = TurnQueue(served=1, waiting=3)
     crowd = [enter(turns, f"a{number}", "192.0.2.1") for number in range(4)]
     with pytest.raises(RetryLater, match="4 joiners are served or wait"):
         turns.enter("a4", "192.0.2.1")
@@ -57,7 +57,7 @@ async def test_where_the_line_is_full_the_last_of_the_address_that_holds_most_gi
 
 
 async def test_many_addresses_of_one_network_are_no_better_than_a_few(enter):
-    turns = Turns(served=2, waiting=16)
+    turns = TurnQueue(served=2, waiting=16)
     for number in range(18):
         enter(turns, f"a{number}", f"192.0.2.{number}")
     late = enter(turns, "b", "198.51.100.1")
@@ -69,7 +69,7 @@ async def test_many_addresses_of_one_network_are_no_better_than_a_few(enter):
 
 async def test_a_joiner_below_the_floor_gives_way_only_while_others_wait_and_its_address_comes_last(enter):
     clock = Clock()
-    turns = Turns(served=1, waiting=4, clock=clock)
+    turns = TurnQueue(served=1, waiting=4, clock=clock)
     idle = enter(turns, "idle", "192.0.2.1")
     clock.now += 10 * WINDOW
     turns.press()
@@ -85,7 +85,7 @@ async def test_a_joiner_below_the_floor_gives_way_only_while_others_wait_and_its
 
 async def test_time_that_we_need_ourselves_is_not_held_against_a_joiner(enter):
     clock = Clock()
-    turns = Turns(served=1, waiting=4, clock=clock)
+    turns = TurnQueue(served=1, waiting=4, clock=clock)
     slow = enter(turns, "slow", "192.0.2.1")
     enter(turns, "waits", "198.51.100.1")
     for _ in range(10):
@@ -104,7 +104,7 @@ async def test_time_that_we_need_ourselves_is_not_held_against_a_joiner(enter):
 
 async def test_a_turn_ends_while_others_wait_and_the_slowest_gives_way_first(enter):
     clock = Clock()
-    turns = Turns(served=2, waiting=4, turn_seconds=60.0, clock=clock)
+    turns = TurnQueue(served=2, waiting=4, turn_seconds=60.0, clock=clock)
     fast, slow = (enter(turns, name, "192.0.2.1") for name in ("fast", "slow"))
     waits = enter(turns, "waits", "192.0.2.1")
     for _ in range(7):
@@ -117,7 +117,7 @@ async def test_a_turn_ends_while_others_wait_and_the_slowest_gives_way_first(ent
 
 async def test_who_comes_again_has_the_place_that_it_had_and_no_longer_turn(enter):
     clock = Clock()
-    turns = Turns(served=1, waiting=4, clock=clock)
+    turns = TurnQueue(served=1, waiting=4, clock=clock)
     enter(turns, "a", "192.0.2.1")
     enter(turns, "b", "198.51.100.1")
     for _ in range(2):
@@ -128,7 +128,7 @@ async def test_who_comes_again_has_the_place_that_it_had_and_no_longer_turn(ente
 
 
 async def test_a_position_that_is_told_never_grows(enter):
-    turns = Turns(served=1, waiting=10)
+    turns = TurnQueue(served=1, waiting=10)
     for number in range(3):
         last = enter(turns, f"a{number}", "192.0.2.1")
     told: list[int] = []
@@ -142,7 +142,7 @@ async def test_a_position_that_is_told_never_grows(enter):
     enter(turns, "b", "198.51.100.1")
     assert last.position == 3
     for peer in ("a0", "a1", "b"):
-        next(one for one in (*turns._serving, *turns._line) if one.peer == peer).leave()
+        next(one for one in (*turns._serving, *turns._queued) if one.peer == peer).leave()
         await asyncio.sleep(0)
     await asyncio.wait_for(task, 5)
     assert told[0] == 2 and all(later < former for former, later in pairwise(told))

@@ -8,13 +8,13 @@ import torch
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.storage.quota import GIB, Allotment
+from lowcomm_node.storage.quota import GIB, DiskQuota
 
 MIB = 1024**2
 
 
-def allotted(home: Path, mebibytes: float) -> Allotment:
-    return Allotment(home, mebibytes * MIB / GIB)
+def allotted(home: Path, mebibytes: float) -> DiskQuota:
+    return DiskQuota(home, mebibytes * MIB / GIB)
 
 
 def save(store: CheckpointStore, step: int, mebibytes: float = 1.0) -> None:
@@ -22,18 +22,18 @@ def save(store: CheckpointStore, step: int, mebibytes: float = 1.0) -> None:
 
 
 def test_fewer_checkpoints_are_kept_where_the_allotment_is_short(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "c", keep=5, allotment=allotted(tmp_path, 5.2))
+    store = CheckpointStore(tmp_path / "c", keep=5, disk_quota=allotted(tmp_path, 5.2))
     kept = []
     for step in range(1, 8):
         save(store, step)
         kept.append(store.steps())
-        assert Allotment(tmp_path).used() <= 5.2 * MIB
+        assert DiskQuota(tmp_path).used() <= 5.2 * MIB
     assert kept[0] == [1] and kept[1] == [1, 2]
     assert kept[-1] == [4, 5, 6, 7] and store.verify(7) == []
 
 
 def test_the_newest_sound_checkpoint_stays_and_the_error_names_the_setting(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "c", keep=5, allotment=allotted(tmp_path, 3.5))
+    store = CheckpointStore(tmp_path / "c", keep=5, disk_quota=allotted(tmp_path, 3.5))
     save(store, 1)
     save(store, 2)
     with pytest.raises(DiskFull, match=r"--max-disk .* raise that, or lower --keep") as caught:
@@ -59,8 +59,8 @@ def test_what_a_link_leads_to_is_not_counted(tmp_path: Path) -> None:
     (home / "link").symlink_to(tmp_path / "big")
     (home / "folder").mkdir()
     (home / "folder" / "file").write_bytes(b"x" * MIB)
-    assert MIB <= Allotment(home).used() < 1.1 * MIB
-    assert Allotment(home).room() == float("inf")
+    assert MIB <= DiskQuota(home).used() < 1.1 * MIB
+    assert DiskQuota(home).room() == float("inf")
     with pytest.raises(DiskFull, match="The state of a peer needs"):
         allotted(home, 1.5).require(MIB, "The state of a peer")
     allotted(home, 2.5).require(MIB, "The state of a peer")
@@ -71,6 +71,6 @@ def test_a_text_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) 
     text.write_bytes(b"some words of a text \n" * 50_000)
     cache = tmp_path / "home" / "data"
     with pytest.raises(DiskFull, match=r"The text of .* needs"):
-        open_data(str(text), "bytes", cache, allotment=allotted(tmp_path / "home", 1.0))
+        open_data(str(text), "bytes", cache, disk_quota=allotted(tmp_path / "home", 1.0))
     assert not [path for path in cache.iterdir() if path.is_dir()]
-    open_data(str(text), "bytes", cache, allotment=allotted(tmp_path / "home", 4.0))
+    open_data(str(text), "bytes", cache, disk_quota=allotted(tmp_path / "home", 4.0))

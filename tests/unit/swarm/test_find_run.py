@@ -12,9 +12,9 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.swarm import find_run as finding
+from lowcomm_node.swarm import find_run as find_run_module
 from lowcomm_node.swarm.find_run import find_run, missing_run, open_discovery, remembered_run
-from lowcomm_node.swarm.remembered_peers import KnownDoors
+from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.document import encode
@@ -35,7 +35,7 @@ def keep(home: Path, run: SignedRun, *doors: Identity) -> SignedRun:
     """Have a home know a run from before, and the doors by which it was entered."""
     paths = Paths(home)
     write_atomic(paths.signed_run(run.fingerprint), run.to_bytes())
-    known = KnownDoors(paths.doors(run.fingerprint), time())
+    known = RememberedPeers(paths.remembered_peers(run.fingerprint), time())
     for door in doors:
         known.answered(door.peer_id, [address(door)], time())
     known.save()
@@ -86,7 +86,7 @@ async def test_a_run_that_the_home_knows_is_taken_if_the_swarm_has_several_or_no
 ) -> None:
     first, second = keep(tmp_path, run_of("first")), run_of("second")
     discovery = MemoryDiscovery("x", MemoryNetwork(time))
-    monkeypatch.setattr(finding, "KEPT_AFTER", 0.0)
+    monkeypatch.setattr(find_run_module, "KEPT_AFTER", 0.0)
     assert await find_run(discovery, settings(tmp_path), first) == first, "we publish it then"
     await discovery.publish(RUNS_KEY, second.run_id, second.to_bytes(), 60)
     assert await find_run(discovery, settings(tmp_path), first) == second, "the only one that is published"
@@ -111,7 +111,7 @@ async def test_a_run_that_is_misspelt_is_told_with_those_that_there_are_and_the_
     first, second = run_of("python"), run_of("english")
     for run in (first, second):
         await discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), 60.0)
-    monkeypatch.setattr(finding, "OTHERS_DEADLINE", 0.1)
+    monkeypatch.setattr(find_run_module, "OTHERS_DEADLINE", 0.1)
     shown: list[str] = []
     with pytest.raises(NoPeers, match="correct --run") as caught:
         await find_run(discovery, settings(tmp_path, run="pyhton"), show=shown.append)
@@ -135,7 +135,7 @@ def test_only_where_nothing_is_published_it_says_that() -> None:
 async def test_a_run_of_a_newer_release_is_stored_for_others_and_told_as_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finding, "FIND_DEADLINE", 0.01)
+    monkeypatch.setattr(find_run_module, "FIND_DEADLINE", 0.01)
     content = json.loads(run_of("new").document)
     content["sync"]["later"] = 1
     document = encode(content)

@@ -19,7 +19,7 @@ from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.errors import ConfigError, NotAdmitted
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm import membership as membership_module
-from lowcomm_node.swarm.admission import Standing
+from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.membership import Membership, in_numbers, look_pause
 from lowcomm_node.system.release import release
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
@@ -62,10 +62,15 @@ class Party:
     async def start(self, stack: AsyncExitStack) -> "Party":
         settings = load_settings({"home": self.home, "invite": self.token.text() if self.token else None}, {}).settings
         self.refusals = Refusals()
-        self.standing = Standing(settings, self.run, self.peer_id, time())
-        admission = self.standing.admission
+        self.run_admission = RunAdmission(settings, self.run, self.peer_id, time())
+        admission = self.run_admission.admission
         gatekeeper = Gatekeeper(
-            self.identity, self.run.run_id, time, admission=admission, claim=self.standing.claim, refusals=self.refusals
+            self.identity,
+            self.run.run_id,
+            time,
+            admission=admission,
+            claim=self.run_admission.claim,
+            refusals=self.refusals,
         )
         self.channels = Channels(gatekeeper, refusals=self.refusals)
         stack.push_async_callback(self.channels.close)
@@ -79,8 +84,8 @@ class Party:
         self.membership = Membership(
             identity=self.identity, run=self.run, roster=self.roster, discovery=self.discovery, channels=self.channels,
             settings=settings, certificate=self.certificate.digest, addresses=(f"127.0.0.1:{self.port}",),
-            progress=lambda: (self.swarm_step, 0, 0.0), warn=self.warnings.append, standing=self.standing, refusals=self.refusals,
-            on_removals=self._on_removals, on_barred=self.barred.append,
+            progress=lambda: (self.swarm_step, 0, 0.0), warn=self.warnings.append, run_admission=self.run_admission,
+            refusals=self.refusals, on_removals=self._on_removals, on_barred=self.barred.append,
         )  # fmt: skip
         service.on_caller = self.membership.sign_of_life
         return self
@@ -314,7 +319,7 @@ async def test_who_came_late_by_an_invite_learns_that_it_is_used_up(invited: Par
 async def test_a_use_of_a_peer_that_has_gone_is_told_to_newcomers(invited: Parties) -> None:
     token = invite(invited.run)
     old, newcomer = await invited(CREATOR), await invited(CLEO, invite(invited.run, letter=b"c"))
-    old.standing.admission.check(ADA.peer_id, token.claim(ADA.peer_id, time() - 5).data, time())
+    old.run_admission.admission.check(ADA.peer_id, token.claim(ADA.peer_id, time() - 5).data, time())
     await old.membership.announce(Phase.TRAINING)
     await newcomer.look()
     bob = await invited(BOB, token)
@@ -356,7 +361,7 @@ async def test_every_peer_keeps_the_newest_list_in_the_dht(parties: Parties) -> 
     parties.network.records.clear()
     await ada.look()
     assert parties.removals_in_dht() == newest
-    assert ada.standing.admission.removals.ids == {BOB.peer_id}
+    assert ada.run_admission.admission.removals.ids == {BOB.peer_id}
 
 
 async def test_a_list_that_the_creator_writes_into_the_home_of_its_node_is_published(parties: Parties) -> None:
@@ -431,13 +436,13 @@ async def test_what_is_kept_is_read_where_nothing_else_changes_it(
     invited: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada = await invited(ADA, invite(invited.run))
-    to_bytes, threads = ada.standing.admission.to_bytes, list[int]()
+    to_bytes, threads = ada.run_admission.admission.to_bytes, list[int]()
 
     def note() -> bytes:
         threads.append(get_ident())
         return to_bytes()
 
-    monkeypatch.setattr(ada.standing.admission, "to_bytes", note)
+    monkeypatch.setattr(ada.run_admission.admission, "to_bytes", note)
     await ada.look()
     assert set(threads) == {get_ident()}
 
@@ -489,11 +494,11 @@ async def test_an_amendment_reaches_all_through_the_dht_and_from_peer_to_peer(pa
     ada, bob, run = await parties(ADA), await parties(BOB), parties.run
     chain = write_amendment(CREATOR, run, Chain(), 300, {"run.steps": 5000})
     key, told = amendments_key(run.run_id, CREATOR.peer_id), list[str]()
-    ada.standing.amending.on_news = lambda news: told.extend(map(str, news))
+    ada.run_admission.amending.on_news = lambda news: told.extend(map(str, news))
     assert await MemoryDiscovery("x", parties.network).publish(key, CREATOR.peer_id, chain.data, 100)
     await ada.look()
     assert told == ["amendment 1: run.steps = 5000 from swarm step 300"]
-    assert ada.standing.amending.course.at(300).run.steps == 5000
+    assert ada.run_admission.amending.course.at(300).run.steps == 5000
 
     # The DHT has lost it; whoever meets ada hears of it all the same, and puts it back.
     parties.network.records.pop((key, CREATOR.peer_id))
@@ -501,12 +506,12 @@ async def test_an_amendment_reaches_all_through_the_dht_and_from_peer_to_peer(pa
     await bob.call(ada, pb.Introduction())
     assert (await bob.call(ada, bob.membership._introduction()))[0] is grpc.StatusCode.OK
     bob.membership._hear_introduction(ADA.peer_id, ada.membership._introduction())
-    assert bob.standing.amending.course.chain == chain
+    assert bob.run_admission.amending.course.chain == chain
     await bob.look()
     assert (key, CREATOR.peer_id) in parties.network.records
 
     # A new start knows it from the home.
-    again = Standing(load_settings({"home": bob.home}, {}).settings, run, BOB.peer_id, time())
+    again = RunAdmission(load_settings({"home": bob.home}, {}).settings, run, BOB.peer_id, time())
     assert again.amending.course.chain == chain
 
 
@@ -518,13 +523,13 @@ async def test_who_may_join_changes_at_its_swarm_step(parties: Parties) -> None:
     chain = write_amendment(CREATOR, parties.run, Chain(), 300, listed)
     for party in (ada, bob, cleo):
         party.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=chain.data))
-        assert not party.standing.reach(299)
+        assert not party.run_admission.reach(299)
         await party.look()
     assert ada.knows() == {BOB.peer_id, CLEO.peer_id} and not cleo.barred
     assert (await cleo.call(ada, pb.Introduction()))[0] is grpc.StatusCode.OK
 
     for party in (ada, cleo):
-        assert party.standing.reach(300) and not party.standing.reach(301)
+        assert party.run_admission.reach(300) and not party.run_admission.reach(301)
         await party.look()
     assert ada.knows() == {BOB.peer_id} and "not on the list" in str(cleo.barred[0])
     assert (await cleo.call(ada, pb.Introduction()))[0] is grpc.StatusCode.UNAUTHENTICATED
@@ -537,27 +542,27 @@ async def test_a_newcomer_learns_the_step_from_records_and_one_that_trains_goes_
     ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=chain.data))
     await ada.membership.announce(Phase.TRAINING)
     await ada.membership.republish()
-    assert await bob.standing.look(bob.discovery)
+    assert await bob.run_admission.look(bob.discovery)
     with pytest.raises(NotAdmitted, match="invited peers only"):
-        bob.standing.check_ourselves(time())
-    assert ada.standing.reach(300)
+        bob.run_admission.check_ourselves(time())
+    assert ada.run_admission.reach(300)
     ada.swarm_step = 300
     await ada.membership.announce(Phase.TRAINING)
-    assert await bob.standing.look(bob.discovery)
-    bob.standing.check_ourselves(time())
+    assert await bob.run_admission.look(bob.discovery)
+    bob.run_admission.check_ourselves(time())
     assert (await bob.call(ada, pb.Introduction()))[0] is grpc.StatusCode.OK
-    assert bob.standing.reach(299)
+    assert bob.run_admission.reach(299)
     ada.swarm_step = 10**9  # no other can hasten it for one that trains
     await ada.membership.announce(Phase.TRAINING)
-    await bob.standing.look(bob.discovery)
+    await bob.run_admission.look(bob.discovery)
     with pytest.raises(NotAdmitted, match="invited peers only"):
-        bob.standing.check_ourselves(time())
+        bob.run_admission.check_ourselves(time())
 
     # After a start without any peer the newest checkpoint tells the step, to those who had joined by the change.
     settings = load_settings({"home": bob.home}, {}).settings
-    assert Standing(settings, run, BOB.peer_id, time()).rules.admission == "invite"
+    assert RunAdmission(settings, run, BOB.peer_id, time()).rules.admission == "invite"
     (settings.paths.checkpoints(run.fingerprint) / "step-0000000300").mkdir(parents=True)
-    assert Standing(settings, run, BOB.peer_id, time()).rules.admission == "open"
+    assert RunAdmission(settings, run, BOB.peer_id, time()).rules.admission == "open"
 
 
 async def test_who_may_join_changes_as_soon_as_it_is_heard_where_the_step_is_behind(parties: Parties) -> None:
@@ -579,12 +584,12 @@ async def test_who_may_join_changes_as_soon_as_it_is_heard_where_the_step_is_beh
 async def test_amendments_that_a_stranger_makes_up_change_nothing(parties: Parties) -> None:
     ada = await parties(ADA)
     troubles = list[str]()
-    ada.standing.amending.on_trouble = troubles.append
+    ada.run_admission.amending.on_trouble = troubles.append
     forged = sign_run(parse_toml('[run]\nname = "a"\n'), BOB)
     chain = write_amendment(BOB, forged, Chain(), 0, {"run.steps": 1})
     for data in (chain.data, b"[]", b"x" * 100_000):
         ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=data))
-    assert ada.standing.amending.course.chain == Chain() and troubles == []
+    assert ada.run_admission.amending.course.chain == Chain() and troubles == []
     content = {
         "run": parties.run.run_id,
         "number": 1,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lowcomm_node.dht.interface import Knock
-from lowcomm_node.swarm.rejoin import Lifeline, own_addresses
-from lowcomm_node.swarm.remembered_peers import KnownDoors
+from lowcomm_node.swarm.rejoin import Rejoin, own_addresses
+from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.swarm.watchdog import State
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
@@ -52,8 +52,8 @@ class Node:
         self.addresses = ("192.0.2.1",)
         self.held: tuple[str, ...] = ()
         self.published = self.moved = 0
-        self.known = KnownDoors(path, time())
-        self.lifeline = Lifeline(
+        self.known = RememberedPeers(path, time())
+        self.rejoin = Rejoin(
             self.discovery,
             [address(BOOT)],
             self.known,
@@ -62,8 +62,8 @@ class Node:
             lambda: self.addresses,
             held=lambda: self.held or self.addresses,
         )
-        self.lifeline.publish_with(self._publish, None)
-        self.lifeline.on_move(self._move)
+        self.rejoin.publish_with(self._publish, None)
+        self.rejoin.on_move(self._move)
 
     async def _publish(self) -> None:
         self.published += 1
@@ -81,44 +81,44 @@ def node(tmp_path: Path) -> Node:
 
 
 async def test_a_door_that_opens_is_told_remembered_and_told_of_us(node: Node, tmp_path: Path) -> None:
-    assert not await node.lifeline.enter(0.0)
+    assert not await node.rejoin.enter(0.0)
     assert node.told() == ["door.closed"]
-    assert address(BOOT) in node.lifeline.unanswered() and "connection refused" in node.lifeline.unanswered()
-    assert not node.known.doors()
+    assert address(BOOT) in node.rejoin.unanswered() and "connection refused" in node.rejoin.unanswered()
+    assert not node.known.peers()
     node.network.peers.add(BOOT.peer_id)
-    assert await node.lifeline.enter(20.0), "it goes on trying"
+    assert await node.rejoin.enter(20.0), "it goes on trying"
     assert node.told() == ["door.closed", "door.open", "swarm.connected"]
     assert node.published == 1
     assert node.discovery.done == ["find"]
-    await node.lifeline.save()
-    (door,) = KnownDoors(tmp_path / "doors.json", time()).doors()
+    await node.rejoin.save()
+    (door,) = RememberedPeers(tmp_path / "doors.json", time()).peers()
     assert (door.peer_id, door.addresses, door.named) == (BOOT.peer_id, (address(BOOT),), True)
 
 
 async def test_doors_that_were_not_named_are_remembered_and_not_told(node: Node) -> None:
     node.network.peers.add(PEER.peer_id)
-    node.lifeline.learned(PEER.peer_id, [address(PEER)])
-    await node.lifeline.step()
+    node.rejoin.learned(PEER.peer_id, [address(PEER)])
+    await node.rejoin.step()
     assert "door.open" not in node.told()
-    assert [(door.peer_id, door.named) for door in node.known.doors()] == [(PEER.peer_id, False)]
-    again = Lifeline(node.discovery, [], node.known, node.events.append)
+    assert [(door.peer_id, door.named) for door in node.known.peers()] == [(PEER.peer_id, False)]
+    again = Rejoin(node.discovery, [], node.known, node.events.append)
     assert await again.enter(0.0), "it suffices for the next start"
 
 
 async def test_what_was_found_before_the_run_was_known_is_kept_for_the_run(node: Node, tmp_path: Path) -> None:
-    lifeline = Lifeline(node.discovery, [address(BOOT)], None, node.events.append)
+    rejoin = Rejoin(node.discovery, [address(BOOT)], None, node.events.append)
     node.network.peers.add(BOOT.peer_id)
-    assert await lifeline.enter(0.0)
-    known = KnownDoors(tmp_path / "other.json", time())
-    lifeline.keep(known)
+    assert await rejoin.enter(0.0)
+    known = RememberedPeers(tmp_path / "other.json", time())
+    rejoin.keep(known)
     assert BOOT.peer_id in known
 
 
 async def test_a_change_of_address_is_told_and_ends_connections(node: Node) -> None:
     node.network.peers.add(BOOT.peer_id)
-    await node.lifeline.step()
+    await node.rejoin.step()
     node.addresses = ("198.51.100.1",)
-    await node.lifeline.step()
+    await node.rejoin.step()
     assert node.moved == 1
     assert "forget" in node.discovery.done and node.discovery.gone == {"192.0.2.1"}
     assert node.published == 2
@@ -130,40 +130,40 @@ async def test_a_clock_that_is_off_is_warned_of_once(node: Node) -> None:
     node.discovery.ahead = 20.0
     for _ in range(2):
         node.addresses = (*node.addresses, f"192.0.2.{len(node.addresses) + 1}")  # so that it knocks again at once
-        await node.lifeline.step()
+        await node.rejoin.step()
     assert len(node.warnings) == 1 and "20 s behind" in node.warnings[0]
 
 
 async def test_an_address_of_ipv6_that_is_replaced_ends_no_connection_while_it_is_there(node: Node) -> None:
     node.network.peers.add(BOOT.peer_id)
     node.held = ("192.0.2.1", "198.51.100.1")
-    await node.lifeline.step()
+    await node.rejoin.step()
     node.addresses = ("198.51.100.1",)
-    await node.lifeline.step()
+    await node.rejoin.step()
     assert node.moved == 1 and node.published == 2
     assert "forget" not in node.discovery.done
 
 
 async def test_what_goes_wrong_in_one_look_costs_only_that_look(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail() -> None:
-        node.lifeline.publish_with(node._publish, None)
+        node.rejoin.publish_with(node._publish, None)
         raise RuntimeError("a defect")
 
     monkeypatch.setattr("lowcomm_node.swarm.rejoin.DEFECT_PAUSE", 0.01)
     node.network.peers.add(BOOT.peer_id)
-    node.lifeline.publish_with(fail, None)
-    assert await node.lifeline.enter(20.0)
-    await node.lifeline.step()
+    node.rejoin.publish_with(fail, None)
+    assert await node.rejoin.enter(20.0)
+    await node.rejoin.step()
     assert node.published == 1
 
 
 async def test_a_folder_that_can_not_be_written_stops_nothing(node: Node, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    lifeline = Lifeline(node.discovery, [address(BOOT)], KnownDoors(tmp_path / "file" / "x.json", time()), print)
+    rejoin = Rejoin(node.discovery, [address(BOOT)], RememberedPeers(tmp_path / "file" / "x.json", time()), print)
     node.network.peers.add(BOOT.peer_id)
-    assert await lifeline.enter(0.0)
-    await lifeline.save()
-    assert lifeline.describe()["state"] == State.CONNECTED
+    assert await rejoin.enter(0.0)
+    await rejoin.save()
+    assert rejoin.describe()["state"] == State.CONNECTED
 
 
 def test_own_addresses_are_numbers_and_none_is_of_this_machine_alone() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.swarm.remembered_peers import MAX_AGE, MAX_BYTES, MAX_KNOWN, MAX_NAMED, KnownDoors
+from lowcomm_node.swarm.remembered_peers import MAX_AGE, MAX_BYTES, MAX_NAMED, MAX_REMEMBERED, RememberedPeers
 from lowcomm_protocol.identity import Identity
 
 NOW = 1_800_000_000.0
@@ -27,57 +27,57 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_answered_is_there_at_the_next_start_named_ones_first_then_the_newest(path: Path) -> None:
-    known = KnownDoors(path, NOW)
+    known = RememberedPeers(path, NOW)
     known.answered(peer(1), [address(1)], NOW, named=True)
     known.answered(peer(2), [address(2)], NOW + 1)
     known.answered(peer(3), [address(3)], NOW + 2)
     known.save()
-    again = KnownDoors(path, NOW + 10)
-    assert [door.peer_id for door in again.doors()] == [peer(1), peer(3), peer(2)]
-    assert again.doors() == known.doors()
+    again = RememberedPeers(path, NOW + 10)
+    assert [door.peer_id for door in again.peers()] == [peer(1), peer(3), peer(2)]
+    assert again.peers() == known.peers()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_newest_addresses_of_a_door_come_first_and_are_few(path: Path) -> None:
-    known = KnownDoors(path, NOW)
+    known = RememberedPeers(path, NOW)
     for port in range(1, 10):
         known.answered(peer(1), [address(1, port)], NOW + port)
-    assert known.doors()[0].addresses == tuple(address(1, port) for port in (9, 8, 7, 6))
+    assert known.peers()[0].addresses == tuple(address(1, port) for port in (9, 8, 7, 6))
 
 
 def test_addresses_that_lead_elsewhere_are_not_kept(path: Path) -> None:
-    known = KnownDoors(path, NOW)
+    known = RememberedPeers(path, NOW)
     known.answered(peer(1), [address(2), "rubbish", ""], NOW)
-    assert known.doors() == []
+    assert known.peers() == []
 
 
 def test_the_oldest_go_and_named_ones_give_way_to_none(path: Path) -> None:
-    known = KnownDoors(path, NOW)
+    known = RememberedPeers(path, NOW)
     for number in range(2 * MAX_NAMED):
         known.answered(peer(number), [address(number)], NOW - 1000 + number, named=True)
-    for number in range(100, 100 + 2 * MAX_KNOWN):
+    for number in range(100, 100 + 2 * MAX_REMEMBERED):
         known.answered(peer(number), [address(number)], NOW + number)
-    doors = known.doors()
-    assert len(doors) == MAX_KNOWN
+    doors = known.peers()
+    assert len(doors) == MAX_REMEMBERED
     assert [door.peer_id for door in doors if door.named] == [
         peer(n) for n in range(2 * MAX_NAMED - 1, MAX_NAMED - 1, -1)
     ]
-    assert peer(100) not in known and peer(99 + 2 * MAX_KNOWN) in known
+    assert peer(100) not in known and peer(99 + 2 * MAX_REMEMBERED) in known
     known.save()
     assert path.stat().st_size < MAX_BYTES
-    assert KnownDoors(path, NOW).doors()
+    assert RememberedPeers(path, NOW).peers()
 
 
 def test_a_door_that_has_not_answered_for_long_is_forgotten(path: Path) -> None:
-    known = KnownDoors(path, NOW)
+    known = RememberedPeers(path, NOW)
     known.answered(peer(1), [address(1)], NOW)
     known.save()
-    assert KnownDoors(path, NOW + MAX_AGE - 1).doors()
-    assert not KnownDoors(path, NOW + MAX_AGE + 1).doors()
+    assert RememberedPeers(path, NOW + MAX_AGE - 1).peers()
+    assert not RememberedPeers(path, NOW + MAX_AGE + 1).peers()
 
 
 def test_nothing_is_written_where_nothing_has_changed(path: Path) -> None:
-    known = KnownDoors(path, NOW)
+    known = RememberedPeers(path, NOW)
     known.save()
     assert not path.exists()
 
@@ -107,29 +107,29 @@ def test_a_bad_entry_is_left_out_and_hides_no_good_one(path: Path, bad: object) 
     path.parent.mkdir()
     good = entry(peer_id=peer(2), addresses=[address(2)])
     path.write_text(json.dumps({"version": 1, "doors": [bad, good]}))
-    assert [door.peer_id for door in KnownDoors(path, NOW).doors()] == [peer(2)]
+    assert [door.peer_id for door in RememberedPeers(path, NOW).peers()] == [peer(2)]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 2, "doors": []}', "[" * 100_000, "\0", "NaN"])
 def test_a_damaged_file_counts_as_none(path: Path, content: str) -> None:
     path.parent.mkdir()
     path.write_text(content)
-    assert KnownDoors(path, NOW).doors() == []
+    assert RememberedPeers(path, NOW).peers() == []
 
 
 def test_a_file_that_is_too_large_is_not_read(path: Path) -> None:
     path.parent.mkdir()
     path.write_text(json.dumps({"version": 1, "doors": [entry()]}) + " " * MAX_BYTES)
-    assert KnownDoors(path, NOW).doors() == []
+    assert RememberedPeers(path, NOW).peers() == []
 
 
 def test_an_answer_from_the_future_does_not_stay_for_ever(path: Path) -> None:
     path.parent.mkdir()
     path.write_text('{"version": 1, "doors": [' + json.dumps(entry()).replace(str(NOW - 5), "1e300") + "]}")
-    (door,) = KnownDoors(path, NOW).doors()
+    (door,) = RememberedPeers(path, NOW).peers()
     assert door.answered <= NOW - MAX_AGE
     path.write_text('{"version": 1, "doors": [' + json.dumps(entry()).replace(str(NOW - 5), "Infinity") + "]}")
-    assert not KnownDoors(path, NOW).doors()
+    assert not RememberedPeers(path, NOW).peers()
 
 
 KEYS = st.sampled_from(["version", "doors", "peer_id", "addresses", "answered"])
@@ -142,6 +142,6 @@ JSON = st.recursive(
 def test_no_content_raises(tmp_path_factory: pytest.TempPathFactory, content: object) -> None:
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_text(json.dumps({"version": 1, "doors": content}))
-    KnownDoors(path, NOW)
+    RememberedPeers(path, NOW)
     path.write_text(json.dumps(content))
-    KnownDoors(path, NOW)
+    RememberedPeers(path, NOW)

@@ -7,7 +7,7 @@ import pytest
 from lowcomm_node.dht.keys import removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.sources import load_settings
-from lowcomm_node.swarm.admission import Standing
+from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import Token, issue_invite
@@ -30,11 +30,11 @@ def invite(letter: bytes = b"i", uses: int = 1, expires: float = NOW + 1000, cre
     return issue_invite(creator, RUN.run_id, letter * 32, expires, uses)
 
 
-def stand(home: Path, token: Token | None = None, now: float = NOW, peer: Identity = ADA, **flags) -> Standing:
+def stand(home: Path, token: Token | None = None, now: float = NOW, peer: Identity = ADA, **flags) -> RunAdmission:
     settings = load_settings({"home": home, "invite": token.text() if token else None, **flags}, {}).settings
-    standing = Standing(settings, RUN, peer.peer_id, now)
-    standing.check_ourselves(now)
-    return standing
+    run_admission = RunAdmission(settings, RUN, peer.peer_id, now)
+    run_admission.check_ourselves(now)
+    return run_admission
 
 
 def files(home: Path) -> set[str]:
@@ -96,7 +96,7 @@ def test_an_invite_that_is_none_for_us_is_told_before_anything_is_kept(tmp_path:
 def test_the_creator_needs_no_invite_and_an_open_run_ignores_one(tmp_path: Path) -> None:
     assert stand(tmp_path, peer=CREATOR).claim == b""
     settings = load_settings({"home": tmp_path, "invite": invite().text()}, {}).settings
-    assert Standing(settings, run_of("open"), ADA.peer_id, NOW).claim == b""
+    assert RunAdmission(settings, run_of("open"), ADA.peer_id, NOW).claim == b""
 
 
 def test_a_passing_identity_neither_uses_nor_leaves_a_claim(tmp_path: Path) -> None:
@@ -107,16 +107,16 @@ def test_a_passing_identity_neither_uses_nor_leaves_a_claim(tmp_path: Path) -> N
 
 async def test_what_was_heard_survives_a_restart(tmp_path: Path) -> None:
     discovery = MemoryDiscovery(ADA.peer_id, MemoryNetwork(lambda: NOW))
-    standing = stand(tmp_path, invite())
-    standing.admission.check(BOB.peer_id, invite(b"b").claim(BOB.peer_id, NOW).data, NOW)
+    run_admission = stand(tmp_path, invite())
+    run_admission.admission.check(BOB.peer_id, invite(b"b").claim(BOB.peer_id, NOW).data, NOW)
     removals = write_removals(CREATOR, RUN.run_id, 3, frozenset([BOB.peer_id]))
-    assert standing.admission.hear_removals(removals.data)
-    await standing.look(discovery)
+    assert run_admission.admission.hear_removals(removals.data)
+    await run_admission.look(discovery)
     assert files(tmp_path) == {"claim", "uses", "removals"}
 
     again = stand(tmp_path)
     assert again.admission.removals == removals
-    assert again.admission.to_bytes() == standing.admission.to_bytes()
+    assert again.admission.to_bytes() == run_admission.admission.to_bytes()
     with pytest.raises(NotAdmitted, match="was removed from this run"):
         stand(tmp_path, invite(b"b"), peer=BOB)
 
@@ -130,8 +130,8 @@ async def test_damaged_files_are_learned_again(tmp_path: Path, damage: bytes) ->
     folder = tmp_path / "runs" / RUN.fingerprint
     for name in ("uses", "removals"):
         (folder / name).write_bytes(damage)
-    standing = stand(tmp_path)
-    assert standing.admission.removals.version == 0
-    assert await standing.look(discovery)
+    run_admission = stand(tmp_path)
+    assert run_admission.admission.removals.version == 0
+    assert await run_admission.look(discovery)
     assert (folder / "removals").read_bytes() == removals.data
-    assert not await standing.look(discovery), "no news"
+    assert not await run_admission.look(discovery), "no news"

@@ -5,13 +5,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.swarm import watchdog as module
+from lowcomm_node.swarm import watchdog
 from lowcomm_node.swarm.watchdog import (
     AT_ONCE,
     HEARTBEAT,
     LONGEST_ASIDE,
     LONGEST_PAUSE,
-    MAX_DOORS,
+    MAX_ENTRY_POINTS,
     MISSED_FOR,
     MISSING_AFTER,
     READ_BACK,
@@ -36,7 +36,7 @@ class World:
         self.published: list[float] = []
         self.restarts: list[float] = []
         self.forgotten: list[float] = []
-        self.dog = Watchdog(self.now, _doors(named), _doors(remembered), **options)
+        self.dog = Watchdog(self.now, _entries(named), _entries(remembered), **options)
 
     def step(self) -> Plan:
         """One round of what a lifeline does."""
@@ -75,10 +75,10 @@ class World:
         return self.dog.state(self.now)
 
     def knocked(self, peer_id: str, since: float = 0.0) -> list[float]:
-        return [at for at, door in self.knocks if door == peer_id and at >= since]
+        return [at for at, entry in self.knocks if entry == peer_id and at >= since]
 
 
-def _doors(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def _entries(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return {name: (ADDRESS + name,) for name in names}
 
 
@@ -89,7 +89,7 @@ def test_of_several_named_doors_one_that_answers_suffices_and_the_others_are_nam
     assert world.state is State.CONNECTED
     assert world.dog.reason(world.now) is None
     world.run(120)
-    told = {door["peer_id"]: door for door in world.dog.describe(world.now)["doors"]}
+    told = {entry["peer_id"]: entry for entry in world.dog.describe(world.now)["doors"]}
     assert told["alive"]["answers"] and told["alive"]["reason"] is None
     assert not told["dead"]["answers"] and told["dead"]["reason"] == "connection refused"
     assert 0 <= told["dead"]["next_attempt"] <= LONGEST_PAUSE
@@ -99,7 +99,7 @@ def test_of_several_named_doors_one_that_answers_suffices_and_the_others_are_nam
     assert max(pauses) <= LONGEST_PAUSE + HEARTBEAT
     world.open = {"alive", "dead"}
     world.run(LONGEST_PAUSE + 10)
-    assert next(door for door in world.dog.describe(world.now)["doors"] if door["peer_id"] == "dead")["answers"]
+    assert next(entry for entry in world.dog.describe(world.now)["doors"] if entry["peer_id"] == "dead")["answers"]
 
 
 def test_when_all_named_doors_are_dead_remembered_ones_are_tried_a_few_at_a_time() -> None:
@@ -283,8 +283,8 @@ def test_after_a_move_that_p2pd_can_not_follow_it_is_started_again_soon() -> Non
     world.open = set()
     world.dog.own_addresses({"198.51.100.1"}, world.now)
     moved = world.now
-    world.run(module.RESTART_MOVED + 10)
-    assert len(world.restarts) == 1 and world.restarts[0] - moved < module.RESTART_MOVED + HEARTBEAT
+    world.run(watchdog.RESTART_MOVED + 10)
+    assert len(world.restarts) == 1 and world.restarts[0] - moved < watchdog.RESTART_MOVED + HEARTBEAT
 
 
 def test_a_server_that_relays_for_others_is_never_started_again() -> None:
@@ -304,12 +304,12 @@ def test_whoever_knows_nobody_has_nothing_to_look_for() -> None:
 
 def test_doors_are_bounded_and_named_ones_stay() -> None:
     world = World(("boot",))
-    for number in range(3 * MAX_DOORS):
+    for number in range(3 * MAX_ENTRY_POINTS):
         world.dog.learned(f"peer{number}", (ADDRESS,) * 20, world.now + number)
     assert world.dog.addresses("boot")
-    kept = [number for number in range(3 * MAX_DOORS) if world.dog.addresses(f"peer{number}")]
-    assert len(kept) == MAX_DOORS - 1
-    assert kept[-1] == 3 * MAX_DOORS - 1, "the newest are kept"
+    kept = [number for number in range(3 * MAX_ENTRY_POINTS) if world.dog.addresses(f"peer{number}")]
+    assert len(kept) == MAX_ENTRY_POINTS - 1
+    assert kept[-1] == 3 * MAX_ENTRY_POINTS - 1, "the newest are kept"
 
 
 def test_a_peer_can_not_replace_the_addresses_that_the_owner_gave() -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lowcomm_node.cli import app, common
 from lowcomm_node.errors import Incompatible
 from lowcomm_node.libp2p.p2pd import find_p2pd
-from lowcomm_node.system import support as system
+from lowcomm_node.system import support
 from lowcomm_node.system.support import check_system
 
 NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
@@ -48,7 +48,7 @@ def test_commands_that_need_a_swarm_say_so_at_once(
     monkeypatch.setattr(sys, "argv", ["lowcomm-node", *command])
     monkeypatch.setattr(sys, "platform", "win32")
     assert common.run(app) == Incompatible.exit_code
-    assert capsys.readouterr().err == f"error: {system.WINDOWS}\n"
+    assert capsys.readouterr().err == f"error: {support.WINDOWS}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,7 +57,7 @@ def test_no_command_ends_with_a_traceback_where_modules_are_missing(
     package: str, arguments: list[str], tmp_path: Path
 ) -> None:
     done = like_windows(package, *arguments, "--home", str(tmp_path))
-    assert (done.returncode, done.stderr) == (Incompatible.exit_code, f"error: {system.WINDOWS}\n")
+    assert (done.returncode, done.stderr) == (Incompatible.exit_code, f"error: {support.WINDOWS}\n")
 
 
 def test_what_needs_no_swarm_works_there() -> None:
@@ -81,7 +81,7 @@ def test_macos_is_let_in_with_a_word_that_nobody_has_tried_it(
 ) -> None:
     warned: list[str] = []
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(system.log, "warning", lambda event, **_: warned.append(event))
+    monkeypatch.setattr(support.log, "warning", lambda event, **_: warned.append(event))
     check_system(find_p2pd)
     assert warned == ["system.untried"]
 

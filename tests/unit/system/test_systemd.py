@@ -204,9 +204,9 @@ def test_a_node_says_in_a_line_what_it_does_and_why_it_waits() -> None:
 
 
 async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_look_does_not_end() -> None:
-    lifeline = SimpleNamespace(publish_with=lambda *_: None, reason=None, step=asyncio.Event().wait)
+    rejoin = SimpleNamespace(publish_with=lambda *_: None, reason=None, step=asyncio.Event().wait)
     registry = SimpleNamespace(runs=list)
-    server = BootstrapServer(None, registry, True, print, lifeline, look_every=0.0)  # type: ignore[arg-type]
+    server = BootstrapServer(None, registry, True, print, rejoin, look_every=0.0)  # type: ignore[arg-type]
     assert not server.condition(0.0).ready
     task = asyncio.create_task(server.run())
     await asyncio.sleep(0)  # it begins
@@ -214,7 +214,7 @@ async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_loo
     assert server.condition(now) == Condition(ready=True, line="serving: 0 runs published, 0 peers alive in them")
     assert server.condition(now + LOOK_DEADLINE).overdue is None
     assert "has taken" in (server.condition(now + LOOK_DEADLINE + 1).overdue or "")
-    lifeline.reason = "no bootstrap server answers"
+    rejoin.reason = "no bootstrap server answers"
     assert server.condition(now).line == "no bootstrap server answers"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -304,8 +304,8 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
         assert len(set(last)) >= 3, "also while it gives"
         assert steps == list(range(1, len(steps) + 1)), "and none is left out"
         assert len(list(folder.iterdir())) <= MAX_SNAPSHOTS
-        ready = await trainers[1].adopt(str(joiners[-1].gathering.folder))
-        assert ready.swarm_step == joiners[-1].gathering.base.swarm_step and ready.steps == 0
+        ready = await trainers[1].adopt(str(joiners[-1].download.folder))
+        assert ready.swarm_step == joiners[-1].download.base.swarm_step and ready.steps == 0
         assert (ready.plan, ready.runs) == (readies[1].plan, readies[1].runs)
         await trainers[0].train(False)
         assert abs(await trainers[0].evaluate() - await trainers[1].evaluate()) < 1.0

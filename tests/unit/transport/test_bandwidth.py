@@ -15,7 +15,7 @@ from lowcomm_node.transport.bandwidth import (
     SHORTEST_PIECE,
     USE_SECONDS,
     Arrival,
-    Throttle,
+    BandwidthLimit,
     TokenBucket,
     Use,
     flow_options,
@@ -73,33 +73,33 @@ def test_without_a_rate_nobody_waits():
 
 @pytest.mark.parametrize("rate", [1e3, 1e5, 1e7])
 def test_pieces_are_short_where_the_link_is_slow(rate):
-    piece = Throttle(rate).piece(256 * 1024)
+    piece = BandwidthLimit(rate).piece(256 * 1024)
     assert piece == min(256 * 1024, max(SHORTEST_PIECE, rate * 0.1))
-    assert Throttle().piece(256 * 1024) == 256 * 1024
+    assert BandwidthLimit().piece(256 * 1024) == 256 * 1024
 
 
 async def test_who_waits_goes_on_when_the_owner_lifts_the_limit():
-    throttle = Throttle(1.0)
-    await throttle.pass_(10**6)
-    waiting = asyncio.create_task(throttle.pass_(1))
+    limit = BandwidthLimit(1.0)
+    await limit.pass_(10**6)
+    waiting = asyncio.create_task(limit.pass_(1))
     done, _ = await asyncio.wait({waiting}, timeout=0.2)
     assert not done, "a million bytes at one a second are not paid for yet"
-    throttle.allow(None)
+    limit.allow(None)
     async with asyncio.timeout(10.0):
         await waiting
-        await throttle.pass_(10**12)
-    assert throttle.total == 10**6 + 1 + 10**12
+        await limit.pass_(10**12)
+    assert limit.total == 10**6 + 1 + 10**12
 
 
 async def test_streams_share_one_rate():
     now = 10.0
-    throttle = Throttle(100.0, clock=lambda: now)
-    waits = [throttle._bucket.take(50, now)[0] for _ in range(4)]
+    limit = BandwidthLimit(100.0, clock=lambda: now)
+    waits = [limit._bucket.take(50, now)[0] for _ in range(4)]
     assert waits == pytest.approx([0.0, 0.5 - CREDIT_SECONDS, 1.0 - CREDIT_SECONDS, 1.5 - CREDIT_SECONDS])
-    assert throttle.debt == pytest.approx(2.0 - CREDIT_SECONDS)
+    assert limit.debt == pytest.approx(2.0 - CREDIT_SECONDS)
 
 
-class Virtual(Throttle):
+class Virtual(BandwidthLimit):
     """A throttle in virtual time: whoever waits moves the clock."""
 
     def __init__(self, rate: float | None) -> None:
@@ -112,54 +112,54 @@ class Virtual(Throttle):
 
 @given(st.integers(1, 10**6), st.integers(10**4, 10**6), st.sampled_from([1e4, 1e5, 1e6, 1e7]))
 def test_what_comes_in_was_paid_for_before(size, message, rate):
-    throttle = Virtual(rate)
-    arrival, came = Arrival(throttle, size, 256 * 1024), 0
+    limit = Virtual(rate)
+    arrival, came = Arrival(limit, size, 256 * 1024), 0
 
     async def read() -> None:
         nonlocal came
         while came < size:
-            await arrival.make_way()
+            await arrival.make_room()
             count = min(message, size - came)
             arrival.took(count)
             came += count
 
-    began = throttle.now
+    began = limit.now
     _drive(read)
     # The bucket has been asked for each byte once, however large messages are.
-    paid = rate * (throttle.now + throttle.debt - began + CREDIT_SECONDS)
+    paid = rate * (limit.now + limit.debt - began + CREDIT_SECONDS)
     assert paid == pytest.approx(max(size, 0), rel=1e-6, abs=rate * CREDIT_SECONDS + 1)
-    assert throttle.total == size
+    assert limit.total == size
 
 
 def test_the_window_and_a_message_are_paid_for_before_the_first_read():
-    throttle = Virtual(1e6)
-    began = throttle.now
-    arrival = Arrival(throttle, 10**7, 250_000)
-    _drive(arrival.make_way)
-    assert throttle.now - began + CREDIT_SECONDS == pytest.approx((2 * window(1e6) + 250_000) / 1e6)
+    limit = Virtual(1e6)
+    began = limit.now
+    arrival = Arrival(limit, 10**7, 250_000)
+    _drive(arrival.make_room)
+    assert limit.now - began + CREDIT_SECONDS == pytest.approx((2 * window(1e6) + 250_000) / 1e6)
     arrival.took(100_000)
-    before = throttle.now
-    _drive(arrival.make_way)
-    assert throttle.now - before == pytest.approx(0.1)
+    before = limit.now
+    _drive(arrival.make_room)
+    assert limit.now - before == pytest.approx(0.1)
 
 
 def test_where_nothing_is_to_be_paid_nobody_waits_for_what_others_owe():
-    throttle = Virtual(1e6)
-    arrival = Arrival(throttle, 10**7, 250_000)
-    _drive(arrival.make_way)
-    throttle.owe(10**7)
-    before = throttle.now
-    _drive(arrival.make_way)
-    _drive(lambda: throttle.pass_(0))
-    assert throttle.now == before
+    limit = Virtual(1e6)
+    arrival = Arrival(limit, 10**7, 250_000)
+    _drive(arrival.make_room)
+    limit.owe(10**7)
+    before = limit.now
+    _drive(arrival.make_room)
+    _drive(lambda: limit.pass_(0))
+    assert limit.now == before
 
 
 def test_bytes_that_nobody_announced_are_owed():
-    throttle = Virtual(1e6)
-    arrival = Arrival(throttle, 0, 250_000)
-    _drive(arrival.make_way)
+    limit = Virtual(1e6)
+    arrival = Arrival(limit, 0, 250_000)
+    _drive(arrival.make_room)
     arrival.took(500_000)
-    assert throttle.debt == pytest.approx(0.5 - CREDIT_SECONDS)
+    assert limit.debt == pytest.approx(0.5 - CREDIT_SECONDS)
 
 
 @given(st.floats(8e3, 1e9))

@@ -12,11 +12,10 @@ from test_tunnel import EVE, pair
 from helpers.tunnelling import End, chunk, piece, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.sync import driver as rounds
+from lowcomm_node.sync import driver
 from lowcomm_node.sync.driver import answer_in_time
-from lowcomm_node.transport import call
-from lowcomm_node.transport import ping as pinging
-from lowcomm_node.transport import server as service
+from lowcomm_node.transport import call, ping
+from lowcomm_node.transport import server as server_module
 from lowcomm_node.transport.bandwidth import FREE_WINDOW
 from lowcomm_node.transport.guard.connections import Endings
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -46,7 +45,7 @@ async def dialed(caller: End, callee: End, route: str):
     if route == "direct":
         channel = await caller.channels._dialers.direct(callee.info(addresses=(f"127.0.0.1:{callee.port}",)))
     else:
-        channel = caller.channels._dialers.local(caller.tunnels.way(callee.peer_id).target)
+        channel = caller.channels._dialers.local(caller.tunnels.dialer(callee.peer_id).target)
     async with channel:
         yield channel
 
@@ -71,9 +70,9 @@ async def begin(stub: ExchangeStub, kind: str, metadata):
 @pytest.mark.parametrize("kind", ["swap", "fetch", "ping"])
 async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(tmp_path, monkeypatch, kind, route):
     calls = 1 if kind == "ping" else CALLS
-    monkeypatch.setattr(service, "MAX_CALLS", calls)
+    monkeypatch.setattr(server_module, "MAX_CALLS", calls)
     monkeypatch.setattr(call, "TAKE_DEADLINE", 1.0)
-    monkeypatch.setattr(pinging, "CALL_SECONDS", 1.0)
+    monkeypatch.setattr(ping, "CALL_SECONDS", 1.0)
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         bob.swapping, bob.fetch = flood, endless
         async with dialed(eve, bob, route) as channel, dialed(ada, bob, "tunnel") as other:
@@ -89,7 +88,9 @@ async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(tm
 
             try:
                 await until_async(lambda: asyncio.sleep(0, bob.service.open_calls == calls), 10, "the calls have begun")
-                await until_async(lambda: asyncio.sleep(0, len(bob.service._company) == 0), 20, "no peer holds a place")
+                await until_async(
+                    lambda: asyncio.sleep(0, len(bob.service._peer_limit) == 0), 20, "no peer holds a place"
+                )
                 await until_async(served, 20, "gRPC has places again")
                 assert not bob.service.open_calls
             finally:
@@ -155,7 +156,7 @@ async def test_the_connection_of_one_peer_is_ended_and_no_other(family):
 
 
 async def test_a_caller_that_does_not_take_our_answer_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(rounds, "HELLO_DEADLINE", 0.1)
+    monkeypatch.setattr(driver, "HELLO_DEADLINE", 0.1)
 
     class Full:
         async def send(self, frame: pb.Frame) -> None:
@@ -166,13 +167,13 @@ async def test_a_caller_that_does_not_take_our_answer_is_not_waited_for(monkeypa
 
 
 async def test_a_caller_that_does_not_take_a_refusal_of_its_pings_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(pinging, "REFUSE_DEADLINE", 0.1)
+    monkeypatch.setattr(ping, "REFUSE_DEADLINE", 0.1)
 
     class Full:
         async def send(self, pong: pb.Pong) -> None:
             await asyncio.Event().wait()
 
-    echo = pinging.Echo()
+    echo = ping.Echo()
     echo._calls["a"] += 1
     with pytest.raises(LinkLost, match="does not read"):
         await soon(echo.answer("a", Full()), 5)

@@ -8,7 +8,7 @@ import pytest
 from helpers.http2 import FLOODS, Connection, call, connected
 from helpers.waiting import until_async
 from lowcomm_node.testing.wire import CALLEE, RUN, Callee, calling, listening, soon
-from lowcomm_node.transport.guard import unauthenticated as strangers_module
+from lowcomm_node.transport.guard import unauthenticated as unauthenticated_module
 from lowcomm_node.transport.guard.overhead import BURST, OF_MESSAGE, RATE, SHARE, Explaining, Overhead
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_node.transport.tls import Gatekeeper
@@ -69,14 +69,14 @@ async def test_contents_and_many_small_messages_over_a_real_connection_are_expla
 
     async with listening() as callee, calling() as channels:
         callee.swapping = echo
-        strangers = callee.service.strangers
+        unauthenticated = callee.service.unauthenticated
         stub = await channels.stub(callee.info())
         stream = CallerStream(stub.Swap(metadata=channels.metadata(CALLEE.peer_id)))
         for frame in frames:
             await soon(stream.send(frame))
             await soon(stream.receive())
-        strangers.look(callee.port)
-        (level,) = strangers.overhead._levels.values()
+        unauthenticated.look(callee.port)
+        (level,) = unauthenticated.overhead._levels.values()
         stream.cancel()
         assert level < MIB, "of 48 in both directions"
 
@@ -93,13 +93,13 @@ async def authenticated(callee: Callee, flooding: Connection) -> None:
 async def test_a_peer_that_floods_with_frames_loses_its_connection_and_no_other_peer_does(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(strangers_module, "EVERY", 0.1)
+    monkeypatch.setattr(unauthenticated_module, "EVERY", 0.1)
     async with listening() as callee, calling() as channels, connected(callee.port) as flooding:
-        callee.service.strangers.overhead = Overhead(burst=MIB // 8, rate=16 * 1024)
+        callee.service.unauthenticated.overhead = Overhead(burst=MIB // 8, rate=16 * 1024)
         await authenticated(callee, flooding)
         stub = await channels.stub(callee.info())
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
-        looking = asyncio.create_task(callee.service.strangers.run(callee.port))
+        looking = asyncio.create_task(callee.service.unauthenticated.run(callee.port))
         await soon(flooding.flood(lambda number: FLOODS[kind](number + 1), 50_000))
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
         looking.cancel()

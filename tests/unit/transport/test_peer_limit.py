@@ -14,7 +14,7 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost, PortInUse
 from lowcomm_node.transport.bandwidth import flow_options
 from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.guard.peer_limit import Company
+from lowcomm_node.transport.guard.peer_limit import PeerLimit
 from lowcomm_node.transport.server import ExchangeService
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
@@ -22,56 +22,56 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 
 
 async def test_a_peer_counts_once_as_long_as_anything_is_held():
-    company = Company(1)
-    assert await company.has_room_for("a")
-    company.join("a")
-    with company.with_("a"):
-        assert len(company) == 1
-        assert await company.has_room_for("a")
-        assert not await company.has_room_for("b")
-    assert len(company) == 1
-    company.leave("a")
-    assert len(company) == 0
-    assert await company.has_room_for("b")
-    assert company.turned_away == 1
+    peer_limit = PeerLimit(1)
+    assert await peer_limit.has_room_for("a")
+    peer_limit.join("a")
+    with peer_limit.with_("a"):
+        assert len(peer_limit) == 1
+        assert await peer_limit.has_room_for("a")
+        assert not await peer_limit.has_room_for("b")
+    assert len(peer_limit) == 1
+    peer_limit.leave("a")
+    assert len(peer_limit) == 0
+    assert await peer_limit.has_room_for("b")
+    assert peer_limit.turned_away == 1
 
 
 def test_calls_out_and_calls_in_count_for_the_same_company_although_it_is_empty_at_first():
     """An empty one is false: each side took one of its own, so nobody kept to the owner's limit or saw anybody."""
-    company = Company(3)
-    assert not company
+    peer_limit = PeerLimit(3)
+    assert not peer_limit
     identity = Identity(b"c" * 32)
     gatekeeper = Gatekeeper(identity, "ab" * 32, lambda: 0.0)
-    assert Channels(gatekeeper, company=company)._company is company
-    assert ExchangeService(gatekeeper, handlers=None, company=company)._company is company
+    assert Channels(gatekeeper, peer_limit=peer_limit)._peer_limit is peer_limit
+    assert ExchangeService(gatekeeper, handlers=None, peer_limit=peer_limit)._peer_limit is peer_limit
 
 
 async def test_an_idle_channel_makes_room_for_another_peer(tmp_path):
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
-        ada.channels._company.allow(2)
+        ada.channels._peer_limit.allow(2)
         for other in (bob, eve, dan):
             assert await soon(ada.introduce(other.info())) == ada.peer_id
-        assert set(ada.channels._lines) == {eve.peer_id, dan.peer_id}
-        assert len(ada.channels._company) == 2
+        assert set(ada.channels._peer_channels) == {eve.peer_id, dan.peer_id}
+        assert len(ada.channels._peer_limit) == 2
 
 
 async def test_a_channel_that_carries_a_call_is_not_closed_for_another(tmp_path):
     async with pair(tmp_path, EVE) as (ada, bob, eve):
-        ada.channels._company.allow(1)
+        ada.channels._peer_limit.allow(1)
         call = await soon(ada.call(bob.info()))
         await soon(call.send(chunk(0, 8)))
         with pytest.raises(LinkLost, match="1 peers already: raise --max-peers"):
             await soon(ada.call(eve.info()))
         assert await soon(call.receive()) == chunk(0, 8), "the call goes on"
         await soon(call.close())
-        company = ada.channels._company
-        await until_async(lambda: asyncio.sleep(0, company.turned_away == 1), 10, "it was counted")
+        peer_limit = ada.channels._peer_limit
+        await until_async(lambda: asyncio.sleep(0, peer_limit.turned_away == 1), 10, "it was counted")
         assert await soon(ada.introduce(eve.info())) == ada.peer_id
 
 
 async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on(tmp_path):
     async with pair(tmp_path, EVE) as (ada, bob, eve):
-        bob.service._company.allow(1)
+        bob.service._peer_limit.allow(1)
         call = await soon(ada.call(bob.info()))
         await soon(call.send(chunk(0, 8)))
         assert await soon(call.receive()) == chunk(0, 8)
@@ -80,7 +80,7 @@ async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on(tmp_pat
             await soon(late.receive())
         assert await soon(eve.introduce(bob.info())) == eve.peer_id, "hello and goodbye are always heard"
         await soon(call.close())
-        await until_async(lambda: asyncio.sleep(0, not len(bob.service._company)), 10, "its call has ended")
+        await until_async(lambda: asyncio.sleep(0, not len(bob.service._peer_limit)), 10, "its call has ended")
         other = await soon(eve.call(bob.info()))
         await soon(other.send(chunk(1, 8)))
         assert await soon(other.receive()) == chunk(1, 8)
@@ -89,14 +89,14 @@ async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on(tmp_pat
 
 async def test_who_is_called_makes_room_by_closing_what_is_idle(tmp_path):
     async with pair(tmp_path, EVE) as (ada, bob, eve):
-        bob.channels._company = company = bob.service._company
-        company.make_room = bob.channels._drop_idle
-        company.allow(1)
+        bob.channels._peer_limit = peer_limit = bob.service._peer_limit
+        peer_limit.make_room = bob.channels._drop_idle
+        peer_limit.allow(1)
         assert await soon(bob.introduce(ada.info())) == bob.peer_id
         call = await soon(eve.call(bob.info()))
         await soon(call.send(chunk(0, 8)))
         assert await soon(call.receive()) == chunk(0, 8)
-        assert bob.channels._lines == {}
+        assert bob.channels._peer_channels == {}
         await soon(call.close())
 
 
@@ -104,9 +104,9 @@ async def test_fewer_peers_than_there_are_close_what_is_idle_at_once(tmp_path):
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         for other in (bob, eve, dan):
             await soon(ada.introduce(other.info()))
-        ada.channels._company.allow(1)
+        ada.channels._peer_limit.allow(1)
         await soon(ada.channels.trim())
-        assert set(ada.channels._lines) == {dan.peer_id}
+        assert set(ada.channels._peer_channels) == {dan.peer_id}
 
 
 @pytest.mark.parametrize("route", ["tunnel", "direct"])
@@ -192,5 +192,5 @@ async def test_a_lost_call_frees_its_place(tmp_path):
         with pytest.raises((LinkLost, aio.AioRpcError, grpc.RpcError)):
             while True:
                 await soon(call.receive())
-        line = ada.channels._lines[bob.peer_id]
-        await until_async(lambda: asyncio.sleep(0, line.calls == 0), 10, "the call is over")
+        peer_channel = ada.channels._peer_channels[bob.peer_id]
+        await until_async(lambda: asyncio.sleep(0, peer_channel.calls == 0), 10, "the call is over")

@@ -14,7 +14,7 @@ from lowcomm_node.probing import measuring
 from lowcomm_node.system.quota import Allowed
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import new_certificate
-from lowcomm_node.transport.bandwidth import Bandwidth, Throttle
+from lowcomm_node.transport.bandwidth import Bandwidth, BandwidthLimit
 from lowcomm_node.transport.ping import BUSY_SECONDS, MAX_AT_ONCE, Echo, PingCall, match_peer
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
@@ -64,7 +64,7 @@ async def test_a_route_that_is_not_there_says_why(tmp_path: Path):
 
 
 async def test_a_ping_keeps_to_what_the_owner_allows(tmp_path: Path):
-    bandwidth = Bandwidth(up=Throttle(2e6), down=Throttle(4e6))
+    bandwidth = Bandwidth(up=BandwidthLimit(2e6), down=BandwidthLimit(4e6))
     async with pair(tmp_path) as (ada, bob):
         routes = await soon(ada.channels.ping(reachable(bob), bandwidth))
         assert len(routes) == 2
@@ -72,7 +72,7 @@ async def test_a_ping_keeps_to_what_the_owner_allows(tmp_path: Path):
             assert limited.total >= 2 * 2 * measuring.PIECE, "all that was measured has passed"
 
 
-class Waiting(Throttle):
+class Waiting(BandwidthLimit):
     """A throttle in virtual time: whoever waits moves the clock."""
 
     def __init__(self) -> None:

@@ -13,9 +13,9 @@ import pytest
 from helpers.tunnelling import soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.transport.tunnel import pump as pipes
+from lowcomm_node.transport.tunnel import pump as pump_module
 from lowcomm_node.transport.tunnel.frames import ANSWER, Signal, numbered, word
-from lowcomm_node.transport.tunnel.pump import Pipe
+from lowcomm_node.transport.tunnel.pump import Pump
 from lowcomm_node.transport.tunnel.session import Session, Sizes, Slabs
 from lowcomm_protocol.errors import ProtocolViolation
 
@@ -36,8 +36,8 @@ class Piped:
     def __init__(self) -> None:
         (self.near, near_local), (self.far, far_local) = pair(), pair()
         self.slabs = Slabs(SIZES)
-        self.caller = Pipe(near_local, Session(self.slabs), calls=True)
-        self.callee = Pipe(far_local, Session(self.slabs), calls=False)
+        self.caller = Pump(near_local, Session(self.slabs), calls=True)
+        self.callee = Pump(far_local, Session(self.slabs), calls=False)
         self.lead()
 
     def lead(self) -> None:
@@ -198,16 +198,16 @@ async def test_an_end_that_gives_up_ends_the_other_at_once():
 
 
 @asynccontextmanager
-async def alone(*, calls: bool) -> AsyncIterator[tuple[Pipe, socket.socket, socket.socket]]:
+async def alone(*, calls: bool) -> AsyncIterator[tuple[Pump, socket.socket, socket.socket]]:
     """A pipe, its local end, and the other end of its stream, where a test plays the peer."""
     (near, far), (local, mine) = pair(), pair()
-    pipe = Pipe(local, Session(Slabs(SIZES)), calls=calls)
-    pipe.attach(near, 0)
+    pump = Pump(local, Session(Slabs(SIZES)), calls=calls)
+    pump.attach(near, 0)
     with mine, far:
         try:
-            yield pipe, mine, far
+            yield pump, mine, far
         finally:
-            pipe.close()
+            pump.close()
         assert local.fileno() == near.fileno() == -1
 
 
@@ -223,46 +223,46 @@ async def alone(*, calls: bool) -> AsyncIterator[tuple[Pipe, socket.socket, sock
     ],
 )
 async def test_a_peer_that_breaks_the_rules_loses_its_session(rubbish):
-    async with alone(calls=False) as (pipe, mine, far):
+    async with alone(calls=False) as (pump, mine, far):
         await asyncio.get_running_loop().sock_sendall(far, rubbish)
         with pytest.raises(ProtocolViolation):
-            await soon(pipe.wait_cut())
+            await soon(pump.wait_cut())
         assert await soon(read_all(mine)) == b""
 
 
 @pytest.mark.parametrize("number", [1, 2**64 - 1])
 async def test_a_peer_that_claims_what_it_can_not_have_loses_its_session(number):
-    async with alone(calls=False) as (pipe, mine, far):
+    async with alone(calls=False) as (pump, mine, far):
         await asyncio.get_running_loop().sock_sendall(far, word(1) + b"x")
         assert await soon(asyncio.get_running_loop().sock_recv(mine, 1)) == b"x"
         stream, other = pair()
         with other, pytest.raises(ProtocolViolation):
-            pipe.accept(stream, number)
+            pump.accept(stream, number)
         assert stream.fileno() == -1
         with pytest.raises(ProtocolViolation):
-            await soon(pipe.wait_cut())
+            await soon(pump.wait_cut())
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
 async def test_a_stream_that_comes_late_takes_no_other_ones_place(is_cut):
     """Its caller has given it up, and said on another one that it has received more."""
-    async with alone(calls=False) as (pipe, mine, far):
+    async with alone(calls=False) as (pump, mine, far):
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(far, word(1) + b"x")
         assert await soon(loop.sock_recv(mine, 1)) == b"x"
         await loop.sock_sendall(mine, b"hello")
         assert await soon(loop.sock_recv(far, 100)) == word(5) + b"hello"
         await loop.sock_sendall(far, numbered(Signal.ACK, 5))
-        await until_async(lambda: asyncio.sleep(0, pipe._session.acked == 5), 30, "it is acknowledged")
+        await until_async(lambda: asyncio.sleep(0, pump._session.acked == 5), 30, "it is acknowledged")
         if is_cut:
-            pipe.cut_off("broke off")
+            pump.cut_off("broke off")
         late, other = pair()
         with other:
-            assert not pipe.accept(late, 0)
+            assert not pump.accept(late, 0)
             assert late.fileno() == -1
         if is_cut:
             stream, far = pair()
-            assert pipe.accept(stream, 5)
+            assert pump.accept(stream, 5)
             assert await soon(loop.sock_recv(far, ANSWER)) == numbered(Signal.READY, 1)
         with far:
             await loop.sock_sendall(mine, b"on")
@@ -270,8 +270,8 @@ async def test_a_stream_that_comes_late_takes_no_other_ones_place(is_cut):
 
 
 async def test_thousands_of_tiny_pieces_are_passed_on_a_few_in_each_turn_of_the_loop():
-    async with alone(calls=False) as (pipe, mine, far):
-        turn, taken, feed = 0, Counter[int](), pipe._session.feed
+    async with alone(calls=False) as (pump, mine, far):
+        turn, taken, feed = 0, Counter[int](), pump._session.feed
 
         async def count() -> None:
             nonlocal turn
@@ -283,33 +283,33 @@ async def test_thousands_of_tiny_pieces_are_passed_on_a_few_in_each_turn_of_the_
             taken[turn] += len(parts)
             return feed(parts)
 
-        pipe._session.feed = counted
+        pump._session.feed = counted
         counting = asyncio.create_task(count())
         sending = asyncio.create_task(send(far, (word(1) + b"x") * 20_000 + word(Signal.END)))
         assert await soon(read_all(mine)) == b"x" * 20_000
         await sending
         counting.cancel()
         assert taken.total() == 20_001
-        assert max(taken.values()) <= 2 * pipes.MOST_PARTS, "others get their turns meanwhile"
+        assert max(taken.values()) <= 2 * pump_module.MOST_PARTS, "others get their turns meanwhile"
 
 
 async def test_what_is_in_the_buffer_when_a_stream_is_cut_comes_again():
-    async with alone(calls=False) as (pipe, mine, far):
+    async with alone(calls=False) as (pump, mine, far):
         loop, data = asyncio.get_running_loop(), os.urandom(1_000)
-        begun, feed = asyncio.Event(), pipe._session.feed
+        begun, feed = asyncio.Event(), pump._session.feed
 
         def noticed(parts):
             begun.set()
             return feed(parts)
 
-        pipe._session.feed = noticed
+        pump._session.feed = noticed
         await loop.sock_sendall(far, b"".join(word(1) + data[place : place + 1] for place in range(1_000)))
         await soon(begun.wait())
-        assert pipe.received < len(data)
-        pipe.cut_off("broke off")
+        assert pump.received < len(data)
+        pump.cut_off("broke off")
         stream, far = pair()
-        received = pipe.received
-        pipe.accept(stream, 0)
+        received = pump.received
+        pump.accept(stream, 0)
         assert await soon(loop.sock_recv(far, ANSWER)) == numbered(Signal.READY, received)
         with far:
             rest = data[received:]
@@ -319,23 +319,23 @@ async def test_what_is_in_the_buffer_when_a_stream_is_cut_comes_again():
 
 @pytest.mark.parametrize("calls", [True, False])
 async def test_a_peer_that_never_acknowledges_the_end_is_not_waited_for(monkeypatch, calls):
-    monkeypatch.setattr(pipes, "LINGER", 0.1)
-    async with alone(calls=calls) as (pipe, mine, _):
+    monkeypatch.setattr(pump_module, "LINGER", 0.1)
+    async with alone(calls=calls) as (pump, mine, _):
         mine.close()
         with pytest.raises(LinkLost, match="did not end"):
-            await soon(pipe.wait_cut())
+            await soon(pump.wait_cut())
 
 
 async def test_a_caller_that_has_missed_only_the_last_word_is_done_when_it_is_told():
-    async with alone(calls=True) as (pipe, mine, far):
+    async with alone(calls=True) as (pump, mine, far):
         loop = asyncio.get_running_loop()
         mine.close()
         assert await soon(loop.sock_recv(far, 100)) == word(Signal.END)
         await loop.sock_sendall(far, word(Signal.END))
         assert await soon(loop.sock_recv(far, 100)) == numbered(Signal.ACK, 1)
         far.close()
-        assert await soon(pipe.wait_cut())
+        assert await soon(pump.wait_cut())
         stream, other = pair()
         with other:
-            pipe.attach(stream, 1)
-            assert not await soon(pipe.wait_cut())
+            pump.attach(stream, 1)
+            assert not await soon(pump.wait_cut())

@@ -9,18 +9,18 @@ from grpc import aio
 from helpers.waiting import until_async
 from lowcomm_node.system.quota import Allowed
 from lowcomm_node.testing.wire import CALLEE, CALLER, PATH, Callee, calling, calling_raw, listening, soon
-from lowcomm_node.transport import server as service
-from lowcomm_node.transport.guard import rate_limits as turnstile
-from lowcomm_node.transport.guard.rate_limits import Turnstile
+from lowcomm_node.transport import server
+from lowcomm_node.transport.guard import rate_limits
+from lowcomm_node.transport.guard.rate_limits import RateLimits
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
-FEW = Allowed(each=3, all=turnstile.UNBOUND, seconds=60.0)
+FEW = Allowed(each=3, all=rate_limits.UNBOUND, seconds=60.0)
 STRANGER = Identity(b"\5" * 32)
 
 
 def test_a_peer_has_so_many_calls_a_minute_and_they_come_back_evenly():
-    one = Turnstile(calls=FEW)
+    one = RateLimits(calls=FEW)
     assert [one.refuses("a", 0.0) for _ in range(3)] == [None] * 3
     assert one.refuses("a", 0.0) == "at most 3 calls a minute: call again later"
     assert one.refuses("b", 0.0) is None, "others have theirs"
@@ -28,7 +28,7 @@ def test_a_peer_has_so_many_calls_a_minute_and_they_come_back_evenly():
 
 
 def test_an_address_without_good_credentials_is_not_looked_at_for_a_while_and_others_are():
-    one = Turnstile(bad_calls=FEW)
+    one = RateLimits(bad_calls=FEW)
     for _ in range(3):
         assert one.refuses_place("192.0.2.1", 0.0) is None
         one.bad("192.0.2.1", 0.0)
@@ -38,7 +38,7 @@ def test_an_address_without_good_credentials_is_not_looked_at_for_a_while_and_ot
 
 
 def test_a_household_of_ipv6_is_one_caller():
-    one = Turnstile(bad_calls=FEW)
+    one = RateLimits(bad_calls=FEW)
     for number in range(3):
         one.bad(f"2001:db8::{number}", 0.0)
     assert one.refuses_place("2001:db8::ffff", 0.0) is not None
@@ -46,12 +46,12 @@ def test_a_household_of_ipv6_is_one_caller():
 
 
 def test_refusals_are_counted_until_the_connection_should_end():
-    one = Turnstile(refused=FEW)
+    one = RateLimits(refused=FEW)
     assert [one.is_flood("192.0.2.1", 0.0) for _ in range(5)] == [False] * 3 + [True] * 2
 
 
 def test_a_peer_answers_for_its_own_refusals_until_its_address_has_had_ten_times_as_many():
-    one = Turnstile(refused=FEW)
+    one = RateLimits(refused=FEW)
     assert [one.is_flood("192.0.2.1", 0.0, "a") for _ in range(4)] == [False] * 3 + [True]
     assert not one.is_flood("192.0.2.1", 0.0, "neighbour")
     ends = [one.is_flood("192.0.2.1", 0.0, f"peer {number}") for number in range(26)]
@@ -60,7 +60,7 @@ def test_a_peer_answers_for_its_own_refusals_until_its_address_has_had_ten_times
 
 
 def test_memory_does_not_grow_with_callers():
-    one = Turnstile()
+    one = RateLimits()
     for number in range(20_000):
         one.bad(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 0.0)
         one.refuses(f"peer{number}", 0.0)
@@ -82,7 +82,7 @@ async def status(callee: Callee, channels, metadata=None) -> tuple[grpc.StatusCo
 
 async def test_a_flood_of_calls_is_turned_away_by_caller_and_its_connection_ends():
     async with listening() as callee, calling() as channels, calling(STRANGER) as others:
-        callee.service._turnstile = Turnstile(calls=FEW, refused=FEW)
+        callee.service._rate_limits = RateLimits(calls=FEW, refused=FEW)
         stub, metadata = await channels.stub(callee.info()), channels.metadata(CALLEE.peer_id)
         held = stub.Swap(metadata=metadata)
         await soon(callee.streams.get())
@@ -101,7 +101,7 @@ async def test_a_flood_of_calls_is_turned_away_by_caller_and_its_connection_ends
 
 async def test_after_some_calls_without_a_credential_an_address_is_not_heard_for_a_while():
     async with listening() as callee, calling() as channels:
-        callee.service._turnstile = Turnstile(bad_calls=FEW)
+        callee.service._rate_limits = RateLimits(bad_calls=FEW)
         codes = [(await status(callee, channels, ()))[0] for _ in range(5)]
         assert codes == [grpc.StatusCode.UNAUTHENTICATED] * 3 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
         assert (await status(callee, channels))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -109,7 +109,7 @@ async def test_after_some_calls_without_a_credential_an_address_is_not_heard_for
 
 async def test_a_peer_at_the_address_of_a_flood_is_heard_over_the_connection_that_it_has():
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as flooding:
-        callee.service._turnstile = Turnstile(bad_calls=FEW)
+        callee.service._rate_limits = RateLimits(bad_calls=FEW)
         assert (await status(callee, channels))[0] is grpc.StatusCode.OK
         codes = [await soon(half_open(flooding, "Describe").code()) for _ in range(5)]
         assert codes[3:] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
@@ -125,7 +125,7 @@ def half_open(channel: aio.Channel, method: str, metadata=None):
 
 @pytest.mark.parametrize("method", ["Describe", "Fetch", "Swap", "Ping"])
 async def test_a_stranger_that_begins_calls_and_sends_no_request_holds_no_place(method: str, monkeypatch):
-    monkeypatch.setattr(service, "MAX_CALLS", 4)
+    monkeypatch.setattr(server, "MAX_CALLS", 4)
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
         begun = [half_open(channel, method) for _ in range(4)]
         assert [await soon(one.code()) for one in begun] == [grpc.StatusCode.UNAUTHENTICATED] * 4
@@ -133,7 +133,7 @@ async def test_a_stranger_that_begins_calls_and_sends_no_request_holds_no_place(
 
 
 async def test_who_sends_no_request_is_waited_for_no_longer_than_a_moment(monkeypatch):
-    monkeypatch.setattr(service, "REQUEST_DEADLINE", 0.2)
+    monkeypatch.setattr(server, "REQUEST_DEADLINE", 0.2)
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
         one = half_open(channel, "Describe", channels.metadata(CALLEE.peer_id))
         assert await soon(one.code()) is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -9,7 +9,7 @@ import grpc
 from helpers.waiting import until_async
 from lowcomm_node.system.quota import Allowed, Shares
 from lowcomm_node.testing.wire import CALLEE, RUN, cabled, calling, calling_raw, listening, soon
-from lowcomm_node.transport.guard.rate_limits import MAX_CALLS, UNBOUND, Turnstile
+from lowcomm_node.transport.guard.rate_limits import MAX_CALLS, UNBOUND, RateLimits
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -47,7 +47,7 @@ def test_eight_peers_behind_one_address_have_room_where_there_is_little():
 
 
 def test_an_address_calls_so_often_whatever_its_peers_are_called():
-    one = Turnstile(of_address=Allowed(each=3, all=UNBOUND, seconds=60.0))
+    one = RateLimits(of_address=Allowed(each=3, all=UNBOUND, seconds=60.0))
     assert [one.refuses(f"peer {number}", 0.0, "192.0.2.1") for number in range(3)] == [None] * 3
     assert "peers of your address called more than 3 times" in (one.refuses("peer 3", 0.0, "192.0.2.1") or "")
     assert one.refuses("peer 3", 0.0, "192.0.2.2") is None
@@ -65,7 +65,7 @@ async def test_seventy_identities_that_hold_calls_leave_room_for_a_peer_from_els
         await asyncio.gather(*(one.write(pb.FetchRequest(enter=pb.Enter())) for one in held), return_exceptions=True)
         refused = lambda: sum(one.done() for one in held)  # noqa: E731
         await until_async(lambda: asyncio.sleep(0, refused() + callee.service.open_calls >= len(held)), 20, "all came")
-        assert callee.service.open_calls <= MAX_CALLS // 2 and len(callee.service._company) <= 32
+        assert callee.service.open_calls <= MAX_CALLS // 2 and len(callee.service._peer_limit) <= 32
         cable = await stack.enter_async_context(cabled(callee.port, OTHER))
         channels = await stack.enter_async_context(calling())
         peer = callee.info(addresses=(f"127.0.0.1:{cable.port}",))

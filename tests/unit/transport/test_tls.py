@@ -29,9 +29,9 @@ from lowcomm_node.testing.wire import (
 )
 from lowcomm_node.transport import certificates
 from lowcomm_node.transport import channels as channels_module
-from lowcomm_node.transport import server as service
+from lowcomm_node.transport import server as server_module
 from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.guard import rate_limits as turnstile
+from lowcomm_node.transport.guard import rate_limits
 from lowcomm_node.transport.server import ExchangeServer, ExchangeService
 from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_node.transport.tls import CREDENTIAL_KEY, Gatekeeper, pinned
@@ -440,7 +440,7 @@ async def begin(method: str, channels: Channels, callee: Callee):
 
 @pytest.mark.parametrize("methods", [("Swap", "Swap"), ("Fetch", "Fetch"), ("Swap", "Fetch")])
 async def test_one_peer_has_so_many_calls_at_once_and_others_are_still_served(methods, monkeypatch):
-    monkeypatch.setattr(turnstile, "MAX_CALLS_PER_PEER", 2)
+    monkeypatch.setattr(rate_limits, "MAX_CALLS_PER_PEER", 2)
     async with listening() as callee, calling() as channels, calling(STRANGER) as others:
         for _ in range(3):  # as often as they like, one after the other
             open_ = [await begin(method, channels, callee) for method in methods]
@@ -459,7 +459,7 @@ async def test_one_peer_has_so_many_calls_at_once_and_others_are_still_served(me
 
 
 async def test_a_call_that_is_refused_does_not_count(monkeypatch):
-    monkeypatch.setattr(turnstile, "MAX_CALLS_PER_PEER", 1)
+    monkeypatch.setattr(rate_limits, "MAX_CALLS_PER_PEER", 1)
     async with listening() as callee, calling() as channels:
         for _ in range(3):
             assert (await describe(channels, callee, ()))[0] is Status.UNAUTHENTICATED
@@ -468,7 +468,7 @@ async def test_a_call_that_is_refused_does_not_count(monkeypatch):
 
 
 async def test_all_peers_together_have_so_many_calls_at_once(monkeypatch):
-    monkeypatch.setattr(service, "MAX_CALLS", 2)
+    monkeypatch.setattr(server_module, "MAX_CALLS", 2)
     async with listening() as callee, calling() as channels, calling(STRANGER) as others:
         open_ = [await begin("Swap", channels, callee) for _ in range(2)]
         assert (await describe(others, callee))[0] is Status.RESOURCE_EXHAUSTED
@@ -482,11 +482,11 @@ async def test_a_message_that_is_too_large_ends_the_stream_before_it_is_read():
     async with listening() as callee, calling() as channels:
         stream = await call(channels, callee.info())
         _, other_end = await soon(callee.streams.get())
-        size = service.MAX_MESSAGE - 100
+        size = server_module.MAX_MESSAGE - 100
         await stream.send(pb.Frame(chunk=pb.Chunk(data=bytes(size))))
         assert len((await soon(other_end.receive())).chunk.data) == size
         reading = asyncio.create_task(other_end.receive())
-        await stream.send(pb.Frame(chunk=pb.Chunk(data=bytes(service.MAX_MESSAGE + 1))))
+        await stream.send(pb.Frame(chunk=pb.Chunk(data=bytes(server_module.MAX_MESSAGE + 1))))
         with pytest.raises(LinkLost, match="too large"):
             await soon(stream.receive())
         with suppress(LinkLost):  # whichever gRPC notices first: that there is no message, or that the stream has ended
@@ -496,7 +496,7 @@ async def test_a_message_that_is_too_large_ends_the_stream_before_it_is_read():
 
 async def test_a_callee_can_not_send_a_message_that_is_too_large_either():
     async with misbehaving() as rogue, calling() as channels:
-        rogue.frames = [pb.Frame(chunk=pb.Chunk(data=bytes(service.MAX_MESSAGE + 1))).SerializeToString()]
+        rogue.frames = [pb.Frame(chunk=pb.Chunk(data=bytes(server_module.MAX_MESSAGE + 1))).SerializeToString()]
         stream = await call(channels, rogue.info())
         with pytest.raises(LinkLost, match="too large"):
             await soon(stream.receive())
@@ -508,7 +508,7 @@ async def test_a_callee_can_not_send_a_message_that_is_too_large_either():
 @pytest.mark.parametrize("way", ["cancels", "closes", "is cut off"])
 @pytest.mark.parametrize("method", ["Swap", "Fetch"])
 async def test_a_caller_that_vanishes_frees_everything(way, method, monkeypatch):
-    monkeypatch.setattr(turnstile, "MAX_CALLS_PER_PEER", 1)
+    monkeypatch.setattr(rate_limits, "MAX_CALLS_PER_PEER", 1)
     async with listening() as callee, cabled(callee.port) as cable, calling() as channels, calling() as later:
         direct, callee.port = callee.port, cable.port
         stream = await begin(method, channels, callee)
@@ -598,7 +598,7 @@ async def test_a_port_that_is_taken_is_one_clear_error():
 
 
 async def test_closing_ends_the_calls_that_do_not_end_themselves(monkeypatch):
-    monkeypatch.setattr(service, "SHUTDOWN_GRACE", 0.1)
+    monkeypatch.setattr(server_module, "SHUTDOWN_GRACE", 0.1)
     async with listening() as callee, calling() as channels:
         stream = await begin("Swap", channels, callee)
         await soon(callee.server.close())

@@ -19,10 +19,9 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import new_certificate
-from lowcomm_node.transport import peer_channel as line
-from lowcomm_node.transport.guard import eviction as crowd
-from lowcomm_node.transport.tunnel import dialer as way
-from lowcomm_node.transport.tunnel import tunnels as tunnel
+from lowcomm_node.transport import peer_channel
+from lowcomm_node.transport.guard import eviction
+from lowcomm_node.transport.tunnel import tunnels as tunnels_module
 from lowcomm_node.transport.tunnel.dialer import Forgotten
 from lowcomm_node.transport.tunnel.frames import ANSWER, SESSION, Signal, numbered, opening
 from lowcomm_node.transport.tunnel.tunnels import Tunnels, protocol_of
@@ -53,8 +52,8 @@ async def pair(tmp_path: Path, *others: Identity) -> AsyncIterator[tuple[End, ..
 async def test_the_callee_knows_who_calls_without_any_credential(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        way = ada.tunnels.way(bob.peer_id)
-        async with aio.insecure_channel(way.target) as channel:
+        dialer = ada.tunnels.dialer(bob.peer_id)
+        async with aio.insecure_channel(dialer.target) as channel:
             answer = await soon(ExchangeStub(channel).Describe(pb.Introduction(), timeout=30))
             assert answer.release == ada.peer_id
             stream = ExchangeStub(channel).Swap(timeout=30)
@@ -64,8 +63,8 @@ async def test_the_callee_knows_who_calls_without_any_credential(tmp_path):
 
 async def test_a_credential_of_somebody_else_is_refused(tmp_path):
     async with pair(tmp_path, EVE) as (ada, bob, eve):
-        way = ada.tunnels.way(bob.peer_id)
-        async with aio.insecure_channel(way.target) as channel:
+        dialer = ada.tunnels.dialer(bob.peer_id)
+        async with aio.insecure_channel(dialer.target) as channel:
             for metadata in (eve.channels.metadata(bob.peer_id), (("lowcomm-credential-bin", b"rubbish"),)):
                 with pytest.raises(aio.AioRpcError) as caught:
                     await soon(ExchangeStub(channel).Describe(pb.Introduction(), metadata=metadata, timeout=30))
@@ -156,14 +155,14 @@ async def begin(caller: End, callee: End, words: bytes) -> tuple[OpenStream, byt
 
 
 async def test_a_flood_of_streams_is_bounded_and_passes(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnel, "MAX_TUNNELS", 6)
-    monkeypatch.setattr(crowd, "MAX_NEW", 100)
+    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 6)
+    monkeypatch.setattr(eviction, "MAX_NEW", 100)
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         flood = await asyncio.gather(*(begin(eve, bob, opening(name(), None)) for _ in range(50)))
         answers = [answer for _, answer in flood]
-        assert answers.count(numbered(Signal.READY, 0)) == tunnel.MAX_TUNNELS_PER_PEER
-        assert answers.count(numbered(Signal.BUSY, 0)) == 50 - tunnel.MAX_TUNNELS_PER_PEER
-        assert bob.tunnels.statistics().refused == 50 - tunnel.MAX_TUNNELS_PER_PEER
+        assert answers.count(numbered(Signal.READY, 0)) == tunnels_module.MAX_TUNNELS_PER_PEER
+        assert answers.count(numbered(Signal.BUSY, 0)) == 50 - tunnels_module.MAX_TUNNELS_PER_PEER
+        assert bob.tunnels.statistics().refused == 50 - tunnels_module.MAX_TUNNELS_PER_PEER
         assert await soon(ada.introduce(bob.info())) == ada.peer_id, "others get through"
         with pytest.raises(LinkLost, match="no room"):
             await soon(eve.tunnels.open(bob.peer_id, (), name()))
@@ -178,10 +177,10 @@ async def test_a_flood_of_streams_is_bounded_and_passes(tmp_path, monkeypatch):
 
 
 async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnel, "OPENING_DEADLINE", 0.5)
+    monkeypatch.setattr(tunnels_module, "OPENING_DEADLINE", 0.5)
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         silent = [await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for _ in range(50)]
-        assert bob.tunnels.statistics().refused == 50 - tunnel.MAX_TUNNELS_PER_PEER
+        assert bob.tunnels.statistics().refused == 50 - tunnels_module.MAX_TUNNELS_PER_PEER
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
 
         async def dropped() -> bool:
@@ -193,7 +192,7 @@ async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out
 
 
 async def test_strangers_with_many_silent_streams_keep_nobody_else_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnel, "MAX_TUNNELS", 4)
+    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 4)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         silent = [await who.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for who in (eve, eve, dan, dan)]
         loop = asyncio.get_running_loop()
@@ -210,7 +209,7 @@ async def test_strangers_with_many_silent_streams_keep_nobody_else_out(tmp_path,
 
 
 async def test_strangers_hold_no_more_than_their_part_and_make_room_for_who_is_accepted(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnel, "MAX_TUNNELS", 4)
+    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 4)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         held = [await begin(eve, bob, opening(name(), None)) for _ in range(4)]
         assert [answer for _, answer in held] == [numbered(Signal.READY, 0)] * 4
@@ -221,8 +220,8 @@ async def test_strangers_hold_no_more_than_their_part_and_make_room_for_who_is_a
         assert len(bob.tunnels._sessions) == 4
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         assert ada.tunnels.statistics().resumed == 0
-        monkeypatch.setattr(tunnel, "MAX_TUNNELS", 40)
-        monkeypatch.setattr(tunnel, "MAX_STRANGE", 3)
+        monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 40)
+        monkeypatch.setattr(tunnels_module, "MAX_UNAUTHENTICATED", 3)
         held.append(await begin(eve, bob, opening(name(), None)))
         assert len(bob.tunnels._sessions) == 4, "where there is room, but not for strangers"
         for stream, _ in held:
@@ -230,7 +229,7 @@ async def test_strangers_hold_no_more_than_their_part_and_make_room_for_who_is_a
 
 
 async def test_whose_call_was_accepted_makes_room_for_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnel, "MAX_TUNNELS", 1)
+    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 1)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         first, _ = await begin(eve, bob, opening(name(), None))
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
@@ -242,7 +241,7 @@ async def test_whose_call_was_accepted_makes_room_for_nobody(tmp_path, monkeypat
 
 
 async def test_a_peer_that_takes_streams_and_never_answers_is_given_up_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnel, "ANSWER_DEADLINE", 0.2)
+    monkeypatch.setattr(tunnels_module, "ANSWER_DEADLINE", 0.2)
     async with pair(tmp_path, EVE) as (ada, _, eve):
         taken = []
         await eve.streams.serve_streams(protocol_of(RUN), taken.append)
@@ -256,7 +255,7 @@ async def test_a_peer_that_takes_streams_and_never_answers_is_given_up_in_time(t
 
 async def test_who_sends_on_where_nothing_is_due_is_not_read_on(tmp_path, monkeypatch):
     async with pair(tmp_path, EVE) as (_, bob, eve):
-        monkeypatch.setattr(tunnel, "OPENING_DEADLINE", 3600.0)
+        monkeypatch.setattr(tunnels_module, "OPENING_DEADLINE", 3600.0)
         stream, answer = await begin(eve, bob, opening(name(), 7))
         assert answer == numbered(Signal.GONE, 0)
         with stream.socket:
@@ -271,7 +270,7 @@ async def ends_at(end: socket.socket) -> bool:
 
 
 async def test_streams_that_come_and_go_are_bounded_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(crowd, "MAX_NEW", 3)
+    monkeypatch.setattr(eviction, "MAX_NEW", 3)
     async with pair(tmp_path) as (ada, bob):
         for _ in range(20):
             stream = await ada.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
@@ -308,14 +307,14 @@ async def test_a_peer_of_another_run_does_not_get_through(tmp_path):
 
 def keep(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have both ends keep sessions for so long."""
-    for module in (tunnel, way):
+    for module in (tunnels_module, dialer_module):
         monkeypatch.setattr(module, "KEEP", seconds)
 
 
 def cut(end: End) -> None:
     """Break off all streams of an end's tunnels."""
-    for pipe in list(end.tunnels._pipes):
-        pipe.cut_off("broke off")
+    for pump in list(end.tunnels._pumps):
+        pump.cut_off("broke off")
 
 
 async def test_calls_go_on_over_the_next_stream_when_one_breaks_off(tmp_path):
@@ -350,7 +349,7 @@ async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lo
             await soon(stream.receive())
 
         async def gone() -> bool:
-            return not bob.tunnels._sessions and not bob.tunnels._names and not bob.tunnels._pipes
+            return not bob.tunnels._sessions and not bob.tunnels._names and not bob.tunnels._pumps
 
         await until_async(gone, 30, "the callee gives it up, too")
         assert bob.tunnels.slabs.used == ada.tunnels.slabs.used == 0
@@ -360,7 +359,7 @@ async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lo
 
 
 async def test_no_call_begins_on_a_tunnel_that_is_cut_off_and_it_is_told_why(tmp_path, monkeypatch):
-    monkeypatch.setattr(line, "PATIENCE", 1.0)
+    monkeypatch.setattr(peer_channel, "PATIENCE", 1.0)
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
@@ -425,7 +424,7 @@ async def test_a_session_that_is_not_known_can_not_be_resumed(tmp_path):
 async def test_sessions_that_are_cut_off_give_way_to_new_ones_of_the_same_peer(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         bob_loses, kept = asyncio.get_running_loop(), []
-        for _ in range(tunnel.MAX_TUNNELS_PER_PEER):
+        for _ in range(tunnels_module.MAX_TUNNELS_PER_PEER):
             stream, number = await soon(ada.tunnels.open(bob.peer_id, (), name()))
             kept.append(stream)
             await bob_loses.sock_sendall(stream.socket, (1).to_bytes(4) + b"P")
@@ -434,11 +433,11 @@ async def test_sessions_that_are_cut_off_give_way_to_new_ones_of_the_same_peer(t
         kept[2].socket.close()
 
         async def is_cut() -> bool:
-            return any(inbound.pipe.cut for inbound in bob.tunnels._sessions.values())
+            return any(inbound.pump.cut for inbound in bob.tunnels._sessions.values())
 
         await until_async(is_cut, 30, "bob has noticed")
         stream, number = await soon(ada.tunnels.open(bob.peer_id, (), name()))
-        assert number == 0 and len(bob.tunnels._sessions) == tunnel.MAX_TUNNELS_PER_PEER
+        assert number == 0 and len(bob.tunnels._sessions) == tunnels_module.MAX_TUNNELS_PER_PEER
         for one in (*kept, stream):
             one.socket.close()
 
@@ -464,12 +463,12 @@ async def test_sessions_in_which_nothing_moves_are_closed(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         loop = asyncio.get_running_loop()
-        bob.tunnels.sweep(loop.time() + tunnel.IDLE - 60)
-        assert bob.tunnels._pipes
-        bob.tunnels.sweep(loop.time() + tunnel.IDLE + 60)
+        bob.tunnels.sweep(loop.time() + tunnels_module.IDLE - 60)
+        assert bob.tunnels._pumps
+        bob.tunnels.sweep(loop.time() + tunnels_module.IDLE + 60)
 
         async def gone() -> bool:
-            return not bob.tunnels._pipes and not ada.tunnels._pipes and not bob.tunnels._names
+            return not bob.tunnels._pumps and not ada.tunnels._pumps and not bob.tunnels._names
 
         await until_async(gone, 30, "the session is closed at both ends")
 
@@ -477,13 +476,13 @@ async def test_sessions_in_which_nothing_moves_are_closed(tmp_path):
 async def test_what_has_come_is_acknowledged_when_nothing_more_comes(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        later = asyncio.get_running_loop().time() + tunnel.SWEEP_EVERY + 1
+        later = asyncio.get_running_loop().time() + tunnels_module.SWEEP_EVERY + 1
         for end in (ada, bob):
             end.tunnels.sweep(later)
 
         async def acknowledged() -> bool:
-            (pipe,) = ada.tunnels._pipes
-            return pipe._session.acked == pipe._session._next
+            (pump,) = ada.tunnels._pumps
+            return pump._session.acked == pump._session._next
 
         await until_async(acknowledged, 30, "nothing is kept")
 
@@ -574,7 +573,7 @@ async def test_a_server_that_goes_is_noticed_and_the_tunnel_taken(tmp_path):
 
 
 async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(line, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(peer_channel, "LOOK_EVERY", 0.0)
     async with pair(tmp_path) as (ada, bob):
         network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
         punched, network.address = network.address, f"{network.address}/p2p/{EVE.peer_id}/p2p-circuit"
@@ -628,12 +627,12 @@ async def test_a_stranger_of_this_machine_can_not_use_our_way_to_a_peer(tmp_path
     import sys
 
     async with pair(tmp_path) as (ada, bob):
-        way = ada.tunnels.way(bob.peer_id)
+        dialer = ada.tunnels.dialer(bob.peer_id)
         code = (
             "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.settimeout(20)\n"
             "s.connect('\\0' + sys.argv[1])\nprint(len(s.recv(10)))"
         )
-        name = way.target.removeprefix("unix-abstract:")
+        name = dialer.target.removeprefix("unix-abstract:")
         done = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-c", code, name], capture_output=True, text=True
         )
@@ -643,7 +642,7 @@ async def test_a_stranger_of_this_machine_can_not_use_our_way_to_a_peer(tmp_path
 
 @pytest.mark.parametrize("error", [OSError("no memory"), RuntimeError("a defect")])
 async def test_a_way_goes_on_where_one_connection_fails_and_a_defect_is_logged(tmp_path, monkeypatch, error):
-    asked, ask = [], way.caller
+    asked, ask = [], dialer_module.caller
 
     def caller(connection):
         asked.append(connection)
@@ -651,9 +650,9 @@ async def test_a_way_goes_on_where_one_connection_fails_and_a_defect_is_logged(t
             raise error
         return ask(connection)
 
-    monkeypatch.setattr(way, "caller", caller)
+    monkeypatch.setattr(dialer_module, "caller", caller)
     async with pair(tmp_path) as (ada, bob):
-        to_bob = ada.tunnels.way(bob.peer_id)
+        to_bob = ada.tunnels.dialer(bob.peer_id)
         with capture_logs() as logs, socket.socket(socket.AF_UNIX) as first:
             first.setblocking(False)
             loop = asyncio.get_running_loop()

@@ -13,15 +13,15 @@ from helpers.http2 import FLOODS, connected
 from helpers.waiting import until_async
 from lowcomm_node.system.quota import Allowed
 from lowcomm_node.testing.wire import CALLEE, PATH, SERVER_NAME, calling, calling_raw, listening, soon
-from lowcomm_node.transport.guard import unauthenticated as strangers_module
-from lowcomm_node.transport.guard.rate_limits import UNBOUND, Turnstile
-from lowcomm_node.transport.guard.unauthenticated import MAX_KNOWN, PROVEN, Strangers
+from lowcomm_node.transport.guard import unauthenticated as unauthenticated_module
+from lowcomm_node.transport.guard.rate_limits import UNBOUND, RateLimits
+from lowcomm_node.transport.guard.unauthenticated import MAX_KNOWN, PROVEN, Unauthenticated
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Refusals
 
 
 def test_the_oldest_of_an_address_that_has_too_many_are_ended_and_no_others():
-    one = Strangers(most_of_one=2, most=100)
+    one = Unauthenticated(most_of_one=2, most=100)
     first, other = [("192.0.2.1", port) for port in range(3)], [("192.0.2.2", 1), ("192.0.2.2", 2)]
     assert one.surplus(first[:1], 0.0) == []
     assert one.surplus([*first, *other], 1.0) == first[:1]
@@ -29,7 +29,7 @@ def test_the_oldest_of_an_address_that_has_too_many_are_ended_and_no_others():
 
 
 def test_of_all_addresses_together_there_are_so_many():
-    one = Strangers(most_of_one=2, most=3)
+    one = Unauthenticated(most_of_one=2, most=3)
     places = [(f"192.0.2.{number}", 1) for number in range(5)]
     for number in range(5):
         over = one.surplus(places[: number + 1], float(number))
@@ -38,11 +38,11 @@ def test_of_all_addresses_together_there_are_so_many():
 
 def test_a_household_of_ipv6_is_one_stranger():
     places = [(f"2001:db8::{number}", 1) for number in range(5)]
-    assert len(Strangers(most_of_one=2).surplus(places, 0.0)) == 3
+    assert len(Unauthenticated(most_of_one=2).surplus(places, 0.0)) == 3
 
 
 def test_whoever_has_shown_a_credential_is_left_alone():
-    one = Strangers(most_of_one=1)
+    one = Unauthenticated(most_of_one=1)
     places = [("192.0.2.1", port) for port in range(5)]
     for place in places[:4]:
         one.vouch(place)
@@ -50,7 +50,7 @@ def test_whoever_has_shown_a_credential_is_left_alone():
 
 
 def test_memory_does_not_grow_with_those_that_have_come():
-    one = Strangers()
+    one = Unauthenticated()
     for port in range(MAX_KNOWN + 10):
         one.vouch(("192.0.2.1", port))
     assert len(one._known) == MAX_KNOWN
@@ -60,7 +60,7 @@ def test_memory_does_not_grow_with_those_that_have_come():
 
 
 def test_a_connection_has_ten_seconds_for_a_call_with_a_good_credential():
-    one = Strangers()
+    one = Unauthenticated()
     places = [("192.0.2.1", 1), ("192.0.2.1", 2)]
     assert one.surplus(places, 100.0) == []
     one.vouch(places[0])
@@ -72,12 +72,12 @@ def test_a_connection_has_ten_seconds_for_a_call_with_a_good_credential():
 
 
 def test_of_connections_of_peers_an_address_has_so_many_and_those_that_call_least_go_first():
-    one = Strangers(proven_of_one=3)
+    one = Unauthenticated(proven_of_one=3)
     places = [("192.0.2.1", port) for port in range(5)]
     for place in (*places, ("192.0.2.2", 1), places[0]):
         one.vouch(place)
     assert one.surplus([*places, ("192.0.2.2", 1)], 0.0) == places[1:3]
-    most = Strangers(proven_of_one=PROVEN)
+    most = Unauthenticated(proven_of_one=PROVEN)
     there = [("192.0.2.1", port) for port in range(PROVEN)] + [("192.0.2.2", port) for port in range(5)]
     for place in there:
         most.vouch(place)
@@ -85,7 +85,7 @@ def test_of_connections_of_peers_an_address_has_so_many_and_those_that_call_leas
 
 
 def test_a_stranger_that_sends_much_is_ended_if_it_is_one_still_at_the_next_look():
-    one = Strangers()
+    one = Unauthenticated()
     much, little, peer = places = [("192.0.2.1", port) for port in range(3)]
     received = {much: 65 * 1024, little: 64 * 1024, peer: 1 << 30}
     one.vouch(peer)
@@ -100,11 +100,11 @@ def test_a_stranger_that_sends_much_is_ended_if_it_is_one_still_at_the_next_look
 
 @pytest.mark.parametrize("kind", FLOODS)
 async def test_a_flood_of_frames_without_a_credential_loses_its_connection(kind: str, monkeypatch):
-    monkeypatch.setattr(strangers_module, "EVERY", 0.1)
+    monkeypatch.setattr(unauthenticated_module, "EVERY", 0.1)
     async with listening() as callee, calling() as channels, connected(callee.port) as flooding:
         stub = await channels.stub(callee.info())
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
-        looking = asyncio.create_task(callee.service.strangers.run(callee.port))
+        looking = asyncio.create_task(callee.service.unauthenticated.run(callee.port))
         await soon(flooding.flood(FLOODS[kind], 20_000))
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
         looking.cancel()
@@ -115,7 +115,7 @@ async def test_a_flood_of_frames_without_a_credential_loses_its_connection(kind:
 @pytest.mark.parametrize("kind", FLOODS)
 async def test_slow_frames_without_a_credential_last_ten_seconds(kind: str):
     async with listening() as callee, connected(callee.port) as flooding:
-        looking = asyncio.create_task(callee.service.strangers.run(callee.port))
+        looking = asyncio.create_task(callee.service.unauthenticated.run(callee.port))
         await soon(flooding.flood(FLOODS[kind], 50))
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
@@ -124,7 +124,7 @@ async def test_slow_frames_without_a_credential_last_ten_seconds(kind: str):
 async def test_calls_of_methods_that_there_are_not_are_counted_and_end_a_peers_connection(monkeypatch):
     few = Allowed(each=3, all=UNBOUND, seconds=60.0)
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
-        callee.service._turnstile = Turnstile(bad_calls=few, refused=few)
+        callee.service._rate_limits = RateLimits(bad_calls=few, refused=few)
         metadata = channels.metadata(CALLEE.peer_id)
         held = channel.stream_stream(PATH + "Swap")(metadata=metadata)
         await soon(callee.streams.get())
@@ -145,17 +145,17 @@ async def test_half_open_connections_are_ended_and_a_peer_that_calls_is_not(encr
         stub = await channels.stub(callee.info())
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
         refusals = Refusals()
-        strangers = callee.service.strangers = Strangers(refusals, most_of_one=3)
+        unauthenticated = callee.service.unauthenticated = Unauthenticated(refusals, most_of_one=3)
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
         held = [await soon(asyncio.open_connection("127.0.0.1", callee.port, **tls)) for _ in range(8)]
 
         def enough() -> bool:
-            strangers.look(callee.port)
-            return strangers.ended >= 5
+            unauthenticated.look(callee.port)
+            return unauthenticated.ended >= 5
 
         await until_async(lambda: asyncio.sleep(0, enough()), 10, "five of eight are ended")
-        strangers.look(callee.port)
-        assert strangers.ended == 5 and refusals.counts() == {"connection.too-many": 5}
+        unauthenticated.look(callee.port)
+        assert unauthenticated.ended == 5 and refusals.counts() == {"connection.too-many": 5}
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
         assert len(callee.introduced) == 3
         for _, writer in held:
@@ -163,7 +163,7 @@ async def test_half_open_connections_are_ended_and_a_peer_that_calls_is_not(encr
 
 
 def test_all_strangers_connections_of_an_address_that_is_blocked_are_too_many():
-    one = Strangers()
+    one = Unauthenticated()
     places = [("192.0.2.1", port) for port in range(3)]
     one.vouch(places[0])
     assert one.surplus(places, monotonic()) == []
@@ -174,13 +174,13 @@ def test_all_strangers_connections_of_an_address_that_is_blocked_are_too_many():
 async def test_a_flood_of_connections_is_not_even_answered_any_more_and_a_peer_at_its_address_is_heard():
     few = Allowed(each=2, all=UNBOUND, seconds=60.0)
     async with listening() as callee, calling() as channels:
-        strangers = callee.service.strangers = Strangers(most_of_one=1, ended=few, blocked=2.0)
+        unauthenticated = callee.service.unauthenticated = Unauthenticated(most_of_one=1, ended=few, blocked=2.0)
         stub = await channels.stub(callee.info())
         await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
         held = [await soon(asyncio.open_connection("127.0.0.1", callee.port)) for _ in range(5)]
 
         def connects() -> bool:
-            strangers.look(callee.port)
+            unauthenticated.look(callee.port)
             return comes_through(callee.port)
 
         await until_async(lambda: asyncio.to_thread(lambda: not connects()), 10, "it is blocked")
@@ -193,14 +193,14 @@ async def test_a_flood_of_connections_is_not_even_answered_any_more_and_a_peer_a
 async def test_who_goes_on_with_calls_beyond_its_limits_can_t_connect_any_more():
     none = Allowed(each=1, all=UNBOUND, seconds=60.0)
     async with listening() as callee, calling() as channels:
-        callee.service._turnstile = Turnstile(bad_calls=none, refused=none)
-        strangers = callee.service.strangers
+        callee.service._rate_limits = RateLimits(bad_calls=none, refused=none)
+        unauthenticated = callee.service.unauthenticated
         stub = await channels.stub(callee.info())
 
         async def flood() -> bool:
             with suppress(grpc.RpcError):
                 await stub.Describe(pb.Introduction(), timeout=5)
-            strangers.look(callee.port)
+            unauthenticated.look(callee.port)
             return not await asyncio.to_thread(comes_through, callee.port)
 
         await until_async(flood, 20, "it is blocked")

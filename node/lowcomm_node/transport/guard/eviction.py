@@ -30,7 +30,7 @@ class Arrivals:
         return False
 
 
-def gives_way(asking: str, held: Mapping[T, str]) -> T | None:
+def choose_evicted(asking: str, held: Mapping[T, str]) -> T | None:
     """What makes room for a peer that asks; None if it is the one that has to go without.
 
     ``held``: what there is, the oldest first, and whose it is. The oldest of the peer that holds most gives way, to one

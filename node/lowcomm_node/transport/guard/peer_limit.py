@@ -18,7 +18,7 @@ async def _nothing() -> bool:
     return False
 
 
-class Company:
+class PeerLimit:
     """The peers that we talk with."""
 
     def __init__(self, most: int | None = None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from lowcomm_node.system.quota import Allowed, Ration, Shares, network_of, prefixes_of
+from lowcomm_node.system.quota import Allowed, Quota, Shares, network_of, prefixes_of
 
 MAX_CALLS_PER_PEER = 8
 """At once: exchanges of as many fragments as may be under way, a fetch, an introduction, a ping."""
@@ -35,7 +35,7 @@ TIMES_REFUSED = 10
 """So many times as many of all peers of an address, until the connections of all that are refused are ended."""
 
 
-class Turnstile:
+class RateLimits:
     """Counts calls."""
 
     def __init__(
@@ -49,12 +49,12 @@ class Turnstile:
         """``most``: calls of all peers at once."""
         self._a_minute = calls.each
         self._most = most
-        self._of_address = Ration(of_address)
+        self._of_address = Quota(of_address)
         self._shares = Shares()
-        self._refused_of_address = Ration(replace(refused, each=TIMES_REFUSED * refused.each))
-        self._calls = Ration(calls)
-        self._bad = Ration(bad_calls)
-        self._refused = Ration(refused)
+        self._refused_of_address = Quota(replace(refused, each=TIMES_REFUSED * refused.each))
+        self._calls = Quota(calls)
+        self._bad = Quota(bad_calls)
+        self._refused = Quota(refused)
         self._open: Counter[str] = Counter()
 
     def refuses_place(self, place: str, now: float) -> str | None:

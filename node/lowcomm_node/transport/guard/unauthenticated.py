@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from time import monotonic
 
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.quota import Allowed, Ration, network_of
+from lowcomm_node.system.quota import Allowed, Quota, network_of
 from lowcomm_node.transport.guard.blocklist import BLOCKED, Blocklist
 from lowcomm_node.transport.guard.connections import Place, connections, plain
 from lowcomm_node.transport.guard.overhead import OF_CALL, Overhead
@@ -49,7 +49,7 @@ _TCP_INFO, _BYTES_RECEIVED = (
 )  # linux/tcp.h: the size of struct tcp_info that we need, tcpi_bytes_received in it
 
 
-class Strangers:
+class Unauthenticated:
     """Tells which connections are too many."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Strangers:
         self._most_of_one = most_of_one
         self._most = most
         self._blocklist = Blocklist(blocked)
-        self._ration = Ration(ended)
+        self._ration = Quota(ended)
         self._known: OrderedDict[Place, None] = OrderedDict()
         """In the order of their last good call."""
         self._vouched: set[Place] = set()

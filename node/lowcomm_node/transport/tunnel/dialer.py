@@ -19,7 +19,7 @@ from lowcomm_node.libp2p.multiaddress import relay_of
 from lowcomm_node.libp2p.streams import caller
 from lowcomm_node.system.logs import log
 from lowcomm_node.transport.tunnel.frames import SESSION
-from lowcomm_node.transport.tunnel.pump import Pipe
+from lowcomm_node.transport.tunnel.pump import Pump
 from lowcomm_node.transport.tunnel.session import Session
 from lowcomm_protocol.errors import LowcommError
 
@@ -40,7 +40,7 @@ class Forgotten(LinkLost):
     """The other end does not know a session any more, so it can't be resumed."""
 
 
-class Way:
+class TunnelDialer:
     """The caller's end to one peer: a unix socket for gRPC, and a session for each of its connections."""
 
     def __init__(self, tunnels: "Tunnels", peer_id: str, name: str) -> None:
@@ -57,7 +57,7 @@ class Way:
         self._socket.bind(f"\0{name}")
         self._socket.listen(MAX_OPENING)
         self._socket.setblocking(False)
-        self._pipes: dict[asyncio.Task[None], Pipe] = {}
+        self._pumps: dict[asyncio.Task[None], Pump] = {}
         self._news = asyncio.Event()
         """That a session has got a stream, or has ended."""
         self._accepting = asyncio.create_task(self._accept())
@@ -65,13 +65,13 @@ class Way:
 
     def carries(self, peer_id: str) -> bool:
         """Whether it has a stream to a peer."""
-        return peer_id == self._peer_id and any(pipe.carried for pipe in self._pipes.values())
+        return peer_id == self._peer_id and any(pump.carried for pump in self._pumps.values())
 
     @property
     def cut(self) -> str:
         """Why no session has a stream though one had, while that is being resumed; empty if that is not so."""
-        pipes = self._pipes.values()
-        return "" if any(pipe.carried for pipe in pipes) else next((pipe.cut for pipe in pipes if pipe.cut), "")
+        pumps = self._pumps.values()
+        return "" if any(pump.carried for pump in pumps) else next((pump.cut for pump in pumps if pump.cut), "")
 
     @property
     def relay(self) -> str | None:
@@ -88,10 +88,10 @@ class Way:
         """End its sessions."""
         self._tunnels.forget(self)
         self._accepting.cancel()
-        tasks = [self._accepting, *self._pipes]
-        ending = {task: pipe for task, pipe in self._pipes.items() if pipe.carried}
-        for pipe in ending.values():
-            pipe.hang_up()
+        tasks = [self._accepting, *self._pumps]
+        ending = {task: pump for task, pump in self._pumps.items() if pump.carried}
+        for pump in ending.values():
+            pump.hang_up()
         try:
             if ending:  # or the other end would keep them to be resumed
                 await asyncio.wait(ending, timeout=CLOSE_DEADLINE)
@@ -115,45 +115,45 @@ class Way:
         """Begin a session for a connection of gRPC."""
         try:
             # Any process of this machine can dial the name; ours alone is gRPC.
-            if caller(local) != os.getpid() or len(self._pipes) >= MAX_OPENING:
+            if caller(local) != os.getpid() or len(self._pumps) >= MAX_OPENING:
                 local.close()
                 return
-            pipe = Pipe(local, Session(self._tunnels.slabs), calls=True)
+            pump = Pump(local, Session(self._tunnels.slabs), calls=True)
         except BaseException:
             local.close()
             raise
-        task = asyncio.create_task(self._carry(pipe))
-        self._pipes[task] = pipe
+        task = asyncio.create_task(self._carry(pump))
+        self._pumps[task] = pump
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._pipes[task]
+        del self._pumps[task]
         self._news.set()
         log_defect(task)
 
-    async def _carry(self, pipe: Pipe) -> None:
+    async def _carry(self, pump: Pump) -> None:
         """Carry a session to its end, over as many streams as it takes."""
         session_id = secrets.token_bytes(SESSION)
         try:
-            with self._tunnels.minding(pipe):
+            with self._tunnels.minding(pump):
                 stream, number = await self._tunnels.open(self._peer_id, self.entry_points, session_id)
-                self._attach(pipe, stream, number)
-                while await pipe.wait_cut():
-                    log.debug("tunnel.cut", peer=self._peer_id, end="caller", reason=pipe.cut)
-                    await self._resume(pipe, session_id)
+                self._attach(pump, stream, number)
+                while await pump.wait_cut():
+                    log.debug("tunnel.cut", peer=self._peer_id, end="caller", reason=pump.cut)
+                    await self._resume(pump, session_id)
         except (LowcommError, OSError) as error:
             self.reason = str(error)
             log.debug("tunnel.lost", peer=self._peer_id, end="caller", reason=self.reason)
 
-    def _attach(self, pipe: Pipe, stream: OpenStream, number: int) -> None:
+    def _attach(self, pump: Pump, stream: OpenStream, number: int) -> None:
         self.address = stream.address
         self.reason = ""
-        pipe.attach(stream.socket, number)
+        pump.attach(stream.socket, number)
         self._news.set()
 
-    async def _resume(self, pipe: Pipe, session_id: bytes) -> None:
+    async def _resume(self, pump: Pump, session_id: bytes) -> None:
         """Lead a session that was cut off over another stream. Raises LinkLost."""
-        why = pipe.cut
+        why = pump.cut
         last = "did not answer in time"
         try:
             async with asyncio.timeout(KEEP):
@@ -161,14 +161,14 @@ class Way:
                     await asyncio.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
                     try:
                         stream, number = await self._tunnels.open(
-                            self._peer_id, self.entry_points, session_id, pipe.received
+                            self._peer_id, self.entry_points, session_id, pump.received
                         )
                     except Forgotten as error:
                         raise LinkLost(f"{why}, and can't be resumed: {error}") from None
                     except (LowcommError, OSError) as error:
                         last = str(error)
                         continue
-                    self._attach(pipe, stream, number)
+                    self._attach(pump, stream, number)
                     log.debug("tunnel.resumed", peer=self._peer_id, attempts=attempt + 1, address=self.address)
                     return
         except TimeoutError:

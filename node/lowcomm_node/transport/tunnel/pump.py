@@ -58,7 +58,7 @@ class _Watched:
         self.socket.close()
 
 
-class Pipe:
+class Pump:
     """Both directions between ``local`` and the streams of one session; it closes them all."""
 
     def __init__(self, local: socket.socket, session: Session, *, calls: bool) -> None:

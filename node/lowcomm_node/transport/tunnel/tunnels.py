@@ -31,8 +31,8 @@ from lowcomm_node.libp2p.interface import OpenStream, Streams
 from lowcomm_node.libp2p.multiaddress import place_in
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Shares
-from lowcomm_node.transport.guard.eviction import Arrivals, gives_way
-from lowcomm_node.transport.tunnel.dialer import KEEP, Forgotten, Way, log_defect
+from lowcomm_node.transport.guard.eviction import Arrivals, choose_evicted
+from lowcomm_node.transport.tunnel.dialer import KEEP, Forgotten, TunnelDialer, log_defect
 from lowcomm_node.transport.tunnel.frames import (
     ANSWER,
     OPENING,
@@ -43,13 +43,13 @@ from lowcomm_node.transport.tunnel.frames import (
     read_answer,
     read_opening,
 )
-from lowcomm_node.transport.tunnel.pump import Pipe
+from lowcomm_node.transport.tunnel.pump import Pump
 from lowcomm_node.transport.tunnel.session import Session, Slabs
 from lowcomm_protocol.errors import LowcommError
 
 MAX_TUNNELS = 64
 """Sessions that others hold with us at once."""
-MAX_STRANGE = MAX_TUNNELS // 2
+MAX_UNAUTHENTICATED = MAX_TUNNELS // 2
 """Of these, sessions of which no call was accepted yet: libp2p brings anybody here."""
 MAX_TUNNELS_PER_PEER = 4
 """gRPC needs one; for a moment there are two, when a better connection has been found."""
@@ -95,7 +95,7 @@ _Key = tuple[str, bytes]
 class _Inbound:
     """A session that somebody holds with us."""
 
-    pipe: Pipe
+    pump: Pump
     address: str
     """Where its last stream came from."""
     name: str
@@ -122,17 +122,17 @@ class Tunnels:
         self._greeted: dict[asyncio.Task[None], tuple[str, str]] = {}
         """Peer and place of those whose streams have still to say what they are for."""
         self._arrivals = Arrivals()
-        self._pipes: set[Pipe] = set()
+        self._pumps: set[Pump] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ways: set[Way] = set()
+        self._dialers: set[TunnelDialer] = set()
         self._server: str | None = None
         self._closed = False
         self._refused = self._resumed = self._repeated = 0
 
     def statistics(self) -> Statistics:
         """What became of the tunnels so far."""
-        resumed = sum(pipe.resumed for pipe in self._pipes)
-        repeated = sum(pipe.repeated for pipe in self._pipes)
+        resumed = sum(pump.resumed for pump in self._pumps)
+        repeated = sum(pump.repeated for pump in self._pumps)
         return Statistics(self._refused, self._resumed + resumed, self._repeated + repeated)
 
     # the callee's end
@@ -161,11 +161,11 @@ class Tunnels:
     def break_off(self, name: str) -> None:
         """End the session that is carried under a name, with its calls."""
         if (inbound := self._names.get(name)) is not None:
-            inbound.pipe.fail(LinkLost("was ended: its caller takes nothing"))
+            inbound.pump.fail(LinkLost("was ended: its caller takes nothing"))
 
     def caller_at(self, peer_id: str) -> str | None:
         """The address of the last stream that a peer has opened to us; None if it holds no session."""
-        return next((held.address for held in reversed(self._held_by(peer_id).values()) if held.pipe.carried), None)
+        return next((held.address for held in reversed(self._held_by(peer_id).values()) if held.pump.carried), None)
 
     def _held_by(self, peer_id: str) -> dict[_Key, _Inbound]:
         return {key: inbound for key, inbound in self._sessions.items() if key[0] == peer_id}
@@ -185,7 +185,7 @@ class Tunnels:
         """Whether we can hear what one more stream is for; one that is silent makes room for it."""
         if len(self._greeted) < MAX_TUNNELS:
             return True
-        silent = gives_way(place, {task: where for task, (_, where) in self._greeted.items()}) or gives_way(
+        silent = choose_evicted(place, {task: where for task, (_, where) in self._greeted.items()}) or choose_evicted(
             peer, {task: one for task, (one, where) in self._greeted.items() if where == place}
         )
         if silent is None:
@@ -215,10 +215,10 @@ class Tunnels:
                 self._begin(stream, asked.session)
             elif (
                 (inbound := self._sessions.get((peer, asked.session)))
-                and inbound.pipe.began
+                and inbound.pump.began
                 and asked.number is not None
             ):
-                if inbound.pipe.accept(stream.socket, asked.number):
+                if inbound.pump.accept(stream.socket, asked.number):
                     inbound.address = stream.address
             else:
                 await self._refuse(stream, asked)
@@ -230,24 +230,24 @@ class Tunnels:
         """Whether a peer may begin a session; one that is of no use, or that of a stranger, makes room for it."""
         held = self._held_by(peer)
         if (again := (peer, session_id)) in held:
-            self._sessions.pop(again).pipe.fail(LinkLost("was begun anew"))
+            self._sessions.pop(again).pump.fail(LinkLost("was begun anew"))
         elif len(held) >= MAX_TUNNELS_PER_PEER:
-            lost = next((key for key, inbound in held.items() if inbound.pipe.cut), None)
+            lost = next((key for key, inbound in held.items() if inbound.pump.cut), None)
             if lost is None:
                 return False
-            self._sessions.pop(lost).pipe.fail(LinkLost("gave way to a new tunnel of the same peer"))
+            self._sessions.pop(lost).pump.fail(LinkLost("gave way to a new tunnel of the same peer"))
         shares = Shares()
         for inbound in self._sessions.values():
             shares.take(place_in(inbound.address))
         if not shares.has_room(place, MAX_TUNNELS - len(self._sessions)):
             return False
         strange = {key: inbound.peer for key, inbound in self._sessions.items() if not inbound.is_accepted}
-        if len(self._sessions) < MAX_TUNNELS and len(strange) < MAX_STRANGE:
+        if len(self._sessions) < MAX_TUNNELS and len(strange) < MAX_UNAUTHENTICATED:
             return True
-        stranger = gives_way(peer, strange)
+        stranger = choose_evicted(peer, strange)
         if stranger is None:
             return False
-        self._sessions.pop(stranger).pipe.fail(
+        self._sessions.pop(stranger).pump.fail(
             LinkLost("gave way to another peer: no call of its own was accepted yet")
         )
         return True
@@ -271,23 +271,23 @@ class Tunnels:
 
     def _begin(self, stream: OpenStream, session_id: bytes) -> None:
         name = f"lowcomm.{self._token}.in.{stream.peer_id}.{next(self._numbers)}"
-        pipe = Pipe(socket.socket(socket.AF_UNIX), Session(self.slabs), calls=False)
+        pump = Pump(socket.socket(socket.AF_UNIX), Session(self.slabs), calls=False)
         now = asyncio.get_running_loop().time()
-        inbound = self._sessions[stream.peer_id, session_id] = _Inbound(pipe, stream.address, name, stream.peer_id, now)
+        inbound = self._sessions[stream.peer_id, session_id] = _Inbound(pump, stream.address, name, stream.peer_id, now)
         self._start(self._serve(stream, session_id, inbound))
 
     async def _serve(self, stream: OpenStream, session_id: bytes, inbound: _Inbound) -> None:
-        peer, key, pipe = stream.peer_id, (stream.peer_id, session_id), inbound.pipe
+        peer, key, pump = stream.peer_id, (stream.peer_id, session_id), inbound.pump
         self._names[inbound.name] = inbound
         try:
-            with self.minding(pipe):
+            with self.minding(pump):
                 async with asyncio.timeout(OPEN_DEADLINE):
-                    await pipe.dial(f"\0{inbound.name}", self._server or "")
-                pipe.accept(stream.socket, 0)
-                while await pipe.wait_cut():
-                    log.debug("tunnel.cut", peer=peer, end="callee", reason=pipe.cut)
-                    await self._wait_resumed(pipe)
-            self._finish(key, pipe)
+                    await pump.dial(f"\0{inbound.name}", self._server or "")
+                pump.accept(stream.socket, 0)
+                while await pump.wait_cut():
+                    log.debug("tunnel.cut", peer=peer, end="callee", reason=pump.cut)
+                    await self._wait_resumed(pump)
+            self._finish(key, pump)
         except (LowcommError, OSError, TimeoutError) as error:
             log.debug("tunnel.lost", peer=peer, end="callee", reason=str(error))
         finally:
@@ -296,26 +296,26 @@ class Tunnels:
                 del self._sessions[key]
             stream.socket.close()
 
-    async def _wait_resumed(self, pipe: Pipe) -> None:
-        reason = pipe.cut
+    async def _wait_resumed(self, pump: Pump) -> None:
+        reason = pump.cut
         try:
             async with asyncio.timeout(KEEP):
-                await pipe.wait_carried()
+                await pump.wait_carried()
         except TimeoutError:
             raise LinkLost(f"{reason}, and was not resumed within {KEEP:.0f} s") from None
 
-    def _finish(self, key: tuple[str, bytes], pipe: Pipe) -> None:
-        self._finished[key] = pipe.received
+    def _finish(self, key: tuple[str, bytes], pump: Pump) -> None:
+        self._finished[key] = pump.received
         if len(self._finished) > MAX_FINISHED:
             self._finished.popitem(last=False)
 
     # the caller's end
 
-    def way(self, peer_id: str) -> Way:
+    def dialer(self, peer_id: str) -> TunnelDialer:
         """A new way to a peer; its ``target`` is what gRPC dials."""
-        way = Way(self, peer_id, f"lowcomm.{self._token}.out.{next(self._numbers)}")
-        self._ways.add(way)
-        return way
+        dialer = TunnelDialer(self, peer_id, f"lowcomm.{self._token}.out.{next(self._numbers)}")
+        self._dialers.add(dialer)
+        return dialer
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
         """The addresses of libp2p's connections to a peer."""
@@ -352,7 +352,7 @@ class Tunnels:
     def _depends_on(self, peer_id: str) -> bool:
         """Whether there are streams to or from a peer."""
         held = self._held_by(peer_id).values()
-        return any(inbound.pipe.carried for inbound in held) or any(way.carries(peer_id) for way in self._ways)
+        return any(inbound.pump.carried for inbound in held) or any(dialer.carries(peer_id) for dialer in self._dialers)
 
     async def _open(self, peer_id: str, words: bytes) -> tuple[OpenStream, int]:
         stream = await self._streams.open_stream(peer_id, self._protocol, OPEN_DEADLINE)
@@ -371,25 +371,25 @@ class Tunnels:
     # both
 
     @contextmanager
-    def minding(self, pipe: Pipe) -> Iterator[None]:
+    def minding(self, pump: Pump) -> Iterator[None]:
         """Look after a pipe while it lives, and close it then."""
-        self._pipes.add(pipe)
+        self._pumps.add(pump)
         try:
             yield
         finally:
-            pipe.close()
-            self._pipes.discard(pipe)
-            self._resumed += pipe.resumed
-            self._repeated += pipe.repeated
+            pump.close()
+            self._pumps.discard(pump)
+            self._resumed += pump.resumed
+            self._repeated += pump.repeated
 
-    def forget(self, way: Way) -> None:
+    def forget(self, dialer: TunnelDialer) -> None:
         """A way was closed."""
-        self._ways.discard(way)
+        self._dialers.discard(dialer)
 
     async def close(self) -> None:
         """End all tunnels, and take no more."""
         self._closed = True
-        await asyncio.gather(*(way.close() for way in list(self._ways)))
+        await asyncio.gather(*(dialer.close() for dialer in list(self._dialers)))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -415,15 +415,15 @@ class Tunnels:
         """Look after sessions in which nothing moves; ``now``: the event loop's time."""
         for inbound in list(self._sessions.values()):
             if not inbound.is_accepted and now - inbound.began > UNACCEPTED:
-                inbound.pipe.fail(LinkLost(f"was closed, for no call was accepted within {UNACCEPTED:.0f} s"))
-        for pipe in list(self._pipes):
-            local, stream = pipe.blocked(now)
-            if pipe.idle(now) > IDLE or local > STALL:
-                pipe.fail(LinkLost("was closed, for nothing moved in it"))
+                inbound.pump.fail(LinkLost(f"was closed, for no call was accepted within {UNACCEPTED:.0f} s"))
+        for pump in list(self._pumps):
+            local, stream = pump.blocked(now)
+            if pump.idle(now) > IDLE or local > STALL:
+                pump.fail(LinkLost("was closed, for nothing moved in it"))
             elif stream > STALL:
-                pipe.cut_off(f"took nothing for {STALL:.0f} s")
-            elif pipe.idle(now) > SWEEP_EVERY:
-                pipe.acknowledge()
+                pump.cut_off(f"took nothing for {STALL:.0f} s")
+            elif pump.idle(now) > SWEEP_EVERY:
+                pump.acknowledge()
 
 
 async def _ask(stream: socket.socket, words: bytes) -> tuple[Signal, int]:
