@@ -1,11 +1,11 @@
 """Keys, peer ids and signatures.
 
-A peer *is* its Ed25519 key: the libp2p peer id of such a key contains the public key itself, so a signature is checked
-against nothing but the peer id. Every signature is bound to a purpose, so that bytes signed for one use (a peer
-record, say) can't be replayed as another (a run specification).
+A peer *is* its Ed25519 key: the libp2p peer id of such a key contains the public key itself, so a
+signature is checked against nothing but the peer id. Every signature is bound to a purpose, so that
+bytes signed for one use (a peer record, say) can't be replayed as another (a run specification).
 
-Layout of a peer id (libp2p specification, "peer ids"): base58 of the identity multihash ``00 24`` of the protobuf
-``08 01 12 20 || public key (32 bytes)``.
+Layout of a peer id (libp2p specification, "peer ids"): base58 of the identity multihash ``00 24``
+of the protobuf ``08 01 12 20 || public key (32 bytes)``.
 """
 
 from dataclasses import dataclass, field
@@ -24,10 +24,11 @@ _SMALL_Y = frozenset(
     for root in (0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,)
     for number in (0, 1, -1, root, -root)
 )
-"""y of all points of the curve whose order is 1, 2, 4 or 8 (RFC 8032, section 5.1): signatures under such a key can be made
-by anybody, without its private key."""
+"""y of all points of the curve whose order is 1, 2, 4 or 8 (RFC 8032, section 5.1): signatures
+under such a key can be made by anybody, without its private key."""
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
-_PRIVATE_KEY_PREFIX = bytes.fromhex("08011240")  # protobuf of libp2p: key_type = Ed25519, data = 64 bytes
+# Protobuf of libp2p: key_type = Ed25519, data = 64 bytes
+_PRIVATE_KEY_PREFIX = bytes.fromhex("08011240")
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,18 @@ def peer_id_of(public_key: bytes) -> str:
 
 
 def check_key(public_key: bytes) -> None:
-    """Raise SignatureError for an Ed25519 public key (32 bytes) that proves nothing: of small order, or not canonical."""
+    """Raise SignatureError for an Ed25519 public key (32 bytes) that proves nothing: of small
+    order, or not canonical."""
     y = int.from_bytes(public_key, "little") & (2**255 - 1)
     if y >= _FIELD or y in _SMALL_Y:
         raise SignatureError(f"The public key {public_key.hex()} is one that anybody can sign for: it is refused.")
 
 
 def public_key_of(peer_id: str) -> bytes:
-    """The Ed25519 public key (32 bytes) inside a peer id. Raises SignatureError if there is none, or it proves nothing."""
+    """The Ed25519 public key (32 bytes) inside a peer id.
+
+    Raises SignatureError if there is none, or it proves nothing.
+    """
     try:
         if len(peer_id) > 64:
             raise ValueError

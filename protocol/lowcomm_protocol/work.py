@@ -4,13 +4,15 @@
     scrypt("lowcomm/work" 00 | run id | public key | week, salt = nonce, N = 1024, r = 8, p = 1, 32 bytes)
     must begin with BITS zero bits
 
-Weeks are counted in UTC from 1970-01-01 00:00, a Thursday. A proof is good in its week and for OVERLAP after it, so that nobody
-drops out when the week ends. To find one takes 2**BITS hashes on average; to check one takes a single hash.
+Weeks are counted in UTC from 1970-01-01 00:00, a Thursday. A proof is good in its week and for
+OVERLAP after it, so that nobody drops out when the week ends. To find one takes 2**BITS hashes on
+average; to check one takes a single hash.
 
-Why scrypt with 1 MiB: a graphics card computes SHA-256 some 10,000 times as fast as a core does from Python, so what costs a
-volunteer a minute would cost a stranger with a card nothing. Scrypt narrows that to some hundreds, because each hash has to
-move two megabytes: they fit the cache of a core, and thousands of them do not fit that of a card (SECURITY.md has the
-numbers, and what is only reckoned).
+Why scrypt with 1 MiB: a graphics card computes SHA-256 some 10,000 times as fast as a core does
+from Python, so what costs a volunteer a minute would cost a stranger with a card nothing. Scrypt
+narrows that to some hundreds, because each hash has to move two megabytes: they fit the cache of a
+core, and thousands of them do not fit that of a card (SECURITY.md has the numbers, and what is only
+reckoned).
 """
 
 import hashlib
@@ -31,7 +33,8 @@ MAX_BITS = 16
 PROOF_BYTES = 12
 MAX_PROVED = 8192
 MAX_FRESH = 100
-"""Proofs that are hashed in a second: strangers with bad ones must not take more than a third of a core."""
+"""Proofs that are hashed in a second: strangers with bad ones must not take more than a third of a
+core."""
 _N, _R, _P = 1024, 8, 1
 _MEMORY = 4 * 1024**2
 
@@ -79,7 +82,10 @@ def is_good_in(week: int, now: float) -> bool:
 
 
 class Proofs:
-    """Checks proofs, and remembers the good ones: each is shown with every record and call. Memory is bounded."""
+    """Checks proofs, and remembers the good ones: each is shown with every record and call.
+
+    Memory is bounded.
+    """
 
     def __init__(self) -> None:
         self._good: OrderedDict[tuple[str, str, bytes], None] = OrderedDict()
@@ -87,7 +93,8 @@ class Proofs:
         self._fresh = 0
 
     def check(self, data: bytes, run_id: str, peer_id: str, bits: int, now: float) -> None:
-        """Raise AdmissionError unless a proof is good for this run and peer at Unix time ``now``."""
+        """Raise AdmissionError unless a proof is good for this run and peer at Unix time
+        ``now``."""
         proof = read_proof(data)
         if not is_good_in(proof.week, now):
             early = proof.week * WEEK > now

@@ -50,14 +50,15 @@ def open_data(
     disk_quota: DiskQuota | None = None,
     tell: Tell = lambda _: None,
 ) -> Dataset:
-    """Open a source that the run offers or the machine's owner names; tokenized once into ``cache_dir``.
+    """Open a source that the run offers or the machine's owner names; tokenized once into
+    ``cache_dir``.
 
     ``disk_quota``: what the home may take of the disk; ``tell`` hears how far tokenizing is.
 
-    ``source`` is ``builtin:python``, or the path of a file, folder or glob, whose kind its files tell, or ``text:``,
-    ``jsonl:`` or ``parquet:`` and a path; ``field`` is the column of the last two. ``tokenizer`` is ``bytes``, the path
-    of a tokenizer.json, or one that is open. Raises ConfigError, DataError if the text is missing, malformed or too
-    short, DiskFull.
+    ``source`` is ``builtin:python``, or the path of a file, folder or glob, whose kind its files
+    tell, or ``text:``, ``jsonl:`` or ``parquet:`` and a path; ``field`` is the column of the last
+    two. ``tokenizer`` is ``bytes``, the path of a tokenizer.json, or one that is open. Raises
+    ConfigError, DataError if the text is missing, malformed or too short, DiskFull.
     """
     corpus = open_corpus(source, field)
     encoder = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer

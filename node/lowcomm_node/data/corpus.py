@@ -1,7 +1,8 @@
 """Where text comes from: documents one at a time, each either trained on or held out.
 
-A remote run can only choose ``builtin:python`` or leave the choice to each owner; paths come from the owner alone.
-What is held out depends on names or contents, not on chance, so that peers with the same data evaluate on the same.
+A remote run can only choose ``builtin:python`` or leave the choice to each owner; paths come from
+the owner alone. What is held out depends on names or contents, not on chance, so that peers with
+the same data evaluate on the same.
 """
 
 import hashlib
@@ -60,13 +61,17 @@ class Corpus(Protocol):
         ...
 
     def documents(self, reading: Reading | None = None) -> Iterator[Document]:
-        """All documents, always in the same order, with bounded memory; ``reading`` follows. Raises DataError."""
+        """All documents, always in the same order, with bounded memory; ``reading`` follows.
+
+        Raises DataError.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class PythonCorpus:
-    """Source text of the standard library of the Python that runs this; every 20th file, by name, is held out."""
+    """Source text of the standard library of the Python that runs this; every 20th file, by name,
+    is held out."""
 
     root: Path
     name: str = "builtin:python"
@@ -100,7 +105,8 @@ class PythonCorpus:
         return found
 
     def _sources(self) -> Iterator[tuple[str, Path]]:
-        """What belongs to the library; folders of other packages are not entered, they can be far larger than it."""
+        """What belongs to the library; folders of other packages are not entered, they can be far
+        larger than it."""
         for folder, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if name not in _SKIPPED]
             for file in files:
@@ -112,7 +118,8 @@ class PythonCorpus:
 
 @dataclass(frozen=True)
 class FileCorpus:
-    """Files of one kind that this machine's owner names; one document in 100, by content, is held out."""
+    """Files of one kind that this machine's owner names; one document in 100, by content, is held
+    out."""
 
     kind: str
     origin: str
@@ -121,7 +128,8 @@ class FileCorpus:
     field: str
 
     def fingerprint(self) -> str:
-        # Size and time of change stand for the content: reading terabytes at each start would take too long.
+        # Size and time of change stand for the content: reading terabytes at each start would take
+        # too long.
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
         return _digest([self.kind, self.field, stats])
 
@@ -137,7 +145,8 @@ class FileCorpus:
             yield Document(text, held_out, ends)
 
     def _spare(self) -> int | None:
-        """The hash of the document to hold out if no other is; of a large corpus this reads only the beginning."""
+        """The hash of the document to hold out if no other is; of a large corpus this reads only
+        the beginning."""
         smallest: int | None = None
         for text, _ in self._texts(Reading()):
             if _one_in(_HELD_OUT_DOCUMENTS, text):
@@ -155,8 +164,9 @@ class FileCorpus:
 def open_corpus(source: str, field: str = "text") -> Corpus:
     """``builtin:python``, or a path: a file, a folder or a glob, whose kind its files tell.
 
-    ``text:``, ``jsonl:`` or ``parquet:`` before the path overrules what files tell; of a folder it takes the files of
-    that kind. Raises ConfigError if the path names nothing that is there, binary files, or files of several kinds.
+    ``text:``, ``jsonl:`` or ``parquet:`` before the path overrules what files tell; of a folder it
+    takes the files of that kind. Raises ConfigError if the path names nothing that is there, binary
+    files, or files of several kinds.
     """
     if source == "builtin:python":
         return PythonCorpus(Path(sysconfig.get_path("stdlib")))
@@ -177,7 +187,8 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
 
 
 def _of_kind(kind: str, path: str) -> list[Path]:
-    """The files of a kind in a folder; a file or a glob is what its owner says it is, but text is never binary."""
+    """The files of a kind in a folder; a file or a glob is what its owner says it is, but text is
+    never binary."""
     files = documents.find_files(path)
     if documents.is_folder(path):
         return sort_by_kind(files).get(kind, [])
@@ -187,7 +198,8 @@ def _of_kind(kind: str, path: str) -> list[Path]:
 
 
 def _belongs(name: str) -> bool:
-    # _sysconfigdata and config-* hold paths of this machine; without them equal Pythons have equal text.
+    # _sysconfigdata and config-* hold paths of this machine; without them equal Pythons have equal
+    # text.
     parts = name.split("/")
     return not _SKIPPED.intersection(parts) and not parts[-1].startswith("_sysconfigdata") and name[:7] != "config-"
 

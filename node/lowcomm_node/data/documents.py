@@ -45,7 +45,8 @@ class Reading:
 
 
 def find_files(path: str) -> list[Path]:
-    """Files, sorted: the path itself, those in the folder at any depth (not hidden), or a glob's."""
+    """Files, sorted: the path itself, those in the folder at any depth (not hidden), or a
+    glob's."""
     root = _expanded(path)
     if root.is_file():
         return [root]
@@ -60,8 +61,12 @@ def is_folder(path: str) -> bool:
 
 
 def read_text(files: Sequence[Path], reading: Reading | None = None) -> Iterator[tuple[bytes, bool]]:
-    """Pieces of text files, and whether each is the last of its file. A file packed with gzip is unpacked."""
-    # Pieces of a small corpus are small, so that it, too, has enough of them to hold one in a hundred out.
+    """Pieces of text files, and whether each is the last of its file.
+
+    A file packed with gzip is unpacked.
+    """
+    # Pieces of a small corpus are small, so that it, too, has enough of them to hold one in a
+    # hundred out.
     total = sum(path.stat().st_size for path in files)
     size = min(LARGEST_PIECE, max(SMALLEST_PIECE, total // _PIECES))
     reading = reading or Reading()
@@ -94,7 +99,10 @@ def read_jsonl(files: Sequence[Path], field: str, reading: Reading | None = None
 
 
 def read_parquet(files: Sequence[Path], field: str, reading: Reading | None = None) -> Iterator[bytes]:
-    """The text in one column. Raises ConfigError if pyarrow is missing, DataError if the column is."""
+    """The text in one column.
+
+    Raises ConfigError if pyarrow is missing, DataError if the column is.
+    """
     try:
         library: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -114,7 +122,8 @@ def read_parquet(files: Sequence[Path], field: str, reading: Reading | None = No
                     for value in batch.column(0).to_pylist():
                         yield from _encoded(_checked(value, field, str(path)))
                 reading.end(size)
-        except (library.ArrowException, OSError, ValueError) as error:  # also bytes that are not UTF-8
+        # Also bytes that are not UTF-8
+        except (library.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path} can't be read as Parquet ({error}): replace or remove it.") from error
 
 
@@ -159,7 +168,8 @@ def _encoded(text: str) -> Iterator[bytes]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The contents of a file, and the file as it lies on the disk, which tells how far it is read."""
+    """The contents of a file, and the file as it lies on the disk, which tells how far it is
+    read."""
     try:
         with path.open("rb") as raw:
             if is_packed(path, raw.peek(2)[:2]):

@@ -1,4 +1,5 @@
-"""Which kind of text a file holds: told by its ending and its first bytes, never by one of them alone.
+"""Which kind of text a file holds: told by its ending and its first bytes, never by one of them
+alone.
 
 .jsonl, .ndjson        JSON lines          PAR1 at the start        Parquet, whatever its name
 .parquet               Parquet             zip, PDF, images, NUL    binary: refused
@@ -41,7 +42,10 @@ def is_packed(path: Path, head: bytes) -> bool:
 
 
 def kind_of(path: Path) -> str:
-    """``text``, ``jsonl``, ``parquet``, or in other words what binary contents a file has. Raises ConfigError."""
+    """``text``, ``jsonl``, ``parquet``, or in other words what binary contents a file has.
+
+    Raises ConfigError.
+    """
     head = _head(path)
     name = path.with_suffix("").name if path.suffix == ".gz" else path.name
     named = next((kind for ending, kind in _ENDINGS.items() if name.lower().endswith(ending)), None)
@@ -50,13 +54,17 @@ def kind_of(path: Path) -> str:
     binary = next((told for magic, told in _BINARY_MAGIC.items() if head.startswith(magic)), None)
     if binary is None and head.translate(None, _CONTROL) != head:
         binary = "not text"
-    if binary is not None and named != PARQUET:  # a reader of Parquet says better what is wrong with it
+    # A reader of Parquet says better what is wrong with it
+    if binary is not None and named != PARQUET:
         return binary
     return named or TEXT
 
 
 def one_kind(source: str, files: Sequence[Path]) -> str:
-    """The kind of all files of a folder or glob. Raises ConfigError, which names some, if they are binary or mixed."""
+    """The kind of all files of a folder or glob.
+
+    Raises ConfigError, which names some, if they are binary or mixed.
+    """
     found = sort_by_kind(files)
     refuse_binary(source, found)
     if len(found) > 1:
@@ -70,7 +78,10 @@ def one_kind(source: str, files: Sequence[Path]) -> str:
 
 
 def sort_by_kind(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """The files of each kind, among the kinds also words for what is binary. Raises ConfigError if one can't be read."""
+    """The files of each kind, among the kinds also words for what is binary.
+
+    Raises ConfigError if one can't be read.
+    """
     found: dict[str, list[Path]] = {}
     for path in files:
         found.setdefault(kind_of(path), []).append(path)
@@ -94,7 +105,8 @@ def _some(files: Sequence[Path]) -> str:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file, unpacked if need be; what can't be unpacked is for its reader to refuse."""
+    """The first bytes of a file, unpacked if need be; what can't be unpacked is for its reader to
+    refuse."""
     try:
         with path.open("rb") as file:
             head = file.read(_LOOK)

@@ -41,9 +41,11 @@ from lowcomm_node.storage.quota import DiskQuota
 FORMAT = 2
 SHARD_BYTES = 256 << 20
 CHECKED_BYTES = 1 << 30
-"""Data up to this size is hashed at every start; of more, only the sizes are compared, as hashing takes minutes."""
+"""Data up to this size is hashed at every start; of more, only the sizes are compared, as hashing
+takes minutes."""
 BATCH_BYTES = (256 << 10) * (os.cpu_count() or 1)
-"""Bytes of text that are tokenized at once: enough for all cores, little memory, and news of progress each second or so."""
+"""Bytes of text that are tokenized at once: enough for all cores, little memory, and news of
+progress each second or so."""
 _MANIFEST = "manifest.json"
 _WRITING = ".writing-"
 _SPLITS = ("train", "held_out")
@@ -78,7 +80,8 @@ class Split:
     def window(self, start: int, length: int) -> NDArray[np.int64]:
         """``length`` tokens from number ``start`` on, int64.
 
-        Raises DataError if one is not below ``vocab``: a GPU would answer that with the loss of its whole process.
+        Raises DataError if one is not below ``vocab``: a GPU would answer that with the loss of its
+        whole process.
         """
         parts: list[NDArray[Any]] = []
         for shard in self.shards:
@@ -95,9 +98,11 @@ class Split:
 def open_shards(
     corpus: Corpus, tokenizer: Tokenizer, cache: Path, disk_quota: DiskQuota | None = None, tell: Tell = lambda _: None
 ) -> tuple[Split, Split]:
-    """The train and held-out splits of a corpus; made if they are not there, or not as they were made.
+    """The train and held-out splits of a corpus; made if they are not there, or not as they were
+    made.
 
-    ``tell`` hears after each batch how far tokenizing is. Raises DataError if there is too little text, DiskFull.
+    ``tell`` hears after each batch how far tokenizing is. Raises DataError if there is too little
+    text, DiskFull.
     """
     cache.mkdir(parents=True, exist_ok=True)
     key = json.dumps([FORMAT, corpus.fingerprint(), tokenizer.name, tokenizer.vocab]).encode()
@@ -107,7 +112,8 @@ def open_shards(
         if manifest is None:
             _make(corpus, tokenizer, cache, folder, disk_quota or DiskQuota(cache), tell)
             manifest = read_sealed_json(folder / _MANIFEST)
-        # Opened under the lock: a maker of a newer version may remove these files once we have them mapped.
+        # Opened under the lock: a maker of a newer version may remove these files once we have them
+        # mapped.
         train, held_out = (_open_split(folder, manifest, split) for split in _SPLITS)
     return train, held_out
 
@@ -195,7 +201,8 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _remove_former(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path) -> None:
-    """Remove what the same origin gave before it changed, so that edits to a text don't fill the disk."""
+    """Remove what the same origin gave before it changed, so that edits to a text don't fill the
+    disk."""
     for manifest in cache.glob(f"tokens-*/{_MANIFEST}"):
         with suppress(OSError, ValueError, KeyError):
             content = read_sealed_json(manifest)
@@ -241,7 +248,8 @@ class _ShardWriter:
         self.shards.append({"split": self._split, "file": path.name, "size": size, "sha256": sha256_file(path)})
 
     def close(self) -> None:
-        """Let go of the file, finished or not; after a full disk this fails like the write before it."""
+        """Let go of the file, finished or not; after a full disk this fails like the write before
+        it."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()

@@ -15,8 +15,8 @@ from lowcomm_node.errors import DataError
 class TrainStream:
     """Random windows of a split; every peer draws its own, from the run's seed and its id alone.
 
-    Batch number n depends on nothing before it, so a number is all that a resume needs. Raises DataError if the split
-    is shorter than one window.
+    Batch number n depends on nothing before it, so a number is all that a resume needs. Raises
+    DataError if the split is shorter than one window.
     """
 
     def __init__(self, split: Split, context: int, batch: int, seed: int, peer_id: str) -> None:

@@ -43,7 +43,8 @@ class Tokenizer(Protocol):
         ...
 
     def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        """Tokens of several texts, as ``encode`` gives them, on all the cores that this process may use."""
+        """Tokens of several texts, as ``encode`` gives them, on all the cores that this process may
+        use."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -76,7 +77,8 @@ class BytesTokenizer:
 
 
 class FileTokenizer:
-    """A tokenizer.json of Hugging Face's ``tokenizers``, from a path that this machine's owner names."""
+    """A tokenizer.json of Hugging Face's ``tokenizers``, from a path that this machine's owner
+    names."""
 
     def __init__(self, path: Path) -> None:
         library = _tokenizers(path)
@@ -102,7 +104,8 @@ class FileTokenizer:
         return np.asarray(encoding.ids, dtype=np.uint32)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        # The library does this on threads of its own (RAYON_NUM_THREADS) and lets go of the interpreter meanwhile.
+        # The library does this on threads of its own (RAYON_NUM_THREADS) and lets go of the
+        # interpreter meanwhile.
         decoded = [text.decode(errors="replace") for text in texts]
         encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
@@ -126,7 +129,8 @@ def open_tokenizer(name: str) -> Tokenizer:
 
 
 def check_tokenizer(tokenizer: Tokenizer, wanted: str, vocab: int) -> None:
-    """Raise ConfigError if a tokenizer is not the one with the SHA-256 ``wanted`` (empty: unknown), or has too many tokens."""
+    """Raise ConfigError if a tokenizer is not the one with the SHA-256 ``wanted`` (empty: unknown),
+    or has too many tokens."""
     if wanted and tokenizer.sha256 != wanted:
         raise ConfigError(
             f"{describe(tokenizer)} is not the tokenizer of this run: its SHA-256 is {tokenizer.sha256 or 'none'}, the "
@@ -150,22 +154,26 @@ def describe(tokenizer: Tokenizer) -> str:
 
 
 def identify(tokenizer: Tokenizer) -> dict[str, str]:
-    """What a checkpoint says of its tokenizer: the name of its file, without the folder, and its SHA-256; or ``bytes``."""
+    """What a checkpoint says of its tokenizer: the name of its file, without the folder, and its
+    SHA-256; or ``bytes``."""
     if isinstance(tokenizer, FileTokenizer):
         return {"file": tokenizer.path.name, "sha256": tokenizer.sha256}
     return {"file": tokenizer.name, "sha256": ""}
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Keep a copy of a tokenizer's file beside the checkpoints of its run, so that they can be used later."""
+    """Keep a copy of a tokenizer's file beside the checkpoints of its run, so that they can be used
+    later."""
     path = folder / KEPT
     if isinstance(tokenizer, FileTokenizer) and not (path.is_file() and sha256_file(path) == tokenizer.sha256):
         write_atomic(path, tokenizer.content)
 
 
 def use_threads(count: int | None) -> None:
-    """Have tokenizers work on so many threads (None: one for each core); to be said before the first one works."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # or it stops using them after a fork, with a warning
+    """Have tokenizers work on so many threads (None: one for each core); to be said before the
+    first one works."""
+    # Or it stops using them after a fork, with a warning
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     if count is not None:
         os.environ["RAYON_NUM_THREADS"] = str(count)
 

@@ -40,7 +40,8 @@ class Callers:
         _BRINGER.set(Bringer(peer_id, await self.networks_of(peer_id)))
 
     async def networks_of(self, peer_id: str) -> tuple[str, ...]:
-        """Where a peer's connection comes from, the narrowest first; what can't be told counts as one network."""
+        """Where a peer's connection comes from, the narrowest first; what can't be told counts as
+        one network."""
         if not self._knows(peer_id):
             async with self._looking:
                 if not self._knows(peer_id):

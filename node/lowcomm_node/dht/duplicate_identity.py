@@ -1,4 +1,5 @@
-"""Is our identity in use by another process of the swarm? Two peers with one key would take each other's streams.
+"""Is our identity in use by another process of the swarm? Two peers with one key would take each
+other's streams.
 
 Asked before we start under that identity, from a p2pd with a throw-away one:
 
@@ -21,7 +22,10 @@ GOING = 8.0
 
 
 async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint]) -> None:
-    """Raise RetryLater if a peer with our id answers. Takes as long as importing hivemind, or about a second."""
+    """Raise RetryLater if a peer with our id answers.
+
+    Takes as long as importing hivemind, or about a second.
+    """
     probe = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"])
     p2p = None
     try:

@@ -5,9 +5,10 @@
     brought     its own peer stored it here, over a connection that proves its peer id
     told        somebody else brought it: one connection can bring thousands
 
-The lowest of these goes first. Of equals the network that holds the most bytes gives way (a /24 of IPv4, a /48 of IPv6, or a
-relay; within it an address or a /64; then whoever signed most), and there the newest record: so a flood pushes out itself, and
-who has been here for long stays. A record keeps its rank and age as long as it is renewed.
+The lowest of these goes first. Of equals the network that holds the most bytes gives way (a /24 of
+IPv4, a /48 of IPv6, or a relay; within it an address or a /64; then whoever signed most), and there
+the newest record: so a flood pushes out itself, and who has been here for long stays. A record
+keeps its rank and age as long as it is renewed.
 """
 
 from collections import Counter
@@ -49,7 +50,8 @@ class Kept:
     """In which order it came."""
 
     def renewed(self, by: "Kept") -> "Kept":
-        """The same after its owner has renewed it: nobody can lower its rank by storing it again."""
+        """The same after its owner has renewed it: nobody can lower its rank by storing it
+        again."""
         better = by if by.rank > self.rank else self
         return replace(by, rank=better.rank, networks=better.networks, since=self.since)
 
@@ -67,7 +69,8 @@ def first_to_go(entries: Iterable[Kept]) -> Kept | None:
             held[holder_of(entry)] += entry.size
         most = max(held.values())
         left = [entry for entry in left if held[holder_of(entry)] == most]
-    signed = Counter(entry.owner for entry in left)  # each peer signs one record, a creator as many runs as it likes
+    # Each peer signs one record, a creator as many runs as it likes
+    signed = Counter(entry.owner for entry in left)
     most = max(signed.values())
     left = [entry for entry in left if signed[entry.owner] == most]
     return max(left, key=lambda entry: entry.since)

@@ -1,6 +1,7 @@
 """What hivemind's DHT lets strangers do, and ours does not.
 
-Hivemind trusts the peers of a DHT. Measured on 1.1.12, each of these is one call for anybody who can dial us:
+Hivemind trusts the peers of a DHT. Measured on 1.1.12, each of these is one call for anybody who
+can dial us:
 
 - a record under someone else's name               -> every record is checked, where it is stored and where it is read
 - one bad record makes a reader drop all others    -> only the bad one is dropped
@@ -39,25 +40,30 @@ from lowcomm_node.libp2p.hivemind_parts import (
 from lowcomm_protocol.refusals import Reason
 
 Records = Any
-"""A ``DictionaryDHTValue``: the decorator that hivemind puts on it hides from a type checker that it is a class."""
+"""A ``DictionaryDHTValue``: the decorator that hivemind puts on it hides from a type checker that
+it is a class."""
 MAX_KEYS = 1024
 MAX_KEY_BYTES = 2 * 1024**2
-"""Of all records under one key: an answer of more than 4 MiB can't be sent, and nobody would find anything."""
+"""Of all records under one key: an answer of more than 4 MiB can't be sent, and nobody would find
+anything."""
 MAX_BYTES = 64 * 1024**2
 """Of all records that we keep for others."""
 REFUSED_FOR = 1.0
-"""Seconds in which records that are no better than one for which there was no room are refused at once."""
+"""Seconds in which records that are no better than one for which there was no room are refused at
+once."""
 MAX_REFUSED = 1024
 SWEEP_EVERY = 256
 """Records stored between two looks for those that have expired."""
 MAX_SUBKEY = 256
 """Bytes; ours are peer ids and run ids."""
 CLOCK_SLACK = 60.0
-"""Seconds that a record's expiry may lie beyond what its signer or MAX_LIFE allow, for clocks that differ."""
+"""Seconds that a record's expiry may lie beyond what its signer or MAX_LIFE allow, for clocks that
+differ."""
 
 
 def place_of(peer_id: str) -> DHTID:
-    """Where in the DHT a peer stands; Python's ``random`` would put two processes with one seed at the same place."""
+    """Where in the DHT a peer stands; Python's ``random`` would put two processes with one seed at
+    the same place."""
     return DHTID.generate(source=peer_id)
 
 
@@ -66,7 +72,8 @@ def guard(
 ) -> None:
     """Make a protocol that was just created, and has met nobody yet, safe to use among strangers.
 
-    ``named``: ids of the peers that our owner has named; ``answered``: those that have shown that they are there.
+    ``named``: ids of the peers that our owner has named; ``answered``: those that have shown that
+    they are there.
     """
     call_find, update_routing_table = protocol.call_find, protocol.update_routing_table
 
@@ -100,7 +107,8 @@ def guard(
 
 
 class OwnRecords(RecordValidatorBase):
-    """Lets in what is signed by whom the subkey names, under the right key, and not for too long."""
+    """Lets in what is signed by whom the subkey names, under the right key, and not for too
+    long."""
 
     def __init__(self, provenances: Provenances) -> None:
         self._provenances = provenances
@@ -133,26 +141,31 @@ class OwnRecords(RecordValidatorBase):
 
 
 class BoundedStorage(DHTLocalStorage):
-    """Records that we keep for others: the newest of each subkey, within bounds; ``giving_way`` says what goes when full."""
+    """Records that we keep for others: the newest of each subkey, within bounds; ``giving_way``
+    says what goes when full."""
 
     def __init__(self, provenances: Provenances, answered: Answered | None = None) -> None:
         super().__init__()
         self._provenances = provenances
         self._answered = answered if answered is not None else Answered()
         self._kept: dict[DHTID, dict[Any, Kept]] = {}
-        """What is known of each record, by key and subkey; of some that have expired as well, until they are swept."""
+        """What is known of each record, by key and subkey; of some that have expired as well, until
+        they are swept."""
         self._stored = self._bytes = 0
         self._refused: dict[tuple[DHTID, Rank, tuple[str, ...]], tuple[float, int]] = {}
-        """When there was no room for a record of a kind, and of how many bytes: a flood is refused without another look."""
+        """When there was no room for a record of a kind, and of how many bytes: a flood is refused
+        without another look."""
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
-        """A copy, because hivemind's search adds what others answer to the very object that it gets here."""
+        """A copy, because hivemind's search adds what others answer to the very object that it gets
+        here."""
         found = super().get(key)
         return found and ValueWithExpiration(_copy(found.value), found.expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         """Whether it was taken."""
-        told = self._provenance(subkey, value)  # also of what we publish ourselves: a run tells who may join it
+        # Also of what we publish ourselves: a run tells who may join it
+        told = self._provenance(subkey, value)
         order = told.order if told is not None else -1
         found = super().get(key)
         records: Records | None = found.value if found is not None else None
@@ -173,12 +186,14 @@ class BoundedStorage(DHTLocalStorage):
         return True
 
     def proved(self, key: DHTID) -> frozenset[str]:
-        """The signers of records under a key that have stored them here themselves, or have answered."""
+        """The signers of records under a key that have stored them here themselves, or have
+        answered."""
         entries = (self._ranked(entry) for entry in self._kept.get(key, {}).values())
         return frozenset(entry.owner for entry in entries if entry.rank in (Rank.BROUGHT, Rank.ANSWERED))
 
     def brought_from(self, key: DHTID, subkey: Any) -> tuple[str, ...]:
-        """From which network a record came, the narrowest first; empty if it is not here, or ours."""
+        """From which network a record came, the narrowest first; empty if it is not here, or
+        ours."""
         kept = self._kept.get(key, {}).get(subkey)
         return kept.networks if kept is not None else ()
 
@@ -187,7 +202,8 @@ class BoundedStorage(DHTLocalStorage):
             return super().store_subkey(key, subkey, value, expiration_time)
         known = records.get(subkey)
         if known is not None and known.expiration_time >= expiration_time:
-            # A newer one that expires earlier, such as a goodbye: hivemind would keep the older one.
+            # A newer one that expires earlier, such as a goodbye: hivemind would keep the older
+            # one.
             del records[subkey]
         if expiration_time > records.latest_expiration_time:
             TimedStorage.store(self, key, records, expiration_time)
@@ -202,7 +218,8 @@ class BoundedStorage(DHTLocalStorage):
         return before.renewed(new) if before is not None and is_known else new
 
     def _make_room(self, key: DHTID, records: Records | None, new: Kept) -> bool:
-        """Whether there is room for a record under a key, also where others had to give way to it."""
+        """Whether there is room for a record under a key, also where others had to give way to
+        it."""
         if self._stored % SWEEP_EVERY == 0:
             self._sweep()
         if records is not None:
@@ -229,7 +246,8 @@ class BoundedStorage(DHTLocalStorage):
         return gone is not None
 
     def _make_room_beside(self, key: DHTID, new: Kept) -> bool:
-        """Whether there is room for one more key, or one that grows, also where other keys had to give way."""
+        """Whether there is room for one more key, or one that grows, also where other keys had to
+        give way."""
         size = sum(entry.size for entry in self._kept.get(key, {}).values())
         if (len(self._kept) < MAX_KEYS or key in self._kept) and self._bytes + new.size <= MAX_BYTES:
             return True
@@ -249,7 +267,8 @@ class BoundedStorage(DHTLocalStorage):
         return True
 
     def _of_key(self, key: DHTID, entries: dict[Any, Kept]) -> Kept:
-        """All records under one key as one: as good as the best of them, and there since the first came."""
+        """All records under one key as one: as good as the best of them, and there since the first
+        came."""
         best = max((self._ranked(entry) for entry in entries.values()), key=lambda entry: (entry.rank, -entry.since))
         return replace(best, name=key, size=sum(entry.size for entry in entries.values()))
 

@@ -1,6 +1,7 @@
 """The DHT of hivemind, in our own event loop.
 
-Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never its processes, averaging or optimizers.
+Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never its processes,
+averaging or optimizers.
 
     start              p2pd -> client -> DHTNode, guarded -> knock at the entry points -> look for neighbours
     knock              connect and ping; a peer that is connected and silent is connected anew
@@ -59,7 +60,8 @@ from lowcomm_protocol.refusals import Refusals
 MAX_REASONS = 256
 """Peers of whom we remember why they could not be reached."""
 _BAN = 10.0
-"""Seconds that hivemind keeps away from a silent peer; they do not grow, or one that returns is ignored for hours."""
+"""Seconds that hivemind keeps away from a silent peer; they do not grow, or one that returns is
+ignored for hours."""
 
 
 class HivemindDiscovery:
@@ -82,10 +84,12 @@ class HivemindDiscovery:
         refusals: Refusals | None = None,
         relays: bool = True,
     ) -> None:
-        """``relay``: what we give as a relay. ``wants_places``: whether we may not be dialable, and need relays.
+        """``relay``: what we give as a relay. ``wants_places``: whether we may not be dialable, and
+        need relays.
 
-        ``learned``: addresses to enter at that the owner has not named; ``refusals``: where refused records are counted.
-        ``relays``: False: we carry nothing for others, where ``relay`` says nothing.
+        ``learned``: addresses to enter at that the owner has not named; ``refusals``: where refused
+        records are counted. ``relays``: False: we carry nothing for others, where ``relay`` says
+        nothing.
 
         Raises ConfigError that names a malformed address.
         """
@@ -120,7 +124,8 @@ class HivemindDiscovery:
         self._reasons: dict[str, str] = {}
 
     async def start(self) -> None:
-        """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock is off."""
+        """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock
+        is off."""
         try:
             entries = tuple(self._entry_points)
             others = [entry for entry in entries if entry.peer_id != self.peer_id]
@@ -307,7 +312,8 @@ class HivemindDiscovery:
             await daemon.stop()
 
     async def _renew(self) -> None:
-        """Close and open, at the ports that we had, so that the addresses that others know of us stay good."""
+        """Close and open, at the ports that we had, so that the addresses that others know of us
+        stay good."""
         await self._shut()
         try:
             await self._open(tuple(_with_port(listen, self._reachability.visible) for listen in self._listen))
@@ -383,7 +389,8 @@ class HivemindDiscovery:
         return node
 
     async def _admitted(self, control: Control, peer_id: str, addresses: Sequence[str]) -> Sequence[str]:
-        """Those of a peer's addresses that may be dialed now; all if it is connected, for then nothing is dialed."""
+        """Those of a peer's addresses that may be dialed now; all if it is connected, for then
+        nothing is dialed."""
         connections = await control.connections()
         for connection in connections:
             self.targets.reached(connection.address)

@@ -36,7 +36,10 @@ class Discovery(Streams, Protocol):
         ...
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
-        """Store a record for ``lifetime`` seconds; whether some peer took it. Raises RecordError if it is too large."""
+        """Store a record for ``lifetime`` seconds; whether some peer took it.
+
+        Raises RecordError if it is too large.
+        """
         ...
 
     async def lookup(self, key: str) -> dict[str, bytes]:
@@ -44,7 +47,8 @@ class Discovery(Streams, Protocol):
         ...
 
     def answered(self, peer_id: str) -> None:
-        """A peer has answered us or has called us, and has shown who it is: its records are the last to give way here."""
+        """A peer has answered us or has called us, and has shown who it is: its records are the
+        last to give way here."""
         ...
 
     def proved(self, key: str) -> frozenset[str]:
@@ -52,7 +56,8 @@ class Discovery(Streams, Protocol):
         ...
 
     def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
-        """From which network a record was stored here, the narrowest first; empty if that is not known."""
+        """From which network a record was stored here, the narrowest first; empty if that is not
+        known."""
         ...
 
     def addresses(self) -> tuple[str, ...]:
@@ -60,7 +65,8 @@ class Discovery(Streams, Protocol):
         ...
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
-        """Remember addresses to try when the others do not answer; bounded, malformed ones are left out."""
+        """Remember addresses to try when the others do not answer; bounded, malformed ones are left
+        out."""
         ...
 
     async def check_connection(self) -> int:
@@ -68,7 +74,10 @@ class Discovery(Streams, Protocol):
         ...
 
     async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
-        """Connect to peers, of which the addresses are given, and have them know us. Never raises."""
+        """Connect to peers, of which the addresses are given, and have them know us.
+
+        Never raises.
+        """
         ...
 
     async def find_neighbours(self) -> None:
@@ -76,19 +85,23 @@ class Discovery(Streams, Protocol):
         ...
 
     async def revive(self) -> bool:
-        """Start again what has died on this machine, and look at our own addresses; whether that works."""
+        """Start again what has died on this machine, and look at our own addresses; whether that
+        works."""
         ...
 
     async def restart(self) -> bool:
-        """Start everything on this machine again, as ``revive``: what is left of connections is given up."""
+        """Start everything on this machine again, as ``revive``: what is left of connections is
+        given up."""
         ...
 
     async def forget_connections(self, gone: Collection[str]) -> None:
-        """Give up the connections that use addresses of ours which are ``gone``: they are dead, and do not know it."""
+        """Give up the connections that use addresses of ours which are ``gone``: they are dead, and
+        do not know it."""
         ...
 
     async def connected_peers(self) -> frozenset[str]:
-        """The peers that we are connected to now, whose ids the connections prove; empty if that can't be told."""
+        """The peers that we are connected to now, whose ids the connections prove; empty if that
+        can't be told."""
         ...
 
     async def has_connections(self) -> bool:
@@ -96,7 +109,8 @@ class Discovery(Streams, Protocol):
         ...
 
     async def held_by_others(self, key: str, subkey: str) -> bytes | None:
-        """The newest valid record of a subkey that others keep, to see whether ours has arrived; None if there is none."""
+        """The newest valid record of a subkey that others keep, to see whether ours has arrived;
+        None if there is none."""
         ...
 
     def known_peers(self) -> int:

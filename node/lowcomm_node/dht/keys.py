@@ -7,9 +7,10 @@ A value tells by its first byte what it is, because a storer knows only the hash
     L  a removal list          subkey = creator    under removals_key(run id, creator)
     A  amendments of a run     subkey = creator    under amendments_key(run id, creator)
 
-Anything else is refused, so a stranger can neither overwrite a record nor fill the DHT with records of other kinds. Who has
-seen a run, because it has looked it up or stores it, also knows who may join it, and neither stores nor believes a record of
-anybody else. Who has not stores what is otherwise valid: the peers of the run, who read it, check.
+Anything else is refused, so a stranger can neither overwrite a record nor fill the DHT with records
+of other kinds. Who has seen a run, because it has looked it up or stores it, also knows who may
+join it, and neither stores nor believes a record of anybody else. Who has not stores what is
+otherwise valid: the peers of the run, who read it, check.
 """
 
 import math
@@ -47,7 +48,8 @@ class Provenance:
     owner: str = ""
     """Who signed it."""
     order: int = 0
-    """Of two values of one signer the higher holds, whichever expires later: an old one can't be replayed over a new one."""
+    """Of two values of one signer the higher holds, whichever expires later: an old one can't be
+    replayed over a new one."""
 
 
 def peers_key(run_id: str) -> str:
@@ -79,18 +81,21 @@ def unpack(stored: bytes) -> bytes:
 
 
 def key_of(stored: bytes, subkey: str, now: float) -> str | None:
-    """The key under which a stored value belongs, if it is valid for this subkey at Unix time ``now``; else None."""
+    """The key under which a stored value belongs, if it is valid for this subkey at Unix time
+    ``now``; else None."""
     found = provenance(stored, subkey, now)
     return found.key if found else None
 
 
 def provenance(stored: bytes, subkey: str, now: float) -> Provenance | None:
-    """Check a stored value from a stranger: None unless whom the subkey names has signed it, and it is still good."""
+    """Check a stored value from a stranger: None unless whom the subkey names has signed it, and it
+    is still good."""
     return Provenances().check(stored, subkey, now)
 
 
 class Provenances:
-    """Checks stored values, and remembers: each reader gets every record from several storers, again and again."""
+    """Checks stored values, and remembers: each reader gets every record from several storers,
+    again and again."""
 
     def __init__(self, refusals: Refusals | None = None) -> None:
         self.refusals = refusals or Refusals()
@@ -99,23 +104,27 @@ class Provenances:
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._rules: OrderedDict[str, Rules] = OrderedDict()
         self._amended: OrderedDict[tuple[str, str], tuple[int, Admissions]] = OrderedDict()
-        """By run and signer of a chain: how many amendments it has, and who may join by it, from which swarm step on."""
+        """By run and signer of a chain: how many amendments it has, and who may join by it, from
+        which swarm step on."""
         self._steps: OrderedDict[str, int] = OrderedDict()
         """By run that was amended so: the highest swarm step that a record tells."""
         self._creators: OrderedDict[str, str] = OrderedDict()
 
     def check(self, stored: bytes, subkey: str, now: float) -> Provenance | None:
-        """See ``provenance``. Only what was valid is remembered: what is not may become so, as clocks go on."""
+        """See ``provenance``. Only what was valid is remembered: what is not may become so, as
+        clocks go on."""
         if len(stored) > MAX_VALUE + 1:
             self.refuse(Reason.TOO_LARGE)
             return None
-        # The subkey's own hash, of fixed length: else a longer subkey with the rest of a value would pass for what was checked.
+        # The subkey's own hash, of fixed length: else a longer subkey with the rest of a value
+        # would pass for what was checked.
         digest = sha256(sha256(subkey.encode(errors="replace")).digest() + stored).digest()
         found = self._known.get(digest)
         if found is None:
             try:
                 found = self._examine(stored, subkey, now)
-            except (LowcommError, ValueError) as error:  # ValueError: text that no encoding can express
+            # ValueError: text that no encoding can express
+            except (LowcommError, ValueError) as error:
                 if digest not in self._refused:
                     self.refuse(error.reason if isinstance(error, LowcommError) else Reason.MALFORMED)
                     _remember(self._refused, digest, None, _REMEMBERED)

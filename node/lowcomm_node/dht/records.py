@@ -1,4 +1,5 @@
-"""Records in the DHT through hivemind's node: ours go out, those of others are checked when they come in."""
+"""Records in the DHT through hivemind's node: ours go out, those of others are checked when they
+come in."""
 
 import asyncio
 from collections.abc import Callable, Container
@@ -17,10 +18,14 @@ REPLICAS = 5
 
 
 class Records:
-    """What one peer asks of the DHT. Without a node, such as while p2pd is started again, nothing is found or stored."""
+    """What one peer asks of the DHT.
+
+    Without a node, such as while p2pd is started again, nothing is found or stored.
+    """
 
     def __init__(self, node: Callable[[], Any], provenances: Provenances, answered: Container[str] = ()) -> None:
-        """``node``: hivemind's ``DHTNode``, or None while there is none; ``answered``: peers that have shown to be there."""
+        """``node``: hivemind's ``DHTNode``, or None while there is none; ``answered``: peers that
+        have shown to be there."""
         self._node = node
         self._provenances = provenances
         self._answered = answered

@@ -14,8 +14,9 @@ OwnEnds = Mapping[tuple[str, int], Collection[str]]
 def bound_to(gone: Collection[str], connections: Iterable[Connection], ends: OwnEnds) -> set[str]:
     """The peers with a connection that may use one of the ``gone`` addresses.
 
-    A connection of the other version of IP uses none of them. Of TCP the system tells which address a connection uses; one over
-    UDP is taken for lost. What goes through a relay uses what leads to the relay.
+    A connection of the other version of IP uses none of them. Of TCP the system tells which address
+    a connection uses; one over UDP is taken for lost. What goes through a relay uses what leads to
+    the relay.
     """
     versions = {":" in address for address in gone}
     found = set[str]()

@@ -1,4 +1,5 @@
-"""p2pd's control socket, where hivemind's client does not suffice: streams as sockets, and deadlines for everything.
+"""p2pd's control socket, where hivemind's client does not suffice: streams as sockets, and
+deadlines for everything.
 
 each request has a connection of its own   varint length, Request ──►   ◄── varint length, Response
 STREAM_OPEN                                after the response that connection is the stream
@@ -71,7 +72,8 @@ class Control:
         ]
 
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
-        """Open a stream. p2pd answers before the other end does: only what comes out of it proves that it is served."""
+        """Open a stream. p2pd answers before the other end does: only what comes out of it proves
+        that it is served."""
         pb = _messages()
         wanted = pb.StreamOpenRequest(peer=base58.b58decode(peer_id), proto=[protocol], timeout=max(1, round(seconds)))
         request = pb.Request(type=pb.Request.STREAM_OPEN, streamOpen=wanted)
@@ -86,7 +88,8 @@ class Control:
         return OpenStream(peer_id, decode(answer.streamInfo.addr) or "", stream)
 
     async def handle_streams(self, protocol: str, address: bytes, seconds: float = 5.0) -> None:
-        """Have p2pd dial ``address`` (bytes of a multiaddress) for every stream of a protocol that comes in."""
+        """Have p2pd dial ``address`` (bytes of a multiaddress) for every stream of a protocol that
+        comes in."""
         pb = _messages()
         handler = pb.StreamHandlerRequest(addr=address, proto=[protocol], balanced=False)
         await self._ask(pb.Request(type=pb.Request.STREAM_HANDLER, streamHandler=handler), seconds)
@@ -100,7 +103,10 @@ class Control:
 
 
 async def read_message(source: socket.socket, limit: int = MAX_ANSWER) -> bytes:
-    """The next length-prefixed message, and not a byte more: a stream may follow. Raises LinkLost, OSError."""
+    """The next length-prefixed message, and not a byte more: a stream may follow.
+
+    Raises LinkLost, OSError.
+    """
     size = shift = 0
     while True:
         byte = (await read_exactly(source, 1))[0]
@@ -162,7 +168,8 @@ def _in_words() -> Iterator[None]:
 
 
 def _shorten(message: str) -> str:
-    """What p2pd says of a failure, a line an address, in one line that can be shown; strangers have a part in it."""
+    """What p2pd says of a failure, a line an address, in one line that can be shown; strangers have
+    a part in it."""
     lines = [line.strip(" *") for line in message.splitlines()]
     text = "; ".join(line for line in lines if line and not line.startswith("failed to dial")) or message
     return "".join(char if char.isprintable() else " " for char in text)[:300]

@@ -14,7 +14,8 @@ MAX_DETOURS = 4
 
 
 class EntryPoints:
-    """The addresses that the owner has named, and the newest of those that were learned; the named ones come first."""
+    """The addresses that the owner has named, and the newest of those that were learned; the named
+    ones come first."""
 
     def __init__(self, peer_id: str, named: Sequence[str], learned: Sequence[str] = ()) -> None:
         """``peer_id``: ours. Raises ConfigError that names a malformed address of the owner's."""
@@ -27,7 +28,8 @@ class EntryPoints:
         return iter((*self.named, *self.learned))
 
     def add(self, addresses: Sequence[str]) -> None:
-        """Remember addresses; malformed ones are left out, and of those that were learned the oldest where they are too many."""
+        """Remember addresses; malformed ones are left out, and of those that were learned the
+        oldest where they are too many."""
         for text in addresses:
             with suppress(ConfigError):
                 entry = parse_entry_point(text)

@@ -1,4 +1,5 @@
-"""hivemind's parts as we use them: quiet, imported without blocking the event loop, with a deadline for each call."""
+"""hivemind's parts as we use them: quiet, imported without blocking the event loop, with a deadline
+for each call."""
 
 import asyncio
 import logging
@@ -46,7 +47,8 @@ async def load_hivemind() -> None:
 async def attach(daemon: P2pDaemon, storing: Callable[[str], Awaitable[None]] | None = None) -> Any:
     """Hivemind's client (``P2P``) of a running p2pd. Raises NodeError if that does not answer.
 
-    ``storing``: awaited with the peer id of a caller that stores something here, before that is handled.
+    ``storing``: awaited with the peer id of a caller that stores something here, before that is
+    handled.
     """
     from lowcomm_node.libp2p.hivemind_parts import P2P, Multiaddr
 
@@ -95,9 +97,11 @@ async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
 
 
 async def wait_routing(p2p: Any) -> None:
-    """Until p2pd has taken a peer that was just dialed into its own routing table, which it does a moment later.
+    """Until p2pd has taken a peer that was just dialed into its own routing table, which it does a
+    moment later.
 
-    Before that it finds no third peer by its id alone, and hivemind would take all of them for silent.
+    Before that it finds no third peer by its id alone, and hivemind would take all of them for
+    silent.
     """
     from lowcomm_node.libp2p.hivemind_parts import ControlFailure, PeerID
 
@@ -116,7 +120,8 @@ async def wait_routing(p2p: Any) -> None:
 async def ping(node: Any, peer_id: str) -> float | None:
     """Let a connected peer take us into its routing table, and the other way round.
 
-    Seconds that its clock is ahead of ours (0 within the time that the call took); None if it does not answer.
+    Seconds that its clock is ahead of ours (0 within the time that the call took); None if it does
+    not answer.
     """
     from lowcomm_node.libp2p.hivemind_parts import DHTID, PeerID, dht_pb2
 

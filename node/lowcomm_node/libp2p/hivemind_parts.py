@@ -1,12 +1,15 @@
-"""All that we use of hivemind, imported without the rest of it; whoever needs a part of hivemind takes it from here.
+"""All that we use of hivemind, imported without the rest of it; whoever needs a part of hivemind
+takes it from here.
 
-The ``__init__`` of hivemind, and those of its ``utils`` and ``dht``, import everything that it can, with torch and scipy. Of
-that we use its Kademlia and its client of p2pd, which need none of it: a bootstrap server has no torch at all, and nobody waits
-seconds for code that never runs. So these three packages are put into place as Python's own import would, but their
-``__init__`` is not executed; ``hivemind.utils`` gets the names that hivemind's other modules take from it. Where somebody has
-imported the whole of hivemind before, that is used.
+The ``__init__`` of hivemind, and those of its ``utils`` and ``dht``, import everything that it can,
+with torch and scipy. Of that we use its Kademlia and its client of p2pd, which need none of it: a
+bootstrap server has no torch at all, and nobody waits seconds for code that never runs. So these
+three packages are put into place as Python's own import would, but their ``__init__`` is not
+executed; ``hivemind.utils`` gets the names that hivemind's other modules take from it. Where
+somebody has imported the whole of hivemind before, that is used.
 
-Held by tests/unit/libp2p/test_hivemind_parts.py: an upgrade of hivemind that needs more fails there.
+Held by tests/unit/libp2p/test_hivemind_parts.py: an upgrade of hivemind that needs more fails
+there.
 """
 # ruff: noqa: E402
 
@@ -44,7 +47,8 @@ def _put_packages_in_place() -> None:
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether asyncio's line is more than what hivemind leaves of a search that was cancelled.
 
-    For each peer that it asks, hivemind/dht/traverse.py waits for an event in a task that nobody ends or keeps.
+    For each peer that it asks, hivemind/dht/traverse.py waits for an event in a task that nobody
+    ends or keeps.
     """
     text = record.getMessage()
     return not (text.startswith("Task was destroyed but it is pending!") and "coro=<Event.wait()" in text)

@@ -12,7 +12,8 @@ class OpenStream:
 
     peer_id: str
     address: str
-    """Multiaddress of the other end, which tells whether it goes through a relay; empty if it is not known."""
+    """Multiaddress of the other end, which tells whether it goes through a relay; empty if it is
+    not known."""
     socket: socket.socket
     """Non-blocking; whoever takes the stream closes it."""
     protocol: str = ""
@@ -40,17 +41,20 @@ class Streams(Protocol):
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
         """Open a stream to a connected peer. Raises LinkLost.
 
-        That the other end serves the protocol, and that the connection still works, shows only when it answers.
+        That the other end serves the protocol, and that the connection still works, shows only when
+        it answers.
         """
         ...
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
-        """Have ``take`` called with every stream of a protocol that comes in, from now on. Raises LinkLost.
+        """Have ``take`` called with every stream of a protocol that comes in, from now on. Raises
+        LinkLost.
 
         Each protocol can be served once.
         """
         ...
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
-        """The addresses of the connections to a peer that there are now; empty if none, or if that can't be told."""
+        """The addresses of the connections to a peer that there are now; empty if none, or if that
+        can't be told."""
         ...

@@ -26,7 +26,8 @@ MAX_BYTES = 512
 _MAX_PEER_ID = 42
 """Bytes; libp2p has none that are longer."""
 _ED25519, _RSA = bytes.fromhex("002408011220"), bytes.fromhex("1220")
-"""How peer ids begin: the one holds the key and is that of every node, the other its hash, as of hivemind's own programs."""
+"""How peer ids begin: the one holds the key and is that of every node, the other its hash, as of
+hivemind's own programs."""
 _NAMES = ("dns", "dns4", "dns6")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?")
 
@@ -46,11 +47,13 @@ class EntryPoint:
 
     @property
     def fits(self) -> bool:
-        """Whether it is short enough for a record; one that is not would make the whole record invalid."""
+        """Whether it is short enough for a record; one that is not would make the whole record
+        invalid."""
         return len(str(self)) <= MAX_MULTIADDRESS
 
     def to_bytes(self) -> bytes:
-        """The address to dial as p2pd takes it; hivemind's own encoding of a relay's id is one that p2pd refuses."""
+        """The address to dial as p2pd takes it; hivemind's own encoding of a relay's id is one that
+        p2pd refuses."""
         return encode(self.dial)
 
     def __str__(self) -> str:
@@ -67,7 +70,10 @@ def parse_entry_point(text: str) -> EntryPoint:
 
 
 def parse_announced(text: str, peer_id: str) -> str:
-    """Read an address that this node's owner wants told to others. Raises ConfigError that names it."""
+    """Read an address that this node's owner wants told to others.
+
+    Raises ConfigError that names it.
+    """
     dial, _, named = text.strip().partition("/p2p/")
     told = EntryPoint(peer_id, dial)
     if not is_dialable(dial) or named not in ("", peer_id) or not told.fits:
@@ -109,7 +115,8 @@ def relay_of(dial: str) -> str | None:
 
 
 def host_of(dial: str) -> str | None:
-    """The IP address that an address leads to, or a connection comes from; None if there is a relay or a name instead."""
+    """The IP address that an address leads to, or a connection comes from; None if there is a relay
+    or a name instead."""
     _, kind, host, *_ = [*dial.split("/"), "", ""]
     if kind not in _FAMILIES or relay_of(dial) is not None:
         return None
@@ -126,7 +133,8 @@ def name_of(dial: str) -> str | None:
 
 
 def place_in(dial: str) -> str:
-    """What counts as one caller in quotas: the IP address of a connection, or its relay, as all that come through it are one."""
+    """What counts as one caller in quotas: the IP address of a connection, or its relay, as all
+    that come through it are one."""
     return host_of(dial) or f"relay {relay_of(dial) or 'unknown'}"
 
 
@@ -142,9 +150,11 @@ def circuit(relay: EntryPoint) -> str:
 
 
 def quic_beside(entry: EntryPoint) -> EntryPoint | None:
-    """The same peer over QUIC at the port of the same number, where all of us listen; None if that is no port of TCP.
+    """The same peer over QUIC at the port of the same number, where all of us listen; None if that
+    is no port of TCP.
 
-    None for this machine, too: nothing is blocked there, and where nobody listens QUIC takes five seconds to see it.
+    None for this machine, too: nothing is blocked there, and where nobody listens QUIC takes five
+    seconds to see it.
     """
     place, tcp, port = entry.dial.rpartition("/tcp/")
     if not tcp or not port.isdecimal() or reach(entry.dial) == 0:
@@ -155,8 +165,8 @@ def quic_beside(entry: EntryPoint) -> EntryPoint | None:
 def also_over_quic(entries: Sequence[EntryPoint]) -> list[EntryPoint]:
     """Each address of TCP over QUIC, too.
 
-    p2pd prefers that where UDP works: so a NAT keeps the port open that holes are punched for, and it is known. And where TCP
-    is blocked nothing else works.
+    p2pd prefers that where UDP works: so a NAT keeps the port open that holes are punched for, and
+    it is known. And where TCP is blocked nothing else works.
     """
     beside = (quic_beside(entry) for entry in entries)
     return list(dict.fromkeys([*entries, *filter(None, beside)]))
@@ -175,7 +185,10 @@ def encode(dial: str) -> bytes:
 
 
 def decode(data: bytes) -> str | None:
-    """The text of an address; None if it is of a kind that we don't use, such as a websocket's. Strangers write these, too."""
+    """The text of an address; None if it is of a kind that we don't use, such as a websocket's.
+
+    Strangers write these, too.
+    """
     if len(data) > MAX_BYTES:
         return None
     text, at = "", 0
@@ -198,7 +211,8 @@ def decode(data: bytes) -> str | None:
 
 
 def reach(dial: str) -> int:
-    """How far an address reaches: 2 the internet, 1 this network, 0 this machine; through a relay as far as that."""
+    """How far an address reaches: 2 the internet, 1 this network, 0 this machine; through a relay
+    as far as that."""
     _, kind, host, *_ = [*dial.split("/"), "", ""]
     if kind in _NAMES:
         return 2
@@ -218,7 +232,8 @@ def _is_host(kind: str, host: str) -> bool:
 
 
 def _is_circuit(dial: str, peer_id: str) -> bool:
-    """Whether this leads through one relay, which is named, is somebody else, and is dialed directly."""
+    """Whether this leads through one relay, which is named, is somebody else, and is dialed
+    directly."""
     if not dial.endswith(CIRCUIT):
         return False
     place, marker, relay = dial.removesuffix(CIRCUIT).rpartition("/p2p/")

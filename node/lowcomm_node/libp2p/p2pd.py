@@ -1,7 +1,8 @@
 """The libp2p daemon ``p2pd`` as a child process.
 
-We start it ourselves rather than through hivemind, so that it reads our Ed25519 key, gets every option that we need,
-and ends with us even when we are killed (Linux: parent-death signal; it then removes its own control socket).
+We start it ourselves rather than through hivemind, so that it reads our Ed25519 key, gets every
+option that we need, and ends with us even when we are killed (Linux: parent-death signal; it then
+removes its own control socket).
 """
 
 import asyncio
@@ -31,7 +32,10 @@ _SOCKET_LIMIT = 100
 
 
 def runtime_folder() -> Path:
-    """Where control sockets lie: one folder a user, 0700. Raises NodeError if somebody else owns it."""
+    """Where control sockets lie: one folder a user, 0700.
+
+    Raises NodeError if somebody else owns it.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base) / "lowcomm" if base else Path(tempfile.gettempdir()) / f"lowcomm-{os.getuid()}"
     if len(os.fsencode(folder)) > _SOCKET_LIMIT - 30:
@@ -59,13 +63,16 @@ class P2pDaemon:
         punching: bool = True,
         relays: bool = True,
     ) -> None:
-        """``relay``: what it gives as a relay; None: what p2pd likes, once it knows itself to be public.
+        """``relay``: what it gives as a relay; None: what p2pd likes, once it knows itself to be
+        public.
 
-        ``punching``: whether it asks others if it can be dialed (AutoNAT), as a node does that replaces relayed connections.
-        ``relays``: False: it carries nothing for others, where ``relay`` says nothing.
+        ``punching``: whether it asks others if it can be dialed (AutoNAT), as a node does that
+        replaces relayed connections. ``relays``: False: it carries nothing for others, where
+        ``relay`` says nothing.
         """
         self.control = runtime_folder() / f"{secrets.token_hex(8)}.sock"
-        # No -bootstrapPeers: p2pd ends at once if none of them answers, and can't be told of others later. We dial.
+        # No -bootstrapPeers: p2pd ends at once if none of them answers, and can't be told of others
+        # later. We dial.
         self._arguments = [
             *([f"-id={key_file}"] if key_file else []),
             f"-listen=/unix{self.control}",
@@ -99,7 +106,8 @@ class P2pDaemon:
     async def start(self) -> None:
         """Start it and wait until it listens.
 
-        Raises PortInUse, ConfigError if an address can't be listened on, NodeError with what it printed last.
+        Raises PortInUse, ConfigError if an address can't be listened on, NodeError with what it
+        printed last.
         """
         for address in self._listen:
             _check_free(address)
@@ -188,7 +196,8 @@ async def _drain(process: asyncio.subprocess.Process) -> None:
 
 
 def listeners(host: str, port: int) -> tuple[str, ...]:
-    """What to listen on at a host, over TCP and QUIC; "0.0.0.0" stands for IPv6 too, where this machine has it."""
+    """What to listen on at a host, over TCP and QUIC; "0.0.0.0" stands for IPv6 too, where this
+    machine has it."""
     hosts = ("0.0.0.0", "::") if host == "0.0.0.0" and has_ipv6() else (host,)
     places = [f"/{'ip6' if ':' in one else 'ip4'}/{one}" for one in hosts]
     return tuple(f"{place}/{rest}" for place in places for rest in (f"tcp/{port}", f"udp/{port}/quic-v1"))
@@ -205,7 +214,8 @@ def has_ipv6() -> bool:
 
 
 def _check_free(listen: str) -> None:
-    """Raise PortInUse if a port is taken: p2pd would share it, and each connection reach one of the two by chance."""
+    """Raise PortInUse if a port is taken: p2pd would share it, and each connection reach one of the
+    two by chance."""
     _, family, host, transport, port, *_ = [*listen.split("/"), "", "", "", "", ""]
     if family not in ("ip4", "ip6") or transport not in ("tcp", "udp") or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{listen!r} can't be listened on: expected an address such as /ip4/0.0.0.0/tcp/31337.")
@@ -227,7 +237,10 @@ def _check_free(listen: str) -> None:
 
 
 def find_p2pd() -> Path:
-    """Where hivemind's package has it; found without an import, which would take seconds. Raises NodeError."""
+    """Where hivemind's package has it; found without an import, which would take seconds.
+
+    Raises NodeError.
+    """
     package = importlib.util.find_spec("hivemind")
     if package is None or not package.submodule_search_locations:
         raise NodeError("hivemind is not installed: install lowcomm-node again.")

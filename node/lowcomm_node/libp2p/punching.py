@@ -4,13 +4,14 @@
     we ◄───────────────────── those of theirs ─────────────────── they
     both close the relayed connection and dial, at the same time; if the relay is there first, they close it once more
 
-What goes out of a NAT lets answers in, so over QUIC, where both ends dial from the port that they listen on, one of the two
-gets through unless a NAT takes another port for each destination. If none does, another relayed connection is made; a few
-seconds are all that it costs.
+What goes out of a NAT lets answers in, so over QUIC, where both ends dial from the port that they
+listen on, one of the two gets through unless a NAT takes another port for each destination. If none
+does, another relayed connection is made; a few seconds are all that it costs.
 
-libp2p has this too (DCUtR), but in go-libp2p 0.32, which hivemind 1.1.12 brings, a peer takes part only after four others
-at four addresses have told it the same address of its own: with one bootstrap server, never. And p2pd does not dial a peer
-that it is connected to through a relay. So the relayed connection has to go before.
+libp2p has this too (DCUtR), but in go-libp2p 0.32, which hivemind 1.1.12 brings, a peer takes part
+only after four others at four addresses have told it the same address of its own: with one
+bootstrap server, never. And p2pd does not dial a peer that it is connected to through a relay. So
+the relayed connection has to go before.
 """
 
 import asyncio
@@ -45,19 +46,22 @@ SETTLE = 2.0
 LOOK_EVERY = 0.05
 ATTEMPTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 3600.0
-"""Seconds until the next attempt with a peer with which one has failed, the first time and at most."""
+"""Seconds until the next attempt with a peer with which one has failed, the first time and at
+most."""
 MAX_DOUBLINGS = 10
 MAX_AT_ONCE = 4
 """Attempts of others that we take part in at once."""
 MAX_HEARD = 32
-"""Streams at once on which others may ask us to take part, one of each peer; an address or relay has a share of them."""
+"""Streams at once on which others may ask us to take part, one of each peer; an address or relay
+has a share of them."""
 TAKE_EVERY = 1.0
 """Seconds between two of them: nobody shall make us dial strangers all day."""
 MAX_PEERS = 1024
 
 
 async def observed(control: Control, peer_id: str) -> str | None:
-    """The address that a connected peer sees us at; None if it does not tell one that can be dialed from everywhere.
+    """The address that a connected peer sees us at; None if it does not tell one that can be dialed
+    from everywhere.
 
     Takes DEADLINE at most.
     """
@@ -107,7 +111,8 @@ class Puncher:
     # the end that asks
 
     async def improve(self, control: Control, peer_id: str, ways: Sequence[EntryPoint]) -> None:
-        """If a peer is connected through relays alone, try to be connected without; ``ways`` lead there in any case.
+        """If a peer is connected through relays alone, try to be connected without; ``ways`` lead
+        there in any case.
 
         Raises LinkLost if in the end it is not connected at all.
         """
@@ -146,14 +151,16 @@ class Puncher:
                     theirs = await _receive(stream.socket)
         except (LinkLost, OSError, TimeoutError) as error:
             log.debug("hole.not_asked", peer=peer_id, reason=str(error))
-            self._pause(self._of(peer_id))  # or its silence would cost each connection to it these seconds
+            # Or its silence would cost each connection to it these seconds
+            self._pause(self._of(peer_id))
             return False
         if theirs is None:
             return False
         theirs = self.targets.admit(peer_id, theirs, MAX_ADDRESSES)
         await control.disconnect(peer_id)
         dials = [EntryPoint(peer_id, dial) for dial in theirs]
-        with suppress(LinkLost):  # such as because the other end has given up the relayed connection meanwhile
+        # Such as because the other end has given up the relayed connection meanwhile
+        with suppress(LinkLost):
             await control.connect(peer_id, list(dict.fromkeys([*dials, *ways])), DEADLINE)
         # Our dial has made the hole, also if the relay was faster; now it is their turn.
         if not await _comes_direct(control, peer_id):
@@ -225,7 +232,8 @@ class Puncher:
             await control.connect(peer, [EntryPoint(peer, dial) for dial in admitted], DEADLINE)
 
     def _wants(self, stream: OpenStream) -> bool:
-        """Whether to take part; of two that ask each other, the one of the smaller peer id goes on."""
+        """Whether to take part; of two that ask each other, the one of the smaller peer id goes
+        on."""
         now = monotonic()
         crosses = stream.peer_id in self._punching and self._peer_id < stream.peer_id
         free = MAX_AT_ONCE - self._taking_part
@@ -294,5 +302,6 @@ async def _receive(stream: socket.socket) -> list[str] | None:
 
 
 def _is_public(dial: str) -> bool:
-    """Whether it leads to a host on the internet, by its number: a name could be made to mean anything."""
+    """Whether it leads to a host on the internet, by its number: a name could be made to mean
+    anything."""
     return len(dial) <= MAX_MESSAGE and dial.startswith(("/ip4/", "/ip6/")) and is_dialable(dial) and reach(dial) == 2

@@ -32,9 +32,11 @@ class Reachability:
         announce: Sequence[str],
         wants_places: bool,
     ) -> None:
-        """``control``: of the p2pd that runs; raises LinkLost while there is none. ``announce``: the owner's own words.
+        """``control``: of the p2pd that runs; raises LinkLost while there is none. ``announce``:
+        the owner's own words.
 
-        ``wants_places``: whether we may not be dialable, and need relays. Raises ConfigError that names a malformed address.
+        ``wants_places``: whether we may not be dialable, and need relays. Raises ConfigError that
+        names a malformed address.
         """
         self._peer_id = peer_id
         self._entry_points = entry_points
@@ -50,7 +52,8 @@ class Reachability:
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
         first, *others = [*sorted(self.announced or (*self.visible, *self._observed), key=_preference), ""]
-        # A record has room for a few: a place at a relay must not be crowded out by the addresses of many interfaces.
+        # A record has room for a few: a place at a relay must not be crowded out by the addresses
+        # of many interfaces.
         dials = filter(None, [first, *self._places.dials, *others])
         entries = (EntryPoint(self._peer_id, dial) for dial in sorted(dials, key=lambda dial: -reach(dial)))
         return tuple(str(entry) for entry in entries if entry.fits)
@@ -69,7 +72,10 @@ class Reachability:
         self.visible = tuple(dials)
 
     async def look_from_outside(self) -> None:
-        """Learn where others see us, which tells the port that a NAT has given us; keep our places. Raises LinkLost."""
+        """Learn where others see us, which tells the port that a NAT has given us; keep our places.
+
+        Raises LinkLost.
+        """
         if not self._wants_places:
             return
         if not self.announced:
@@ -91,7 +97,8 @@ class Reachability:
         self._observed = tuple(dict.fromkeys(dial for dial in told if dial not in self.visible))
 
     def _believable(self, told: Sequence[str]) -> list[str]:
-        """What strangers tell of where we are, as far as we know that host of ourselves, or two of them tell the same."""
+        """What strangers tell of where we are, as far as we know that host of ourselves, or two of
+        them tell the same."""
         hosts, known = [host_of(dial) for dial in told], {host_of(dial) for dial in (*self.visible, *self._observed)}
         return [dial for dial, host in zip(told, hosts, strict=True) if host in known or hosts.count(host) > 1]
 

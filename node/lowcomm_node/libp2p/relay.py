@@ -3,12 +3,14 @@
     we ── hop stream: RESERVE ──► relay      a place: others reach us through it as long as we stay connected
     we ◄── STATUS, expiry, limits ── relay   bytes and seconds of one circuit
 
-p2pd has an ``-autoRelay`` of its own. It needs to be told that we are private, hears of no relay that is found later, keeps
-no place at all when a relay is named with two addresses, and does not tell the limits. So we ask for places ourselves.
+p2pd has an ``-autoRelay`` of its own. It needs to be told that we are private, hears of no relay
+that is found later, keeps no place at all when a relay is named with two addresses, and does not
+tell the limits. So we ask for places ourselves.
 
-What p2pd's relay does not honour (seen with hivemind 1.1.12): it starts two relay services, one with our limits and one
-with libp2p's own (128 KiB and 2 minutes a circuit), in no fixed order, and the later one serves. With one thread about every
-second start goes well, with more hardly any; hence ``RelayLimits.environment``, and a look at what is given.
+What p2pd's relay does not honour (seen with hivemind 1.1.12): it starts two relay services, one
+with our limits and one with libp2p's own (128 KiB and 2 minutes a circuit), in no fixed order, and
+the later one serves. With one thread about every second start goes well, with more hardly any;
+hence ``RelayLimits.environment``, and a look at what is given.
 """
 
 import asyncio
@@ -28,11 +30,14 @@ MAX_MESSAGE = 4096
 MAX_RELAYS = 2
 """Places that we keep: one more than needed, so that a relay may go."""
 REFRESH = 20.0
-"""Seconds after which a place is asked for again: a relay forgets it when the connection breaks, and tells nobody."""
+"""Seconds after which a place is asked for again: a relay forgets it when the connection breaks,
+and tells nobody."""
 REFRESH_USELESS = 900.0
-"""The same for a relay that gave us nothing of use: it may have been restarted with other limits."""
+"""The same for a relay that gave us nothing of use: it may have been restarted with other
+limits."""
 USEFUL_BYTES = 64 * 1024**2
-"""Bytes of a circuit below which no exchange gets through; p2pd's accidental relays give 128 KiB."""
+"""Bytes of a circuit below which no exchange gets through; p2pd's accidental relays give 128
+KiB."""
 _RESERVE = b"\x02\x08\x00"  # length, type = RESERVE
 _STATUS, _OK = 2, 100
 _REFUSALS = {
@@ -48,7 +53,8 @@ _REFUSALS = {
 class RelayLimits:
     """What this machine gives as a relay, as its owner decides.
 
-    p2pd keeps to these. It can limit neither the rate nor the bytes of a day: use the firewall's means (``tc``) for those.
+    p2pd keeps to these. It can limit neither the rate nor the bytes of a day: use the firewall's
+    means (``tc``) for those.
     """
 
     peers: int = 128
@@ -69,7 +75,8 @@ class RelayLimits:
             f"-relayMaxCircuits={self.circuits}",
             f"-relayDataLimit={self.bytes}",
             f"-relayTimeLimit={self.seconds}s",
-            # It relays for nobody that it takes for private, and nobody runs a relay where it can't be reached.
+            # It relays for nobody that it takes for private, and nobody runs a relay where it can't
+            # be reached.
             "-forceReachabilityPublic=1",
         )
 
@@ -118,7 +125,10 @@ class Places:
         return tuple(place.dial for place in self._held.values() if place.useful and place.expires > now)
 
     async def keep(self, control: Control, relays: list[EntryPoint]) -> None:
-        """Ask for places that are missing or due, which takes seconds at most. Never raises: what fails is tried again."""
+        """Ask for places that are missing or due, which takes seconds at most.
+
+        Never raises: what fails is tried again.
+        """
         try:
             connected = {connection.peer_id for connection in await control.connections()}
         except LinkLost:
@@ -132,11 +142,13 @@ class Places:
         end = monotonic() + DEADLINE
         while wanted := self._wanted(candidates):
             await asyncio.gather(*(self._ask(control, relay) for relay in wanted))
-            if monotonic() >= end:  # the others are asked at the next call: nobody shall hold us up by silence
+            # The others are asked at the next call: nobody shall hold us up by silence
+            if monotonic() >= end:
                 return
 
     def _wanted(self, relays: list[EntryPoint]) -> list[EntryPoint]:
-        """Whom to ask now: where we have a place and it is due, and of the others as many as are missing."""
+        """Whom to ask now: where we have a place and it is due, and of the others as many as are
+        missing."""
         now = monotonic()
         due = [relay for relay in relays if now >= self._due.get(relay.peer_id, 0.0)]
         due.sort(key=lambda relay: self._due.get(relay.peer_id, 0.0))
@@ -146,7 +158,8 @@ class Places:
         return [*ours, *[relay for relay in due if relay.peer_id not in useful][:missing]]
 
     def _is_of_use(self, relay: EntryPoint) -> bool:
-        """Whether others can be told of a place there: it is dialed itself, and at an address that is not too long."""
+        """Whether others can be told of a place there: it is dialed itself, and at an address that
+        is not too long."""
         return relay.relay is None and EntryPoint(self._peer_id, circuit(relay)).fits
 
     async def _ask(self, control: Control, relay: EntryPoint) -> None:
@@ -164,7 +177,10 @@ class Places:
 
 
 async def reserve(control: Control, relay: EntryPoint) -> Place:
-    """Take a place at a connected relay, or keep it, within DEADLINE. Raises LinkLost with what the relay says."""
+    """Take a place at a connected relay, or keep it, within DEADLINE.
+
+    Raises LinkLost with what the relay says.
+    """
     try:
         async with asyncio.timeout(DEADLINE):
             stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)

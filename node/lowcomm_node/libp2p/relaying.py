@@ -1,4 +1,5 @@
-"""A p2pd that relays as its owner wants: started until it does (why that takes several starts: see relay.py)."""
+"""A p2pd that relays as its owner wants: started until it does (why that takes several starts: see
+relay.py)."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +19,8 @@ LOOK_AGAIN = 0.2
 
 
 async def start_as_relay(make: Callable[[], P2pDaemon], limits: RelayLimits) -> P2pDaemon:
-    """A running p2pd that gives what ``limits`` say; if none does after MAX_STARTS, the last one, with a warning.
+    """A running p2pd that gives what ``limits`` say; if none does after MAX_STARTS, the last one,
+    with a warning.
 
     Raises what ``P2pDaemon.start`` does.
     """

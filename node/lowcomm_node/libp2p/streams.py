@@ -1,7 +1,7 @@
 """Streams of other peers: p2pd dials us for each, and tells whose it is.
 
-We listen on an abstract unix socket, which no killed process leaves behind. Who dials it is asked of the kernel: only
-our own p2pd is believed, for it speaks for the identity of the other end.
+We listen on an abstract unix socket, which no killed process leaves behind. Who dials it is asked
+of the kernel: only our own p2pd is believed, for it speaks for the identity of the other end.
 """
 
 import asyncio
@@ -68,7 +68,8 @@ class StreamListener:
             await self._room.acquire()
             try:
                 stream, _ = await loop.sock_accept(self._socket)
-            except OSError as error:  # such as too many open files: it passes, or nothing works any more
+            # Such as too many open files: it passes, or nothing works any more
+            except OSError as error:
                 self._room.release()
                 log.warning("stream.not_accepted", reason=str(error))
                 await asyncio.sleep(1.0)
@@ -118,13 +119,19 @@ class Served:
         self._closed = False
 
     def add(self, protocol: str, take: TakeStream) -> None:
-        """Have ``take`` called with the streams of a protocol, once p2pd is told. Raises LinkLost if it is served already."""
+        """Have ``take`` called with the streams of a protocol, once p2pd is told.
+
+        Raises LinkLost if it is served already.
+        """
         if protocol in self._takers:
             raise LinkLost(f"streams of {protocol} are served already")
         self._takers[protocol] = take
 
     async def tell(self, control: Control, dialer: int | None) -> None:
-        """Tell p2pd, of which ``dialer`` is the process id, what it has not been told yet. Raises LinkLost."""
+        """Tell p2pd, of which ``dialer`` is the process id, what it has not been told yet.
+
+        Raises LinkLost.
+        """
         if self._closed:
             raise LinkLost("no streams are taken any more")
         if self._listener is None:

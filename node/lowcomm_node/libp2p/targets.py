@@ -1,4 +1,5 @@
-"""Where the word of a stranger may make us dial, and how often: nobody shall aim a swarm at a third party.
+"""Where the word of a stranger may make us dial, and how often: nobody shall aim a swarm at a third
+party.
 
     host named by our owner, or our own    dialed as often as needed
     name, multicast, unspecified           never
@@ -7,7 +8,8 @@
     public                                 one attempt for one peer; the next after a pause that doubles,
                                            until somebody has proved to be there; then within a rate
 
-A host is an IP address: its ports count together. An attempt covers the direct connection and the tunnel to one peer.
+A host is an IP address: its ports count together. An attempt covers the direct connection and the
+tunnel to one peer.
 """
 
 import ipaddress
@@ -21,11 +23,13 @@ from lowcomm_node.libp2p.multiaddress import CIRCUIT
 MAX_ADDRESSES = 3
 """Of one record that are dialed directly in one attempt."""
 DIALS = 3
-"""Connections of one attempt to one host that has not proved anything: direct, and the tunnel over TCP and QUIC."""
+"""Connections of one attempt to one host that has not proved anything: direct, and the tunnel over
+TCP and QUIC."""
 ATTEMPT = 30.0
 """Seconds that an attempt lasts at most."""
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
-"""Seconds until a host that nobody has proved to be at is tried again, the first time and at most."""
+"""Seconds until a host that nobody has proved to be at is tried again, the first time and at
+most."""
 PROOF = 86_400.0
 """Seconds for which a proof counts."""
 RATE, BURST = 1.0, 32
@@ -37,7 +41,8 @@ LOOK_EVERY = 10.0
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _CARRIER = ipaddress.ip_network("100.64.0.0/10")
 _SAME_SITE = {4: 16, 6: 48}
-"""Bits of the prefix that a private address shares with one of ours if it is of our site: sites route between subnets."""
+"""Bits of the prefix that a private address shares with one of ours if it is of our site: sites
+route between subnets."""
 _PLACE = {4: 24, 6: 64}
 
 
@@ -58,7 +63,8 @@ class _Host:
 
 def held_addresses() -> tuple[str, ...]:
     """All addresses of this machine's interfaces."""
-    import psutil  # it raises at once on systems that it does not know, where commands still say what is wrong
+    # It raises at once on systems that it does not know, where commands still say what is wrong
+    import psutil
 
     # Of IPv6 the system adds the interface to some.
     return tuple(entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries)
@@ -75,7 +81,8 @@ class Targets:
         clock: Callable[[], float] = monotonic,
         dials: int = DIALS,
     ) -> None:
-        """``named``: addresses that our owner has given; ``local``: whether others reach us over loopback.
+        """``named``: addresses that our owner has given; ``local``: whether others reach us over
+        loopback.
 
         ``own``: the addresses of our interfaces; ``dials``: see ``DIALS``.
         """
@@ -105,7 +112,8 @@ class Targets:
         return "it is a private address of a network that we are not in"
 
     def admit(self, peer: str, addresses: Sequence[str], most: int = MAX_ADDRESSES) -> list[str]:
-        """The addresses that may be dialed for a peer now, in their order; counts them as dialed."""
+        """The addresses that may be dialed for a peer now, in their order; counts them as
+        dialed."""
         admitted: list[str] = []
         for address in addresses:
             if len(admitted) >= most:
@@ -175,7 +183,8 @@ class Targets:
 
 
 def host_in(address: str) -> str | None:
-    """The host in ``host:port`` or in a multiaddress, where it may be that of a relay; None if there is none."""
+    """The host in ``host:port`` or in a multiaddress, where it may be that of a relay; None if
+    there is none."""
     if address.startswith("/"):
         _, kind, host, *_ = [*address.split("/"), "", ""]
         return _plain(host) if kind in ("ip4", "ip6", "dns", "dns4", "dns6") and host else None
@@ -184,7 +193,8 @@ def host_in(address: str) -> str | None:
 
 
 def places_of(addresses: Sequence[str], entry_points: Sequence[str]) -> tuple[str, ...]:
-    """The places that a record tells of: the networks of its public addresses, /24 or /64; else its relays, by peer id."""
+    """The places that a record tells of: the networks of its public addresses, /24 or /64; else its
+    relays, by peer id."""
     direct = [text for text in entry_points if CIRCUIT not in text]
     hosts = [_number(host) for text in (*addresses, *direct) if (host := host_in(text)) is not None]
     places = [
@@ -215,6 +225,7 @@ def _is_same_site(number: Address, own: Address) -> bool:
     """Whether a private address is of the same site as one of ours."""
     if number.version != own.version or own.is_global:
         return False
-    if number in _CARRIER:  # a provider's, or a private network laid over the internet: it has no smaller parts
+    # A provider's, or a private network laid over the internet: it has no smaller parts
+    if number in _CARRIER:
         return own in _CARRIER
     return number in ipaddress.ip_network((own, _SAME_SITE[number.version]), strict=False)

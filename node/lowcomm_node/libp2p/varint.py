@@ -1,4 +1,5 @@
-"""Numbers of one to ten bytes, as multiaddresses and protobuf write them: seven bits a byte, the lowest first."""
+"""Numbers of one to ten bytes, as multiaddresses and protobuf write them: seven bits a byte, the
+lowest first."""
 
 MAX_BYTES = 10
 

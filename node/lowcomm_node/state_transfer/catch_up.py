@@ -1,4 +1,5 @@
-"""How a late peer comes to where the swarm is: it copies the state of those that are furthest, from several at once."""
+"""How a late peer comes to where the swarm is: it copies the state of those that are furthest, from
+several at once."""
 
 import asyncio
 import shutil
@@ -29,7 +30,8 @@ SHOW_EVERY = 0.25
 
 
 def _reached(peers: Sequence[PeerInfo]) -> int:
-    """The swarm step that two of these peers have reached, or the only one there is: so nobody alone makes others copy."""
+    """The swarm step that two of these peers have reached, or the only one there is: so nobody
+    alone makes others copy."""
     steps = sorted((info.swarm_step for info in peers), reverse=True)
     return steps[min(1, len(steps) - 1)] if steps else 0
 
@@ -41,7 +43,8 @@ def state_form(run: SignedRun, ready: Ready, steps: int) -> StateForm:
 
 @dataclass(frozen=True, kw_only=True)
 class CatchUp:
-    """What it takes, and whom it is told to: ``show`` what we wait for, ``warn`` what went wrong, ``tell`` events."""
+    """What it takes, and whom it is told to: ``show`` what we wait for, ``warn`` what went wrong,
+    ``tell`` events."""
 
     run: SignedRun
     trainer: Trainer
@@ -56,12 +59,15 @@ class CatchUp:
     tell: Callable[[dict[str, Any]], None]
 
     async def run_from(self, own: int, form: StateForm, drifted: bool) -> Ready | None:
-        """Copy the state of peers that are ahead of swarm step ``own`` by more than a merge can heal; what the trainer has then.
+        """Copy the state of peers that are ahead of swarm step ``own`` by more than a merge can
+        heal; what the trainer has then.
 
-        ``drifted``: also of peers that are no further. None if there is nobody to copy from, or nobody can hand it over.
+        ``drifted``: also of peers that are no further. None if there is nobody to copy from, or
+        nobody can hand it over.
 
-        A copy may take long, and the swarm trains on meanwhile. Where a copy is too old for others to believe its swarm step,
-        it is made again, as long as each is less than half as old as the one before.
+        A copy may take long, and the swarm trains on meanwhile. Where a copy is too old for others
+        to believe its swarm step, it is made again, as long as each is less than half as old as the
+        one before.
         """
         copied: Ready | None = None
         least = inf
@@ -89,7 +95,10 @@ class CatchUp:
         return copied
 
     def _donors(self, own: int, drifted: bool) -> list[PeerInfo]:
-        """Whom to ask: the peers that are where the swarm is, if that is far ahead or we drift. In any order."""
+        """Whom to ask: the peers that are where the swarm is, if that is far ahead or we drift.
+
+        In any order.
+        """
         believed, lag = self._believed(own, drifted), tolerated_lag(self.run.spec.sync)
         reached = _reached(believed)
         if not drifted and reached <= own + lag:
@@ -103,11 +112,12 @@ class CatchUp:
         if sync.group == 1:
             return []
         there = self.membership.donors()
-        # To whoever is far away himself, what honest peers bring is implausible: then he may hold it against all of them.
+        # To whoever is far away himself, what honest peers bring is implausible: then he may hold
+        # it against all of them.
         known = [info for info in there if self.trusts(info.peer_id)] or (there if drifted else [])
         steps = {info.peer_id: info.swarm_step for info in known}
-        # Nobody alone can lead us far ahead of everybody else; but where there is one only, there is no choice. What we
-        # count ourselves supports nobody when most others do not believe it.
+        # Nobody alone can lead us far ahead of everybody else; but where there is one only, there
+        # is no choice. What we count ourselves supports nobody when most others do not believe it.
         ours = 0 if drifted else own
         return [
             info
@@ -122,7 +132,8 @@ class CatchUp:
         ]
 
     async def _plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
-        """Whether a snapshot may be of this swarm step; the donor may have trained on since its record."""
+        """Whether a snapshot may be of this swarm step; the donor may have trained on since its
+        record."""
         jump = largest_jump(self.run.spec.sync.interval)
         if swarm_step <= donor.swarm_step + jump:
             return True
@@ -154,7 +165,8 @@ class CatchUp:
             download.close()
         self.show("checking the state and loading it")
         try:
-            # Who drifted ahead of everybody else goes back with the rest: they would go on disbelieving its swarm step.
+            # Who drifted ahead of everybody else goes back with the rest: they would go on
+            # disbelieving its swarm step.
             jump = largest_jump(self.run.spec.sync.interval)
             back = drifted and download.base is not None and download.base.swarm_step + jump < own
             ready = await self.trainer.adopt(str(self.folder), back)

@@ -1,9 +1,11 @@
-"""The donor's side of Fetch: a joiner waits for its turn, then asks for pieces of one snapshot, and is sent them.
+"""The donor's side of Fetch: a joiner waits for its turn, then asks for pieces of one snapshot, and
+is sent them.
 
     enter ──► position 3, 2, 1 ──► opened, manifest ──► (wanted ──► chunks)*
 
-A turn is not held for ever: a joiner that takes or asks too slowly is dropped, and while others wait a turn ends after a while
-(state_transfer/queue.py). A joiner that was served in part queues again, and goes on with what it has.
+A turn is not held for ever: a joiner that takes or asks too slowly is dropped, and while others
+wait a turn ends after a while (state_transfer/queue.py). A joiner that was served in part queues
+again, and goes on with what it has.
 """
 
 import asyncio
@@ -37,7 +39,8 @@ ENTER_DEADLINE = 10.0
 STILL_HERE = 10.0
 """Seconds between two signs of life while a snapshot is being made."""
 PATIENCE = 30.0
-"""Seconds for a joiner to ask for the next piece, or to take a chunk, and more where that takes longer at"""
+"""Seconds for a joiner to ask for the next piece, or to take a chunk, and more where that takes
+longer at"""
 SLOWEST = 2_000.0
 """bytes a second: a quarter of the least ``--max-down``."""
 
@@ -72,7 +75,8 @@ class Donor:
         return len(self._queue) - self._queue.busy
 
     async def serve(self, peer: str, stream: CalleeStream) -> None:
-        """One Fetch. Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost that say how it ends."""
+        """One Fetch. Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost that say how
+        it ends."""
         async with ReadAhead(stream, MAX_REQUESTS, REQUEST_BYTES) as requests:
             await self._serve(peer, stream, requests)
 
@@ -103,7 +107,10 @@ class Donor:
 
     @asynccontextmanager
     async def _snapshot(self, turn: Turn, stream: CalleeStream, wanted: bytes) -> AsyncIterator[Snapshot]:
-        """Hold on to a snapshot. One of a large model takes a while to be made: meanwhile the joiner hears that we are there."""
+        """Hold on to a snapshot.
+
+        One of a large model takes a while to be made: meanwhile the joiner hears that we are there.
+        """
         async with AsyncExitStack() as stack:
             using = asyncio.ensure_future(stack.enter_async_context(self._snapshots.use(wanted)))
             try:

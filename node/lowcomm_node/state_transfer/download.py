@@ -1,16 +1,18 @@
-"""A state that is being gathered from several donors: which pieces are here, who gave them, and whether they go together.
+"""A state that is being gathered from several donors: which pieces are here, who gave them, and
+whether they go together.
 
 incoming/
   state        all pieces in their order; holes where one is missing
   journal      one line a piece: its digest and who gave it
   manifest     of the snapshot that all others must fit: the base
 
-What was verified once stays good, whatever happens to donors or to us: after a crash each piece that the journal names is
-hashed again, and the others are fetched.
+What was verified once stays good, whatever happens to donors or to us: after a crash each piece
+that the journal names is hashed again, and the others are fetched.
 
-Nobody can tell whether a donor's numbers are those of an honest peer, but liars differ from everybody else. So a few pieces,
-drawn at random, are fetched from a second donor as well. Where the two have nothing in common, a third decides who is left out; if
-there is none, the one that is not the base.
+Nobody can tell whether a donor's numbers are those of an honest peer, but liars differ from
+everybody else. So a few pieces, drawn at random, are fetched from a second donor as well. Where the
+two have nothing in common, a third decides who is left out; if there is none, the one that is not
+the base.
 """
 
 import asyncio
@@ -37,7 +39,8 @@ AUDITED_SHARE = 1 / 32
 """Of the state, at most; but one piece always."""
 MAX_SOURCES = 1024
 FAR_APART = 0.75
-"""Weights of honest peers at one version are a few hundredths apart; of such as have nothing in common, 1.4."""
+"""Weights of honest peers at one version are a few hundredths apart; of such as have nothing in
+common, 1.4."""
 
 
 @dataclass(eq=False)
@@ -92,7 +95,8 @@ class Download:
         require_space(self.folder, self.form.size - self.size)
 
     def _remembered(self) -> list[tuple[Piece, Source, str]]:
-        """The pieces that the journal names; it begins anew if it, or the base's manifest, is not of this state."""
+        """The pieces that the journal names; it begins anew if it, or the base's manifest, is not
+        of this state."""
         data = (self.folder / "journal").read_bytes()
         data = data[: data.rfind(b"\n") + 1]  # a crash may have cut the last line
         found: dict[int, tuple[Piece, Source, str]] = {}
@@ -186,7 +190,10 @@ class Download:
         return source
 
     def strike(self, peer: str) -> None:
-        """A donor did what no donor does. What was verified stays, but where it differs from another's, that is right."""
+        """A donor did what no donor does.
+
+        What was verified stays, but where it differs from another's, that is right.
+        """
         for source in self._sources:
             source.struck = source.struck or source.peer == peer
         self._settle()
@@ -210,7 +217,8 @@ class Download:
         return None
 
     def claim(self, source: Source, piece: Piece) -> bool:
-        """Ask a donor for this very piece, of which a part has come from it; whether it is missing still."""
+        """Ask a donor for this very piece, of which a part has come from it; whether it is missing
+        still."""
         wanted = piece.index in self._missing and self._fits(source, piece)
         if wanted:
             del self._missing[piece.index]
@@ -223,20 +231,25 @@ class Download:
             self._missing[piece.index] = None
 
     async def put(self, source: Source, piece: Piece, data: bytearray) -> None:
-        """Keep a piece, if it is the one that was promised. Raises CheckpointError or ProtocolViolation, DiskFull."""
+        """Keep a piece, if it is the one that was promised.
+
+        Raises CheckpointError or ProtocolViolation, DiskFull.
+        """
         digest = self._promised(source, piece)
         await asyncio.to_thread(_verify, piece, data, digest)
         if source.out or not self._fits(source, piece):  # by now
             self.give_back(source, piece)
         elif source.taken.pop(piece.index, None) is not None:  # or it was given up meanwhile
-            # Not on a thread, which would go on if we are cancelled, beside whoever writes the piece then.
+            # Not on a thread, which would go on if we are cancelled, beside whoever writes the
+            # piece then.
             with disk_full_error(self.folder):
                 os.pwrite(self._state, data, self._offsets[piece.index])
             self._note({"piece": piece.index, "source": source.number, "sha256": digest.hex()})
             self._hold(piece, source)
 
     def is_stuck(self) -> bool:
-        """Whether something is missing that none of those who serve us can give: they are of another version."""
+        """Whether something is missing that none of those who serve us can give: they are of
+        another version."""
         giving = self._giving()
         wanted = [self.form.pieces[index] for index in self._missing]
         return bool(giving and wanted) and not any(self._fits(one, piece) for one in giving for piece in wanted)
@@ -270,7 +283,10 @@ class Download:
         return piece
 
     async def compare(self, source: Source, piece: Piece, data: bytearray) -> bool:
-        """Whether this donor's piece is like the one that is here. Raises CheckpointError or ProtocolViolation."""
+        """Whether this donor's piece is like the one that is here.
+
+        Raises CheckpointError or ProtocolViolation.
+        """
         digest, other = self._promised(source, piece), self._held.get(piece.index)
 
         def distance() -> float:

@@ -1,8 +1,9 @@
 """The joiner's side of Fetch: a state in pieces, from several donors at once.
 
-Each donor has a line of its own (``DonorSession``): it waits for its turn there, then takes piece after piece from what is
-missing, so the fast ones give more. A stream that breaks is opened again, and goes on at the byte that it had reached while
-the donor has its snapshot still. Whoever is slow, silent or lies is left, and its pieces go to others.
+Each donor has a line of its own (``DonorSession``): it waits for its turn there, then takes piece
+after piece from what is missing, so the fast ones give more. A stream that breaks is opened again,
+and goes on at the byte that it had reached while the donor has its snapshot still. Whoever is slow,
+silent or lies is left, and its pieces go to others.
 """
 
 import asyncio
@@ -39,7 +40,8 @@ SILENCE = 30.0
 SLOWEST = 2_000.0
 """Bytes a second, at least, over a piece."""
 SLOW = 10.0
-"""Seconds that the last pieces may take while others have nothing to do, or several times what theirs took."""
+"""Seconds that the last pieces may take while others have nothing to do, or several times what
+theirs took."""
 OPEN_DEADLINE = 900.0
 """Seconds for a donor to make a snapshot, while it tells us that it does."""
 MOST_POSITION = 1000
@@ -49,11 +51,13 @@ STALL_DEADLINE = 120.0
 """Seconds in which nothing comes, while nobody has us in a queue."""
 ATTEMPTS = 4
 RETRY_PAUSE = 2.0
-"""Seconds before a stream is opened again: gRPC does not dial again at once, so attempts would be used up in a moment."""
+"""Seconds before a stream is opened again: gRPC does not dial again at once, so attempts would be
+used up in a moment."""
 LATER = 20.0
 """Seconds before a donor is asked again that was busy, slow, or of another version."""
 VERSION_PATIENCE = 5.0
-"""Seconds that we wait for a donor of our version, before we take that of the others and fetch anew what does not fit."""
+"""Seconds that we wait for a donor of our version, before we take that of the others and fetch anew
+what does not fit."""
 TICK = 0.25
 
 
@@ -89,7 +93,10 @@ class DonorSession:
         """What has come of a piece when the stream broke, and of which snapshot."""
 
     async def run(self) -> None:
-        """Until nothing is left to take. Raises LinkLost, RetryLater, CheckpointError, ProtocolViolation, DiskFull."""
+        """Until nothing is left to take.
+
+        Raises LinkLost, RetryLater, CheckpointError, ProtocolViolation, DiskFull.
+        """
         if self._download.base is not None:
             self._known = (name_of(self._download.base.to_bytes(self._download.form)), self._download.base)
         failures = 0
@@ -206,7 +213,8 @@ class DonorSession:
     async def _ask_ahead(
         self, stream: CallerStream, source: Source, asked: deque[Asked], partial: tuple[bytes, Asked, bytearray] | None
     ) -> None:
-        # Where our owner limits what comes in, that is what keeps the line busy. Nobody takes all of a small state.
+        # Where our owner limits what comes in, that is what keeps the line busy. Nobody takes all
+        # of a small state.
         ahead = min(AHEAD_BYTES, self._download.form.size // 16) if self._fetcher.down.rate is None else 0
         while not asked or sum(one.piece.size for one in asked) < ahead:
             offset = 0
@@ -294,7 +302,8 @@ class Fetcher:
         self._stuck: float | None = None
 
     async def fetch(self) -> None:
-        """Gather all pieces. Raises LinkLost that says why nobody gives them, or DiskFull; what has come is kept."""
+        """Gather all pieces. Raises LinkLost that says why nobody gives them, or DiskFull; what has
+        come is kept."""
         last = monotonic()
         try:
             while not (self.download.is_complete() and self.download.conclude()):
@@ -421,7 +430,8 @@ class Fetcher:
             self.changed()
 
     def _leave_slow(self) -> None:
-        """Where others have nothing left to do, they take over what a slow donor has been asked for."""
+        """Where others have nothing left to do, they take over what a slow donor has been asked
+        for."""
         if not any(session.idle for session, _ in self._sessions.values()):
             return
         most, now = max(SLOW, 8 * median(self._seconds or [0.0])), monotonic()
@@ -434,7 +444,8 @@ class Fetcher:
         return [name for name, (session, _) in self._sessions.items() if session.position == 0]
 
     def _enough(self) -> int:
-        """How many donors should serve us: where our owner allows little, each would take it from the others."""
+        """How many donors should serve us: where our owner allows little, each would take it from
+        the others."""
         rate = self.down.rate
         return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
 

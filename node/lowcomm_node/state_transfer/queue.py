@@ -21,8 +21,9 @@ from lowcomm_node.errors import RetryLater
 from lowcomm_node.system.quota import prefixes_of
 
 WINDOW, LEAST = 10.0, 160_000
-"""A served joiner takes so many bytes in so many seconds of its own, or gives way to one that waits: 16 kB/s, twice the
-least ``--max-down``. Time that we need ourselves (throttle, disk, making a snapshot) does not count."""
+"""A served joiner takes so many bytes in so many seconds of its own, or gives way to one that
+waits: 16 kB/s, twice the least ``--max-down``. Time that we need ourselves (throttle, disk, making
+a snapshot) does not count."""
 IDLE = 2_000.0
 """Bytes a second over its turn: a joiner below that gives its address a bad name."""
 BAD_NAME = 600.0
@@ -68,7 +69,8 @@ class Turn:
             position = self.position
             if not position:
                 return
-            if not told or position < told:  # it may be more when a joiner of another address has come
+            # It may be more when a joiner of another address has come
+            if not told or position < told:
                 told = position
                 yield position
                 continue
@@ -135,7 +137,8 @@ class Turn:
         self._moved.set()
 
     def give_way(self, reason: str = "") -> None:
-        """Cancel whoever serves it: the same peer has come again, or, with a reason, another one is to be served."""
+        """Cancel whoever serves it: the same peer has come again, or, with a reason, another one is
+        to be served."""
         self.lost = reason
         if self._task is not None:
             self._task.cancel()
@@ -166,7 +169,10 @@ class TurnQueue:
         return len(self._serving)
 
     def enter(self, peer: str, place: str = "") -> Turn:
-        """Stand in line, for the task that asks; ``place``: the address that it comes from. Raises RetryLater if it is full."""
+        """Stand in line, for the task that asks; ``place``: the address that it comes from.
+
+        Raises RetryLater if it is full.
+        """
         turn = Turn(self, peer, place)
         for held in (self._serving, self._queued):
             former = next((one for one in held if one.peer == peer), None)

@@ -1,7 +1,8 @@
 """Reads the requests of a stream as they come, few and small, whatever its handler does meanwhile.
 
-gRPC takes in megabytes of each stream that nobody reads: whoever waits for its turn, or is being sent something, could fill our
-memory with that. So nothing stays unread; who asks for more than it may ends its call.
+gRPC takes in megabytes of each stream that nobody reads: whoever waits for its turn, or is being
+sent something, could fill our memory with that. So nothing stays unread; who asks for more than it
+may ends its call.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ class Source(Protocol):
 
 
 class ReadAhead:
-    """To be entered by the task that handles them: it ends where it is if the stream breaks, or its caller asks for too much."""
+    """To be entered by the task that handles them: it ends where it is if the stream breaks, or its
+    caller asks for too much."""
 
     def __init__(self, source: Source, most: int, largest: int) -> None:
         """``most``: requests that may wait; ``largest``: bytes of one."""
@@ -42,7 +44,8 @@ class ReadAhead:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises LinkLost or ProtocolViolation in the place of the cancellation by which the task was ended."""
+        """Raises LinkLost or ProtocolViolation in the place of the cancellation by which the task
+        was ended."""
         self._reader.cancel()
         try:
             await asyncio.gather(self._reader, return_exceptions=True)

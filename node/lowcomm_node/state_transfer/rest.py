@@ -1,7 +1,9 @@
-"""How long a node that has copied a state to get back to the others waits before it copies another one. Pure.
+"""How long a node that has copied a state to get back to the others waits before it copies another
+one. Pure.
 
-A copy is the whole model. Where it does not help, the next one hardly does, and whoever makes a node copy again and again
-wastes its line: so each copy of the last day doubles the wait for the next.
+A copy is the whole model. Where it does not help, the next one hardly does, and whoever makes a
+node copy again and again wastes its line: so each copy of the last day doubles the wait for the
+next.
 """
 
 from collections import deque
@@ -9,7 +11,8 @@ from collections import deque
 FIRST = 10.0
 """Seconds after the first copy: exchanges show meanwhile whether it has helped."""
 SHARE = 4.0
-"""Times as long as the copy took, where that is longer: so at most a fifth of the time goes into copies."""
+"""Times as long as the copy took, where that is longer: so at most a fifth of the time goes into
+copies."""
 LONGEST = 3600.0
 """Seconds that a rest lasts at most."""
 REMEMBERED = 24 * 3600.0

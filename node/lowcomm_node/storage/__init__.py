@@ -1,1 +1,2 @@
-"""Files of a home: written whole or not at all, verified when they are read, counted against a quota."""
+"""Files of a home: written whole or not at all, verified when they are read, counted against a
+quota."""

@@ -76,7 +76,8 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The newest checkpoint that is sound, if there is one, and the newer ones that were passed over."""
+    """The newest checkpoint that is sound, if there is one, and the newer ones that were passed
+    over."""
 
     checkpoint: Checkpoint | None
     skipped: tuple[Skipped, ...]
@@ -85,13 +86,15 @@ class Recovery:
 
 
 class CheckpointStore:
-    """The checkpoints of one node. Several processes may open it: one writes at a time, others read and pin.
+    """The checkpoints of one node. Several processes may open it: one writes at a time, others read
+    and pin.
 
     Raises ConfigError if ``keep`` is less than 1.
     """
 
     def __init__(self, folder: Path, keep: int = 3, disk_quota: DiskQuota | None = None) -> None:
-        """``disk_quota``: what the home may take; where it is short, fewer are kept, and always the newest sound one."""
+        """``disk_quota``: what the home may take; where it is short, fewer are kept, and always the
+        newest sound one."""
         if keep < 1:
             raise ConfigError(f"keep = {keep} would remove every checkpoint: set it to 1 or more.")
         self.folder = folder
@@ -99,18 +102,21 @@ class CheckpointStore:
         self._disk_quota = disk_quota or DiskQuota(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder, wait=False) as free:
-            # While another process writes, its temporary folder is no leftover; it has swept before it began.
+            # While another process writes, its temporary folder is no leftover; it has swept before
+            # it began.
             if free:
                 self._sweep()
 
     def save(
         self, step: int, tensors_by_part: "Mapping[str, Mapping[str, Tensor]]", meta: dict[str, Any], created_at: float
     ) -> CheckpointInfo:
-        """Write a checkpoint, then remove the oldest beyond ``keep``; it is durable when this returns.
+        """Write a checkpoint, then remove the oldest beyond ``keep``; it is durable when this
+        returns.
 
-        ``meta`` must be plain JSON. A step that is saved again replaces its former checkpoint. Raises DiskFull,
-        RetryLater if that former one is pinned, CheckpointError if a name or ``meta`` can't be stored; after any of
-        them, and after a crash at any point, the earlier checkpoints are as they were.
+        ``meta`` must be plain JSON. A step that is saved again replaces its former checkpoint.
+        Raises DiskFull, RetryLater if that former one is pinned, CheckpointError if a name or
+        ``meta`` can't be stored; after any of them, and after a crash at any point, the earlier
+        checkpoints are as they were.
         """
         _check_names(step, tensors_by_part)
         with folder_lock(self.folder):
@@ -130,7 +136,8 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in found if match)
 
     def entries(self) -> list[CheckpointInfo]:
-        """The checkpoints whose manifest can be read, oldest first; ``verify`` tells about the others."""
+        """The checkpoints whose manifest can be read, oldest first; ``verify`` tells about the
+        others."""
         infos: list[CheckpointInfo] = []
         for step in self.steps():
             with suppress(CheckpointError):
@@ -142,18 +149,25 @@ class CheckpointStore:
         return next(reversed(self.entries()), None)
 
     def info(self, step: int) -> CheckpointInfo:
-        """Read the manifest of one checkpoint. Raises CheckpointError if there is none, or it is damaged."""
+        """Read the manifest of one checkpoint.
+
+        Raises CheckpointError if there is none, or it is damaged.
+        """
         return read_manifest(self._path(step), step)
 
     def verify(self, step: int) -> list[str]:
-        """Read every byte of a checkpoint; what is wrong with it, or nothing if every bit is as it was written."""
+        """Read every byte of a checkpoint; what is wrong with it, or nothing if every bit is as it
+        was written."""
         try:
             return problems_of(self.info(step))
         except CheckpointError as error:
             return [str(error)]
 
     def load(self, step: int, parts: Sequence[str] | None = None, device: str = "cpu") -> Checkpoint:
-        """Read some parts (None: all), verified. Raises CheckpointError if one is missing, damaged or not finite."""
+        """Read some parts (None: all), verified.
+
+        Raises CheckpointError if one is missing, damaged or not finite.
+        """
         with self.pin(step):
             info = self._sound(step, parts)
             wanted = [file.part for file in info.parts] if parts is None else parts
@@ -168,7 +182,8 @@ class CheckpointStore:
         notes = {step: self._diverged(step) for step in reversed(self.steps())}
         skipped: list[Skipped] = []
         newest = next((note for note in notes.values() if note is not None), None)
-        for step in sorted(notes, key=lambda step: notes[step] is not None):  # stable: else the newest comes first
+        # Stable: else the newest comes first
+        for step in sorted(notes, key=lambda step: notes[step] is not None):
             try:
                 found = self.load(step, parts, device)
             except (CheckpointError, OSError) as error:
@@ -179,9 +194,11 @@ class CheckpointStore:
         return Recovery(None, tuple(skipped), newest)
 
     def note_divergence(self, note: dict[str, Any]) -> int | None:
-        """Training diverged from the newest checkpoint, so the next start reads the one before; its step.
+        """Training diverged from the newest checkpoint, so the next start reads the one before; its
+        step.
 
-        A divergence that repeats so goes back one more each time. Raises OSError; ValueError if ``note`` is not plain JSON.
+        A divergence that repeats so goes back one more each time. Raises OSError; ValueError if
+        ``note`` is not plain JSON.
         """
         step = next((step for step in reversed(self.steps()) if self._diverged(step) is None), None)
         if step is not None:
@@ -198,7 +215,8 @@ class CheckpointStore:
 
     @contextmanager
     def pin(self, step: int) -> Iterator[Path]:
-        """Keep a checkpoint from being removed, by any process, while its files are read; gives its folder.
+        """Keep a checkpoint from being removed, by any process, while its files are read; gives its
+        folder.
 
         Raises CheckpointError if there is none.
         """
@@ -215,9 +233,11 @@ class CheckpointStore:
             os.close(descriptor)
 
     def export(self, step: int, path: Path) -> Path:
-        """Write weights.safetensors, config.json (step, time and meta) and a tokenizer.json into the new folder ``path``.
+        """Write weights.safetensors, config.json (step, time and meta) and a tokenizer.json into
+        the new folder ``path``.
 
-        Raises CheckpointError if ``path`` exists or the weights are damaged or not finite, DiskFull.
+        Raises CheckpointError if ``path`` exists or the weights are damaged or not finite,
+        DiskFull.
         """
         if path.exists():
             raise CheckpointError(f"{path} exists: name a folder that does not.")
@@ -258,7 +278,10 @@ class CheckpointStore:
             self._publish(temporary, step)
 
     def _make_room(self, step: int, needed: int) -> None:
-        """Remove the oldest checkpoints while the allotment is short; never the newest sound one. Raises DiskFull."""
+        """Remove the oldest checkpoints while the allotment is short; never the newest sound one.
+
+        Raises DiskFull.
+        """
         if self._disk_quota.most is None:
             return
         sound = [info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None]
@@ -281,25 +304,28 @@ class CheckpointStore:
     def _prune(self, newest: int) -> None:
         """Keep the one just saved and the newest complete ones before it.
 
-        A step beyond it was abandoned when the node resumed from an earlier one: it goes first, like a damaged one and one
-        that training diverged from.
+        A step beyond it was abandoned when the node resumed from an earlier one: it goes first,
+        like a damaged one and one that training diverged from.
         """
         sound = {info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None}
         ranked = sorted(self.steps(), key=lambda step: (step in sound and step <= newest, step in sound, step))
         for step in [step for step in ranked if step != newest][: max(0, len(ranked) - self.keep)]:
-            # The new checkpoint is safe by now: what can't be removed is tried again at the next save.
+            # The new checkpoint is safe by now: what can't be removed is tried again at the next
+            # save.
             with suppress(OSError):
                 self._remove(step)
         with suppress(OSError):
             self._sweep()
 
     def _remove(self, step: int) -> None:
-        """Take a checkpoint's name away, unless somebody reads it; the next sweep removes what it held."""
+        """Take a checkpoint's name away, unless somebody reads it; the next sweep removes what it
+        held."""
         path = self._path(step)
         _move_if_unpinned(path, self.folder / f"{_REMOVING}{path.name}")
 
     def _sweep(self) -> None:
-        """Clear away what a crash or a removal left behind; only for the holder of the folder's lock."""
+        """Clear away what a crash or a removal left behind; only for the holder of the folder's
+        lock."""
         for path in list(self.folder.iterdir()):
             former = path.name.removeprefix(_REPLACED)
             if path.name.startswith(_REPLACED) and not (self.folder / former).exists():
@@ -337,7 +363,8 @@ def _leads_to(path: Path, descriptor: int) -> bool:
 def _move_if_unpinned(path: Path, target: Path) -> bool:
     """Take a checkpoint's name away, unless somebody reads it; false if so.
 
-    It is renamed before it is removed, so that a crash in between leaves no half-empty checkpoint under a valid name.
+    It is renamed before it is removed, so that a crash in between leaves no half-empty checkpoint
+    under a valid name.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,6 +1,8 @@
-"""Files that survive a crash: written, synced, then renamed; sealed with a digest; locked between processes.
+"""Files that survive a crash: written, synced, then renamed; sealed with a digest; locked between
+processes.
 
-A file counts only once its folder has its final name, so a crash leaves either the old state or the new one:
+A file counts only once its folder has its final name, so a crash leaves either the old state or the
+new one:
 
     write temporary folder -> fsync files -> fsync folder -> rename -> fsync parent
 """
@@ -46,7 +48,10 @@ def sha256_file(path: Path) -> str:
 
 
 def write_sealed_json(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON that carries its own digest, and sync it. Raises ValueError or TypeError if it is not plain JSON."""
+    """Write JSON that carries its own digest, and sync it.
+
+    Raises ValueError or TypeError if it is not plain JSON.
+    """
     sealed = _seal(content)
     # Keys that are numbers are read back as text, which sorts otherwise.
     if _seal(json.loads(sealed)["content"]) != sealed:
@@ -57,11 +62,15 @@ def write_sealed_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
-    """Read what ``write_sealed_json`` wrote. Raises OSError, or ValueError if a single bit differs."""
+    """Read what ``write_sealed_json`` wrote.
+
+    Raises OSError, or ValueError if a single bit differs.
+    """
     data = path.read_bytes()
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         content = json.loads(data)["content"]
-        # The digest catches a changed value; comparing all bytes catches a change in the digest or between the values.
+        # The digest catches a changed value; comparing all bytes catches a change in the digest or
+        # between the values.
         if isinstance(content, dict) and _seal(content) == data:
             return content
     raise ValueError(f"{path} does not match its own digest")
@@ -69,7 +78,8 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def disk_full_error(folder: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn "no space left" into DiskFull, which names the folder, the bytes needed (if known) and free, and the remedy."""
+    """Turn "no space left" into DiskFull, which names the folder, the bytes needed (if known) and
+    free, and the remedy."""
     try:
         yield
     except OSError as error:
@@ -108,7 +118,8 @@ def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def lock(descriptor: int, kind: int, *, wait: bool) -> bool:
-    """Lock an open file or folder (``fcntl.LOCK_SH`` or ``LOCK_EX``) until it is closed; False if another has it."""
+    """Lock an open file or folder (``fcntl.LOCK_SH`` or ``LOCK_EX``) until it is closed; False if
+    another has it."""
     try:
         fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -48,7 +48,8 @@ def read_small(path: Path, limit: int) -> bytes:
 
 
 def load_or_create_identity(path: Path) -> Identity:
-    """Read the key of this node, or make one; a file that is there is never replaced. Others can't read it (0600).
+    """Read the key of this node, or make one; a file that is there is never replaced. Others can't
+    read it (0600).
 
     Raises ConfigError if it is not a key, or can't be read or written, DiskFull.
     """
@@ -74,9 +75,11 @@ def new_identity() -> Identity:
 
 @contextmanager
 def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
-    """A fresh key that ends with this process, even with SIGKILL, and a path at which its children can read it."""
+    """A fresh key that ends with this process, even with SIGKILL, and a path at which its children
+    can read it."""
     identity = new_identity()
-    # Memory that looks like a file: p2pd takes its key from a path, and this one never reaches a disk.
+    # Memory that looks like a file: p2pd takes its key from a path, and this one never reaches a
+    # disk.
     descriptor = os.memfd_create("identity")
     try:
         os.fchmod(descriptor, 0o600)
@@ -87,7 +90,10 @@ def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
 
 
 def _create(path: Path, data: bytes) -> None:
-    """Write a new file; whoever comes second finds that of the first. Raises ConfigError in a home of somebody else."""
+    """Write a new file; whoever comes second finds that of the first.
+
+    Raises ConfigError in a home of somebody else.
+    """
     if path.parent.exists():
         _check_owner(path.parent)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -105,7 +111,8 @@ def _create(path: Path, data: bytes) -> None:
 
 
 def _check_owner(home: Path) -> None:
-    """Raise ConfigError if a home is somebody else's: they could change what lies in it at any time, keys included."""
+    """Raise ConfigError if a home is somebody else's: they could change what lies in it at any
+    time, keys included."""
     owner, ours = home.stat().st_uid, os.geteuid()
     if owner not in (ours, 0):
         raise ConfigError(
@@ -115,7 +122,10 @@ def _check_owner(home: Path) -> None:
 
 
 def _open_own(path: Path) -> int:
-    """Open or make a small file of ours for reading and writing. Raises ConfigError if it is a link, or somebody else's."""
+    """Open or make a small file of ours for reading and writing.
+
+    Raises ConfigError if it is a link, or somebody else's.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
@@ -144,7 +154,8 @@ class HomeLock:
         self._descriptor = -1
 
     def __enter__(self) -> "HomeLock":
-        """Take the lock. Raises RetryLater if another daemon has it, ConfigError if the home or lock is somebody else's."""
+        """Take the lock. Raises RetryLater if another daemon has it, ConfigError if the home or
+        lock is somebody else's."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         _check_owner(self._path.parent)
         self._descriptor = _open_own(self._path)

@@ -60,7 +60,10 @@ def write_checkpoint(
     meta: dict[str, Any],
     created_at: float,
 ) -> None:
-    """Write all files of a checkpoint into ``folder`` and sync them. Raises CheckpointError if meta is not JSON."""
+    """Write all files of a checkpoint into ``folder`` and sync them.
+
+    Raises CheckpointError if meta is not JSON.
+    """
     files = [asdict(_write_part(folder, part, tensors)) for part, tensors in tensors_by_part.items()]
     content = {"format": FORMAT, "step": step, "created_at": created_at, "files": files, "meta": meta}
     try:
@@ -98,7 +101,8 @@ def read_manifest(path: Path, step: int) -> CheckpointInfo:
 
 
 def problems_of(info: CheckpointInfo, parts: Sequence[str] | None = None) -> list[str]:
-    """Read every byte of some parts (None: all) of a checkpoint; one line for each that is not as it was written."""
+    """Read every byte of some parts (None: all) of a checkpoint; one line for each that is not as
+    it was written."""
     files = {file.part: file for file in info.parts}
     found = (_problem(info, files.get(part), part) for part in (files if parts is None else parts))
     return [problem for problem in found if problem]
@@ -111,7 +115,8 @@ def is_complete(info: CheckpointInfo) -> bool:
 
 
 def _is_well_formed(info: CheckpointInfo) -> bool:
-    """Whether all values are of their types and ranges: the digest of a manifest says nothing about its author."""
+    """Whether all values are of their types and ranges: the digest of a manifest says nothing about
+    its author."""
     parts = [file.part for file in info.parts]
     return (
         type(info.step) is int
@@ -131,7 +136,8 @@ def _write_part(folder: Path, part: str, tensors: "Mapping[str, Tensor]") -> Par
     path = folder / PartFile(part, 0, "").name
     write_state(path, tensors)
     sync_file(path)
-    # Hashed from the file, by chunks: a digest of the tensors would need their bytes in memory a second time.
+    # Hashed from the file, by chunks: a digest of the tensors would need their bytes in memory a
+    # second time.
     return PartFile(part, path.stat().st_size, sha256_file(path))
 
 

@@ -1,4 +1,5 @@
-"""How much of the disk the files of a home may take: checkpoints, tokenized text, state that is being fetched."""
+"""How much of the disk the files of a home may take: checkpoints, tokenized text, state that is
+being fetched."""
 
 import os
 from contextlib import suppress
@@ -21,10 +22,14 @@ class DiskQuota:
         self.most = None if gibibytes is None else int(gibibytes * GIB)
 
     def used(self) -> int:
-        """Bytes that the home takes on its disk. What a link leads to lies elsewhere and does not count."""
+        """Bytes that the home takes on its disk.
+
+        What a link leads to lies elsewhere and does not count.
+        """
         total, folders = 0, [self.home]
         while folders:
-            with suppress(OSError), os.scandir(folders.pop()) as entries:  # what is removed meanwhile takes nothing
+            # What is removed meanwhile takes nothing
+            with suppress(OSError), os.scandir(folders.pop()) as entries:
                 for entry in entries:
                     with suppress(OSError):
                         total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK

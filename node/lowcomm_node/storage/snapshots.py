@@ -6,7 +6,8 @@ snapshots/
     state          all pieces, in their order
   .writing-*       what a crash left behind
 
-They are no checkpoints: nobody needs them after a restart, so nothing is synced, and all go when the node starts.
+They are no checkpoints: nobody needs them after a restart, so nothing is synced, and all go when
+the node starts.
 """
 
 import asyncio
@@ -38,7 +39,8 @@ _WRITING = ".writing-"
 
 
 def write_snapshot(folder: Path, size: int, pieces: Iterable[bytes], seal: Callable[[list[bytes]], bytes]) -> str:
-    """Write ``size`` bytes of pieces and the manifest that ``seal`` makes of their digests; the name. Raises DiskFull."""
+    """Write ``size`` bytes of pieces and the manifest that ``seal`` makes of their digests; the
+    name. Raises DiskFull."""
     folder.mkdir(parents=True, exist_ok=True)
     require_space(folder, size)
     temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=folder))
@@ -79,7 +81,8 @@ class Snapshot:
 
 
 class Snapshots:
-    """The snapshots of one node: made when a joiner needs one and the last is old, shared by all who come meanwhile."""
+    """The snapshots of one node: made when a joiner needs one and the last is old, shared by all
+    who come meanwhile."""
 
     def __init__(
         self,
@@ -89,10 +92,11 @@ class Snapshots:
         stale: int,
         useless: float = inf,
     ) -> None:
-        """``make`` writes one into ``folder``: its name and swarm step. It is old after ``stale`` swarm steps.
+        """``make`` writes one into ``folder``: its name and swarm step. It is old after ``stale``
+        swarm steps.
 
-        One from more than ``useless`` swarm steps away, as after a merge with a peer far ahead, helps nobody: it is not kept
-        for the sake of `SHORTEST_LIFE`.
+        One from more than ``useless`` swarm steps away, as after a merge with a peer far ahead,
+        helps nobody: it is not kept for the sake of `SHORTEST_LIFE`.
         """
         self.folder = folder
         self._make = make
@@ -106,7 +110,10 @@ class Snapshots:
 
     @asynccontextmanager
     async def use(self, wanted: bytes = b"") -> AsyncIterator[Snapshot]:
-        """Hold on to the snapshot of this name, or to a fresh one. Raises RetryLater if none can be made now."""
+        """Hold on to the snapshot of this name, or to a fresh one.
+
+        Raises RetryLater if none can be made now.
+        """
         snapshot = next((one for one in self._held if one.name == wanted), None) or await self._fresh()
         snapshot.users += 1
         try:

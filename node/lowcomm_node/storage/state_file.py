@@ -24,9 +24,11 @@ def state_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors straight from their memory, without a copy unless one is on a GPU or is not contiguous.
+    """Write tensors straight from their memory, without a copy unless one is on a GPU or is not
+    contiguous.
 
-    Raises CheckpointError on what the format can't hold: memory that two names share, a dtype that it lacks; OSError.
+    Raises CheckpointError on what the format can't hold: memory that two names share, a dtype that
+    it lacks; OSError.
     """
     if _RESERVED in tensors:
         raise CheckpointError(f"{_RESERVED!r} can't be a tensor's name in {path.name}: give it another.")
@@ -53,7 +55,10 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def read_state(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Read a file whose digest has been checked. Raises CheckpointError if it is not a safetensors file."""
+    """Read a file whose digest has been checked.
+
+    Raises CheckpointError if it is not a safetensors file.
+    """
     try:
         return load_file(path, device=device)
     except SafetensorError as error:

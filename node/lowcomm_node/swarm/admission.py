@@ -5,7 +5,8 @@
     removals   the newest list of whom the creator has removed: from the DHT, or written here by `lowcomm-node remove`
     amending   what the creator has changed of the run, who may join included (swarm/amendments.py)
 
-All lie in the folder of the run. What is damaged there counts as not there: the swarm tells it again.
+All lie in the folder of the run. What is damaged there counts as not there: the swarm tells it
+again.
 """
 
 import asyncio
@@ -35,7 +36,10 @@ class RunAdmission:
     """Who may take part in one run, as this node knows it; its own claim included."""
 
     def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
-        """Reads what the home keeps. Raises NotAdmitted if the invite that was given is none for us."""
+        """Reads what the home keeps.
+
+        Raises NotAdmitted if the invite that was given is none for us.
+        """
         self._run = run
         self.amending = Amending(run, settings.paths.amendments(run.fingerprint))
         self._reached = _saved_step(settings.paths.checkpoints(run.fingerprint))
@@ -91,9 +95,11 @@ class RunAdmission:
         return True
 
     async def _hear_steps(self, discovery: Discovery) -> bool:
-        """Learn from peers' records how far the run is, before we train; whether that changes who may join.
+        """Learn from peers' records how far the run is, before we train; whether that changes who
+        may join.
 
-        A lie makes us follow early what the creator has signed; those who train refuse whom they must.
+        A lie makes us follow early what the creator has signed; those who train refuse whom they
+        must.
         """
         if self._trains or not any(at > self._reached for at, _, _ in self.amending.course.chain.admissions):
             return False
@@ -104,7 +110,8 @@ class RunAdmission:
         return self._follow_amendments(now)
 
     async def look(self, discovery: Discovery) -> bool:
-        """Compare removal lists and amendments with the DHT, and put ours there if newer; whether anything has changed.
+        """Compare removal lists and amendments with the DHT, and put ours there if newer; whether
+        anything has changed.
 
         Raises DiskFull, OSError if what is new can't be kept.
         """
@@ -149,7 +156,8 @@ def _saved_step(checkpoints: Path) -> int:
 
 
 def newest_removals(run: SignedRun, path: Path, told: bytes) -> Removals:
-    """The newer of the list that a home keeps and the one that the DHT tells; an empty one if there is none."""
+    """The newer of the list that a home keeps and the one that the DHT tells; an empty one if there
+    is none."""
     admission = Admission(Rules.of(run))
     for data in (read_small(path, MAX_REMOVALS_BYTES), told):
         with suppress(LowcommError):

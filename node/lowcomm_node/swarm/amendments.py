@@ -1,6 +1,8 @@
-"""What this node knows of the amendments of its run: from its home, from the DHT and from peers; kept, and told on.
+"""What this node knows of the amendments of its run: from its home, from the DHT and from peers;
+kept, and told on.
 
-The chain lies in the folder of the run, written by the node or by `lowcomm-node amend`. What is damaged there counts as not there.
+The chain lies in the folder of the run, written by the node or by `lowcomm-node amend`. What is
+damaged there counts as not there.
 """
 
 import asyncio
@@ -55,7 +57,8 @@ class Amending:
         return True
 
     async def look(self, discovery: Discovery) -> bool:
-        """Compare with the home and the DHT, and put ours where theirs is older; whether we have heard of newer ones.
+        """Compare with the home and the DHT, and put ours where theirs is older; whether we have
+        heard of newer ones.
 
         Raises DiskFull, OSError.
         """

@@ -1,4 +1,5 @@
-"""Enter the DHT and find the run that the owner means: in the swarm, or in the home, where it was found before."""
+"""Enter the DHT and find the run that the owner means: in the swarm, or in the home, where it was
+found before."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ OTHERS_DEADLINE = 15.0
 NAMED = 8
 """Runs in a message."""
 KEPT_AFTER = 5.0
-"""Seconds after which a run that the home keeps is taken though no peer that answers publishes it: we do then."""
+"""Seconds after which a run that the home keeps is taken though no peer that answers publishes it:
+we do then."""
 
 
 def open_discovery(
@@ -37,10 +39,12 @@ def open_discovery(
     refusals: Refusals | None = None,
     remembered: Sequence[str] = (),
 ) -> Discovery:
-    """The DHT as these settings have it; not started yet. Raises ConfigError on a malformed address.
+    """The DHT as these settings have it; not started yet. Raises ConfigError on a malformed
+    address.
 
-    ``key_file``: where the key of ``identity`` lies, if not in the home; ``refusals``: where refused records are counted;
-    ``remembered``: addresses that have answered before, the best first.
+    ``key_file``: where the key of ``identity`` lies, if not in the home; ``refusals``: where
+    refused records are counted; ``remembered``: addresses that have answered before, the best
+    first.
     """
     from lowcomm_node.dht.hivemind import HivemindDiscovery  # takes seconds to import
     from lowcomm_node.libp2p.p2pd import listeners
@@ -57,11 +61,13 @@ def open_discovery(
         listen=listeners(host, settings.dht_port),
         initial_peers=settings.peers,
         require_peers=require_peers,
-        # Nobody can know from inside whether others get through a router; on loopback there is none.
+        # Nobody can know from inside whether others get through a router; on loopback there is
+        # none.
         wants_places=host not in ("127.0.0.1", "::1"),
         refusals=refusals,
         learned=remembered[::-1],  # the last ones hold where there are too many
-        # What p2pd carries for others is not counted, so where traffic is limited it carries nothing.
+        # What p2pd carries for others is not counted, so where traffic is limited it carries
+        # nothing.
         relays=settings.max_up is None and settings.max_down is None,
     )
 
@@ -69,8 +75,9 @@ def open_discovery(
 def remembered_run(settings: NodeSettings) -> SignedRun | None:
     """The run that this home knows from before and that is meant, if there is one.
 
-    It is that which ``--run`` or the invite names. Without them, that which was found at the addresses in ``--peers``;
-    without any address, the only one that there is. Raises ConfigError if it is not clear which.
+    It is that which ``--run`` or the invite names. Without them, that which was found at the
+    addresses in ``--peers``; without any address, the only one that there is. Raises ConfigError if
+    it is not clear which.
     """
     invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
     runs = _kept(settings)
@@ -88,11 +95,12 @@ async def find_run(
     kept: SignedRun | None = None,
     show: Callable[[str], None] = lambda reason: None,
 ) -> SignedRun:
-    """The run that ``--run`` names, or the invite is for, or the only one that there is; it is kept in the home.
+    """The run that ``--run`` names, or the invite is for, or the only one that there is; it is kept
+    in the home.
 
-    ``kept``, which the home knows, is taken if it is among several, or if none is published; ``show`` hears what is
-    missing. Raises NoPeers if none is found within the deadline, which is short where others are published,
-    ConfigError if several are and none was named.
+    ``kept``, which the home knows, is taken if it is among several, or if none is published;
+    ``show`` hears what is missing. Raises NoPeers if none is found within the deadline, which is
+    short where others are published, ConfigError if several are and none was named.
     """
     invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
     began, deadline = monotonic(), FIND_DEADLINE
@@ -139,7 +147,8 @@ def missing_run(
 
 
 def choose(runs: list[SignedRun], wanted: str | None, invited_to: str | None = None) -> SignedRun | None:
-    """The run that is meant; None if it is not among ``runs``. Raises ConfigError if it is not clear which.
+    """The run that is meant; None if it is not among ``runs``. Raises ConfigError if it is not
+    clear which.
 
     ``wanted``: NAME or NAME@FINGERPRINT; ``invited_to``: the id of the run that an invite is for.
     """

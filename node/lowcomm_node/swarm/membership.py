@@ -1,4 +1,5 @@
-"""Being known and knowing others: our record goes out, theirs come in, through the DHT and from peer to peer."""
+"""Being known and knowing others: our record goes out, theirs come in, through the DHT and from
+peer to peer."""
 
 import asyncio
 import ipaddress
@@ -45,11 +46,13 @@ MAX_MET = 64
 PROBE_DEADLINE = 12.0
 """Seconds for a peer of which nothing is known yet: a tunnel to it may have to be opened first."""
 ACQUAINT_DEADLINE = 20.0
-"""Seconds that a newcomer waits at most for peers that the DHT names to prove that they are there."""
+"""Seconds that a newcomer waits at most for peers that the DHT names to prove that they are
+there."""
 RUN_LIFE = 1800.0
 CHECK_EVERY = 10.0
 CROWD, MOST_POLL = 32, 15.0
-"""Peers from which on looks become rarer, as each brings all their records, and seconds between two of them at most."""
+"""Peers from which on looks become rarer, as each brings all their records, and seconds between two
+of them at most."""
 DEFECT_PAUSE = 10.0
 REMOVALS_EVERY = 10.0
 """Seconds between two looks for peers that were removed: it must take effect within a minute."""
@@ -60,7 +63,8 @@ MAX_TOLD_OFF = 8
 
 
 def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[str, tuple[str, ...]]:
-    """The host to listen on, and the hosts to tell others: loopback only, if all known peers are on loopback.
+    """The host to listen on, and the hosts to tell others: loopback only, if all known peers are on
+    loopback.
 
     ``remembered``: addresses of the swarm from before; they decide where the owner gave none.
     """
@@ -73,7 +77,10 @@ def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[s
 
 
 async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
-    """``host:port`` with names looked up: records tell numbers only. Raises ConfigError for a name that leads nowhere."""
+    """``host:port`` with names looked up: records tell numbers only.
+
+    Raises ConfigError for a name that leads nowhere.
+    """
     found: list[str] = []
     for address in announced:
         host, _, port = address.rpartition(":")
@@ -89,19 +96,22 @@ async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
 
 
 def any_host() -> str:
-    """Where to listen to be reached at every address: IPv6 includes IPv4, where this machine has it."""
+    """Where to listen to be reached at every address: IPv6 includes IPv4, where this machine has
+    it."""
     return "[::]" if has_ipv6() else "0.0.0.0"
 
 
 def _own_hosts() -> tuple[str, ...]:
     numbers = [ipaddress.ip_address(text) for text in own_addresses()]
-    # Public addresses first: most peers are not in our home network. Of those IPv4, which everybody has.
+    # Public addresses first: most peers are not in our home network. Of those IPv4, which everybody
+    # has.
     numbers.sort(key=lambda address: (not address.is_global, address.version))
     return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
 
 
 def look_pause(poll: float, record_life: float, peers: int) -> float:
-    """Seconds until the next look at a run of so many peers; who is new tells the others itself, and records must not expire."""
+    """Seconds until the next look at a run of so many peers; who is new tells the others itself,
+    and records must not expire."""
     return max(poll, min(MOST_POLL, record_life / 2, poll * peers / CROWD))
 
 
@@ -228,7 +238,10 @@ class Membership:
         )
 
     async def _forever(self, trouble: str, work: Callable[[], Awaitable[None]], pause: Callable[[], float]) -> None:
-        """Do a piece of work again and again; ``pause``: seconds in between. A defect must not cost the node its swarm."""
+        """Do a piece of work again and again; ``pause``: seconds in between.
+
+        A defect must not cost the node its swarm.
+        """
         told = None
         while True:
             try:
@@ -251,10 +264,12 @@ class Membership:
             await self._publish_run()
 
     async def _look_at_size(self) -> None:
-        """Warn, once, when the swarm has outgrown the groups of a run that can't hold more together."""
+        """Warn, once, when the swarm has outgrown the groups of a run that can't hold more
+        together."""
         sync, peers = self._run.spec.sync, 1 + self.count()
         if self._is_crowded or not sync.realigns_among(peers):
-            self._is_crowded = self._is_crowded and peers >= sync.group  # one that comes and goes is no news
+            # One that comes and goes is no news
+            self._is_crowded = self._is_crowded and peers >= sync.group
             return
         self._is_crowded = True
         self._warn(
@@ -294,7 +309,8 @@ class Membership:
             self._on_barred(error)
 
     async def acquaint(self) -> None:
-        """Look around, and wait until peers have proved to be there, or none is likely to; a newcomer knows nobody yet."""
+        """Look around, and wait until peers have proved to be there, or none is likely to; a
+        newcomer knows nobody yet."""
         await self.look()
         with suppress(TimeoutError):
             async with asyncio.timeout(ACQUAINT_DEADLINE):
@@ -303,7 +319,8 @@ class Membership:
                     await self._probe()
 
     def _is_unacquainted(self) -> bool:
-        """Whether a peer that is likely to be there is still to be tried, or any peer while none has answered."""
+        """Whether a peer that is likely to be there is still to be tried, or any peer while none
+        has answered."""
         now, liveness = time(), self.roster.liveness
         known = [info.peer_id for info in self.roster.known(now)]
         if any(liveness.is_proved(peer, now) for peer in known):
@@ -311,7 +328,8 @@ class Membership:
         return any(liveness.is_untried(peer, now) for peer in known) or (bool(self._greetings) and bool(known))
 
     async def ask(self) -> None:
-        """Hear from the peers that are alive where they are now: a record may be some seconds old."""
+        """Hear from the peers that are alive where they are now: a record may be some seconds
+        old."""
         await self._greet_all()
 
     async def _probe(self) -> None:
@@ -369,7 +387,8 @@ class Membership:
             self._on_removals()
 
     def _follow_ourselves(self, data: bytes) -> None:
-        """If our clock was set back since our last life, go on after the last record of that, or none would be believed."""
+        """If our clock was set back since our last life, go on after the last record of that, or
+        none would be believed."""
         with suppress(LowcommError):
             info = read_record(data, time())
             if info.peer_id == self._identity.peer_id:
@@ -415,7 +434,10 @@ class Membership:
         await asyncio.gather(*(self._greet(info) for info in known))
 
     async def _greet(self, info: PeerInfo, deadline: float = MEET_DEADLINE) -> None:
-        """Hand over our newest record, and take in theirs. A peer that does not answer is no error."""
+        """Hand over our newest record, and take in theirs.
+
+        A peer that does not answer is no error.
+        """
         try:
             async with asyncio.timeout(deadline):
                 stub = await self._channels.stub(info)
@@ -436,7 +458,8 @@ class Membership:
 
     def _take_refusal(self, info: PeerInfo, code: grpc.StatusCode, details: str) -> None:
         if code is grpc.StatusCode.UNAVAILABLE and OTHER_CERTIFICATE in details:
-            # Somebody else answers at its address. It may be between the two of us, so its words count for nothing.
+            # Somebody else answers at its address. It may be between the two of us, so its words
+            # count for nothing.
             self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
         elif code is grpc.StatusCode.UNAUTHENTICATED and self._told_off < MAX_TOLD_OFF:
             self._told_off += 1
@@ -454,7 +477,8 @@ class Membership:
 
     def _record(self) -> bytes:
         swarm_step, steps, speed = self._progress()
-        # Of two records the later one holds: never issue two in the same millisecond, nor one before the last.
+        # Of two records the later one holds: never issue two in the same millisecond, nor one
+        # before the last.
         self._last_issued = max(time(), self._last_issued + 0.001)
         info = PeerInfo(
             peer_id=self._identity.peer_id,

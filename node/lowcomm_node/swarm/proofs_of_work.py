@@ -1,4 +1,5 @@
-"""Finds the proofs of work that an open run may ask for (lowcomm_protocol.work), and keeps them in the home.
+"""Finds the proofs of work that an open run may ask for (lowcomm_protocol.work), and keeps them in
+the home.
 
 join     ── a kept proof is good? ──► use it
          └─ else: tell how long it takes, hash in a thread, keep it, use it
@@ -33,7 +34,8 @@ class Prover:
     def __init__(
         self, rules: Rules, peer_id: str, path: Path | None, show: Show, clock: Callable[[], float] = time
     ) -> None:
-        """``path``: where they are kept, None for a node that leaves nothing; ``show``: told how far it is, for its owner."""
+        """``path``: where they are kept, None for a node that leaves nothing; ``show``: told how
+        far it is, for its owner."""
         self._rules = rules
         self._peer_id = peer_id
         self._path = path
@@ -49,7 +51,8 @@ class Prover:
         return proof.to_bytes()
 
     async def renew(self, use: Callable[[bytes], None]) -> None:
-        """Find the next proofs in time, until cancelled; ``use`` is told whenever another one is to be shown."""
+        """Find the next proofs in time, until cancelled; ``use`` is told whenever another one is to
+        be shown."""
         used = self._best()
         while True:
             now = self._clock()

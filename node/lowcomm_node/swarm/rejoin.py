@@ -1,4 +1,5 @@
-"""What keeps a peer in its swarm: looks around, asks the watchdog what to do, and does it. Training never waits for it.
+"""What keeps a peer in its swarm: looks around, asks the watchdog what to do, and does it. Training
+never waits for it.
 
 own addresses ─┐
 knocks ────────┼─► watchdog ─► plan: start p2pd again, give up connections, knock, publish, read back ─► ...
@@ -73,7 +74,8 @@ class Rejoin:
             known.answered(peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named)
 
     def publish_with(self, publish: Callable[[], Awaitable[None]], record: tuple[str, str] | None) -> None:
-        """How to publish what is ours, and key and subkey of the record by which we see whether it has arrived."""
+        """How to publish what is ours, and key and subkey of the record by which we see whether it
+        has arrived."""
         self._publish = publish
         self._record = record
 
@@ -118,7 +120,8 @@ class Rejoin:
     # the loop
 
     async def enter(self, seconds: float) -> bool:
-        """Look for the swarm until some door answers, for so many seconds at most and to the end of a look; whether one did."""
+        """Look for the swarm until some door answers, for so many seconds at most and to the end of
+        a look; whether one did."""
         end = monotonic() + seconds
         while True:
             wait = await self.step()
@@ -237,10 +240,12 @@ class Rejoin:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """The addresses of this machine by which others may reach it, or it them: all of IPv4, of IPv6 the one in use."""
+    """The addresses of this machine by which others may reach it, or it them: all of IPv4, of IPv6
+    the one in use."""
     numbers = [text for text in held_addresses() if _is_lasting(text)]
     with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent. Machines change their private addresses of IPv6 every day, and keep the old ones for a while.
+        # Nothing is sent. Machines change their private addresses of IPv6 every day, and keep the
+        # old ones for a while.
         probe.connect(("2001:db8::1", 9))
         numbers.append(probe.getsockname()[0])
     return tuple(sorted(set(numbers)))

@@ -2,8 +2,8 @@
 
     {"version": 1, "doors": [{"peer_id": ..., "addresses": [...], "answered": Unix time, "named": bool}, ...]}
 
-Addresses come from strangers, and anybody may have written the file: everything is checked when it is read. A damaged file
-counts as none; the swarm tells it again.
+Addresses come from strangers, and anybody may have written the file: everything is checked when it
+is read. A damaged file counts as none; the swarm tells it again.
 """
 
 import json

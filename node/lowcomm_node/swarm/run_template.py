@@ -70,7 +70,8 @@ def write_template(
 ) -> str:
     """A complete, commented run.toml; the inner optimizer is the method's own unless one is named.
 
-    ``tokenizer``: the file that all peers use, in place of bytes; the model's vocabulary is as large as its.
+    ``tokenizer``: the file that all peers use, in place of bytes; the model's vocabulary is as
+    large as its.
 
     Raises ConfigError for an unknown method, SpecError for settings out of range.
     """

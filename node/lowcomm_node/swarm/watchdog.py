@@ -1,11 +1,12 @@
-"""Is this node in its swarm, and what to do if it is not? No I/O, no clock: time is an argument (seconds of a clock that
-never goes back), and so is whatever was seen.
+"""Is this node in its swarm, and what to do if it is not? No I/O, no clock: time is an argument
+(seconds of a clock that never goes back), and so is whatever was seen.
 
     LOOKING ── a peer answers ──► CONNECTED ── none answers any more ──► LOST ── a peer answers ──► CONNECTED
                                    │      ▲
                      others answer, but do not have our record ──► UNLISTED ── they have it ──┘
 
-A *door* is a peer at which the swarm can be entered: one that the owner has named, or one that was met or is remembered.
+A *door* is a peer at which the swarm can be entered: one that the owner has named, or one that was
+met or is remembered.
 
 - A door that answers is knocked at again every HEARTBEAT seconds, one that does not later and later.
 - Named doors are always knocked at. Others only while fewer than WANTED answer, or if the DHT no longer tells of them
@@ -23,7 +24,8 @@ from typing import Any
 HEARTBEAT = 10.0
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 30.0
-"""Seconds between two knocks at a door that does not answer, the first time and at most, if it is a named one."""
+"""Seconds between two knocks at a door that does not answer, the first time and at most, if it is a
+named one."""
 LONGEST_ASIDE = 600.0
 """The same for the others while somebody answers."""
 WANTED = 2
@@ -41,7 +43,8 @@ READ_BACK = 15.0
 UNLISTED_AFTER = 2
 """Looks in a row that do not find it."""
 RESTART_AFTER = 30.0
-"""Seconds without an answer after which p2pd is started again; the next time after twice as many."""
+"""Seconds without an answer after which p2pd is started again; the next time after twice as
+many."""
 RESTART_MOVED = 12.0
 """The same after our address has changed."""
 LONGEST_RESTART = 120.0
@@ -107,7 +110,8 @@ class Watchdog:
         remembered: Mapping[str, Sequence[str]],
         restarts: bool = True,
     ) -> None:
-        """``named``, ``remembered``: addresses by peer id, the best first; ``restarts``: whether p2pd may be restarted."""
+        """``named``, ``remembered``: addresses by peer id, the best first; ``restarts``: whether
+        p2pd may be restarted."""
         self._restarts = restarts
         self._entries: dict[str, _EntryPoint] = {}
         self._quiet_since = self._since = now
@@ -259,7 +263,8 @@ class Watchdog:
         return State.UNLISTED if self._unheld >= UNLISTED_AFTER else State.CONNECTED
 
     def reason(self, now: float) -> str | None:
-        """Why we are not in the swarm, and when that is tried again; None if we are, or know nobody to look for."""
+        """Why we are not in the swarm, and when that is tried again; None if we are, or know nobody
+        to look for."""
         match self.state(now):
             case State.CONNECTED:
                 return None
@@ -269,7 +274,8 @@ class Watchdog:
                 return self._why_quiet(now, state)
 
     def describe(self, now: float) -> dict[str, Any]:
-        """For ``status``: state, since when, why, and the named doors and others that were tried."""
+        """For ``status``: state, since when, why, and the named doors and others that were
+        tried."""
         shown = [
             entry for entry in self._entries.values() if entry.named or entry.failures or self._is_wanted(entry, now)
         ]
@@ -315,7 +321,8 @@ class Watchdog:
         due = [entry for entry in self._entries.values() if entry.due <= now and self._is_wanted(entry, now)]
         named = [entry for entry in due if entry.named]
         others = [entry for entry in due if not entry.named]
-        # Who answers is not to be forgotten; then who was missed or tried least lately, the newest first.
+        # Who answers is not to be forgotten; then who was missed or tried least lately, the newest
+        # first.
         others.sort(key=lambda entry: (not entry.answers, not entry.missing, entry.failures, -entry.seen))
         return [*named, *others[:AT_ONCE]]
 

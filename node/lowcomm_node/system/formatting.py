@@ -1,4 +1,5 @@
-"""Figures as people read them: short, of constant width where they change often, safe where strangers wrote them."""
+"""Figures as people read them: short, of constant width where they change often, safe where
+strangers wrote them."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Logs on stderr: coloured ``key=value`` for people on a terminal, one JSON object a line for machines.
+"""Logs on stderr: coloured ``key=value`` for people on a terminal, one JSON object a line for
+machines.
 
 Events have stable names (``round.merged``); what varies goes into fields.
 """
@@ -19,7 +20,8 @@ _SHARED: list[Processor] = [
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Looks stderr up at every line, so that a live panel, which replaces it for a while, gets the lines too."""
+    """Looks stderr up at every line, so that a live panel, which replaces it for a while, gets the
+    lines too."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -31,7 +33,8 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(verbosity: int = 0, as_json: bool | None = None, colors: bool | None = None) -> None:
-    """Send all logs to stderr. ``verbosity``: -2 errors, -1 warnings, 0 what happens, 1 and more everything.
+    """Send all logs to stderr. ``verbosity``: -2 errors, -1 warnings, 0 what happens, 1 and more
+    everything.
 
     ``as_json`` and ``colors`` None: JSON unless stderr is a terminal, colours if it is one.
     """
@@ -64,4 +67,5 @@ def _formatter(as_json: bool, colors: bool) -> logging.Formatter:
 
 
 log = structlog.stdlib.get_logger()
-"""The logger of this program; takes effect as ``configure_logs`` has it at the time of each line."""
+"""The logger of this program; takes effect as ``configure_logs`` has it at the time of each
+line."""

@@ -1,8 +1,9 @@
 """How the C library keeps memory that was freed.
 
-Contents travel in pieces of a mebibyte, each of which gRPC allocates and frees. glibc gives such pieces back to the kernel at
-once and asks for them again, so most of the time goes into page faults: on a virtual machine with two cores, gRPC moved
-186 MB/s at 5.3 s of CPU a GB, and 1040 MB/s at 1.0 s with these settings (benchmarks/transport.py).
+Contents travel in pieces of a mebibyte, each of which gRPC allocates and frees. glibc gives such
+pieces back to the kernel at once and asks for them again, so most of the time goes into page
+faults: on a virtual machine with two cores, gRPC moved 186 MB/s at 5.3 s of CPU a GB, and 1040 MB/s
+at 1.0 s with these settings (benchmarks/transport.py).
 """
 
 import ctypes
@@ -17,7 +18,10 @@ LARGE = 4 * 1024**2
 
 
 def keep_freed_memory() -> bool:
-    """Have this process reuse what it has freed; whether that could be arranged. To be called before there are threads."""
+    """Have this process reuse what it has freed; whether that could be arranged.
+
+    To be called before there are threads.
+    """
     if sys.platform != "linux":
         return False
     try:

@@ -1,4 +1,7 @@
-"""How much strangers may have. No clock of its own: time is an argument (seconds of a clock that never goes back)."""
+"""How much strangers may have.
+
+No clock of its own: time is an argument (seconds of a clock that never goes back).
+"""
 
 import ipaddress
 from collections import Counter, OrderedDict
@@ -24,7 +27,10 @@ class Allowed:
 
 
 class Quota:
-    """Counts what callers take. What was taken comes back evenly, so that there is no hour at which all begin anew."""
+    """Counts what callers take.
+
+    What was taken comes back evenly, so that there is no hour at which all begin anew.
+    """
 
     def __init__(self, allowed: Allowed) -> None:
         self._allowed = allowed
@@ -72,10 +78,12 @@ class _Level:
 
 
 class Shares:
-    """Places by address. An address takes no more than half of all, its network two thirds, so others always find some.
+    """Places by address. An address takes no more than half of all, its network two thirds, so
+    others always find some.
 
-    It may hold as many as are free (dynamic thresholds, Choudhury and Hahne 1998): alone it gets half, one of two a third.
-    So many peers behind one address (carrier-grade NAT) have room while there is room, and no address has all of it.
+    It may hold as many as are free (dynamic thresholds, Choudhury and Hahne 1998): alone it gets
+    half, one of two a third. So many peers behind one address (carrier-grade NAT) have room while
+    there is room, and no address has all of it.
     """
 
     def __init__(self, at_least: tuple[int, int] = AT_LEAST) -> None:
@@ -85,7 +93,8 @@ class Shares:
 
     def has_room(self, place: str, free: int) -> bool:
         """Whether one more may come from an address, where so many places are free."""
-        # The widest first: a relay, behind which no address is seen, has as many peers as a network.
+        # The widest first: a relay, behind which no address is seen, has as many peers as a
+        # network.
         bounds = zip(reversed(prefixes_of(place)), reversed(self._at_least), reversed(PER_FREE), strict=False)
         return all(self._held[prefix] < max(least, share * free) for prefix, least, share in bounds)
 
@@ -102,14 +111,16 @@ class Shares:
 
 
 def network_of(host: str) -> str:
-    """Who counts as one caller: an address of IPv4, or a /64 of IPv6, out of which a household takes what it likes."""
+    """Who counts as one caller: an address of IPv4, or a /64 of IPv6, out of which a household
+    takes what it likes."""
     address = ipaddress.ip_address(host)
     return host if address.version == 4 else str(ipaddress.ip_network((int(address), 64), strict=False))
 
 
 @lru_cache(maxsize=4096)
 def prefixes_of(place: str) -> tuple[str, ...]:
-    """What a place counts as, the narrowest first: an address of IPv4 and its /24, a /64 of IPv6 and its /48.
+    """What a place counts as, the narrowest first: an address of IPv4 and its /24, a /64 of IPv6
+    and its /48.
 
     What is no address (a relay, whose peers have none that we could see) counts as it is.
     """

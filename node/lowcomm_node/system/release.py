@@ -1,11 +1,15 @@
-"""Which release this is, and of which commit. Also run by the build, before anything is installed: standard library only."""
+"""Which release this is, and of which commit.
+
+Also run by the build, before anything is installed: standard library only.
+"""
 
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
 BAKED = "commit.txt"
-"""At the top of the package in wheels and sdists, where the build left it; a checkout has none and asks git."""
+"""At the top of the package in wheels and sdists, where the build left it; a checkout has none and
+asks git."""
 GIT_DEADLINE = 10.0
 _DIGITS = 12
 
@@ -16,11 +20,13 @@ def release() -> str:
 
 
 def commit(package: Path = Path(__file__).parents[1]) -> str | None:
-    """The commit that this is made of, with ``-dirty`` where files were changed since; None if nobody knows."""
+    """The commit that this is made of, with ``-dirty`` where files were changed since; None if
+    nobody knows."""
     baked, root = package / BAKED, package.parents[1]
     if baked.is_file():
         return baked.read_text(encoding="ascii").strip() or None
-    if not (root / ".git").exists():  # another repository may lie around a folder of installed packages
+    # Another repository may lie around a folder of installed packages
+    if not (root / ".git").exists():
         return None
     ask = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", f"--abbrev={_DIGITS}"]
     try:

@@ -17,7 +17,8 @@ from lowcomm_node.system.logs import log
 ONLY_ELSEWHERE = ("fcntl", "hivemind")
 """Modules that are missing on systems where no command that needs them can work."""
 DESCRIPTORS = 65_536
-"""Open files: connections of peers (1024), of strangers (256), streams of p2pd, shards of a corpus."""
+"""Open files: connections of peers (1024), of strangers (256), streams of p2pd, shards of a
+corpus."""
 WINDOWS = (
     "lowcomm can't take part in a swarm on Windows: hivemind, by which peers find each other, has no package for it. "
     "Install lowcomm-node inside WSL 2 (`wsl --install`), which is a Linux on the same machine."
@@ -25,7 +26,8 @@ WINDOWS = (
 
 
 def program(name: str = "lowcomm-node") -> str:
-    """How the owner starts this very program in a shell: its name if the shell finds it, else its path, else by Python."""
+    """How the owner starts this very program in a shell: its name if the shell finds it, else its
+    path, else by Python."""
     script = Path(sys.executable).parent / name
     found = shutil.which(name)
     if found is not None and (not script.exists() or script.samefile(found)):

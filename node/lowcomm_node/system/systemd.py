@@ -1,4 +1,5 @@
-"""What the service manager that started this process is told: systemd's ``sd_notify``, without its library.
+"""What the service manager that started this process is told: systemd's ``sd_notify``, without its
+library.
 
     READY=1                 once: the process does what it is for, or waits for others with a reason
     EXTEND_TIMEOUT_USEC=... until then, and again while it leaves, at each tick: it is not stuck, what it waits for has a
@@ -7,7 +8,8 @@
     WATCHDOG=1              twice in each period that the manager allows, while nothing is overdue
     STOPPING=1              once
 
-Each is a datagram to the socket that ``$NOTIFY_SOCKET`` names (sd_notify(3)). Where there is none, nothing is told.
+Each is a datagram to the socket that ``$NOTIFY_SOCKET`` names (sd_notify(3)). Where there is none,
+nothing is told.
 """
 
 import asyncio
@@ -49,7 +51,8 @@ class ServiceManager:
     """The manager of this process, if it has one."""
 
     def __init__(self, address: str | None = None, watchdog: float | None = None) -> None:
-        """``address``: a path, or ``@`` and an abstract name; ``watchdog``: seconds without a word after which it kills us."""
+        """``address``: a path, or ``@`` and an abstract name; ``watchdog``: seconds without a word
+        after which it kills us."""
         self._address = address
         self._watchdog = watchdog
         self._ready = self._stopping = False
@@ -60,13 +63,15 @@ class ServiceManager:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str] = os.environ, pid: int | None = None) -> Self:
-        """As the environment tells, from which it is taken out: children have no business with it."""
+        """As the environment tells, from which it is taken out: children have no business with
+        it."""
         address = environment.pop("NOTIFY_SOCKET", None)
         period, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         ours = not whose or whose == str(os.getpid() if pid is None else pid)
         watchdog = int(period) / _MICROSECONDS if period.isdecimal() and int(period) > 0 and ours else None
         if address is not None and address[:1] not in ("/", "@"):
-            log.warning("service.unknown_socket", address=address)  # such as vsock: of a virtual machine's manager
+            # Such as vsock: of a virtual machine's manager
+            log.warning("service.unknown_socket", address=address)
             address = None
         return cls(address, watchdog)
 
@@ -81,7 +86,8 @@ class ServiceManager:
             self._stopping = self._tell("STOPPING=1")
 
     async def attend(self, look: Callable[[], Condition]) -> None:
-        """Tell what there is to tell, until cancelled; returns at once where there is no manager."""
+        """Tell what there is to tell, until cancelled; returns at once where there is no
+        manager."""
         while self._address is not None:
             try:
                 now = look()
@@ -114,7 +120,10 @@ class ServiceManager:
             self._fed_at = time
 
     def _tell(self, text: str) -> bool:
-        """Send one datagram; whether it was taken. Never waits: a manager that does not read must not hold us up."""
+        """Send one datagram; whether it was taken.
+
+        Never waits: a manager that does not read must not hold us up.
+        """
         if self._address is None:
             return True
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address

@@ -1,7 +1,8 @@
-"""Sizes, rates and durations as owners write them: ``20Mbit``, ``2.5MB``, ``4GiB``, ``30m``. No other spelling.
+"""Sizes, rates and durations as owners write them: ``20Mbit``, ``2.5MB``, ``4GiB``, ``30m``. No
+other spelling.
 
-``k``, ``M``, ``G`` count in thousands, ``Ki``, ``Mi``, ``Gi`` in 1024s. ``20Mb`` and ``20mbit`` are refused with what was
-perhaps meant, because a guess that takes bits for bytes is off by eight.
+``k``, ``M``, ``G`` count in thousands, ``Ki``, ``Mi``, ``Gi`` in 1024s. ``20Mb`` and ``20mbit`` are
+refused with what was perhaps meant, because a guess that takes bits for bytes is off by eight.
 """
 
 import re
@@ -19,7 +20,10 @@ LEAST_RATE = 8_000.0
 
 
 def read_rate(text: str) -> float | None:
-    """Bytes a second of such as ``20Mbit`` or ``2.5MB/s``; None for ``none``. Raises ValueError that says what to write."""
+    """Bytes a second of such as ``20Mbit`` or ``2.5MB/s``; None for ``none``.
+
+    Raises ValueError that says what to write.
+    """
     if text.strip() == NONE:
         return None
     number, unit = _split(text.strip().removesuffix("/s"), "20Mbit or 2.5MB, a second, or none")
@@ -30,7 +34,10 @@ def read_rate(text: str) -> float | None:
 
 
 def read_size(text: str) -> int:
-    """Bytes of such as ``4GiB``, ``500MB`` or ``1048576``. Raises ValueError that says what to write."""
+    """Bytes of such as ``4GiB``, ``500MB`` or ``1048576``.
+
+    Raises ValueError that says what to write.
+    """
     number, unit = _split(text, "4GiB, 500MB or a number of bytes")
     if not unit and number.is_integer():
         return int(number)
@@ -38,7 +45,10 @@ def read_size(text: str) -> int:
 
 
 def read_duration(text: str) -> float:
-    """Seconds of such as ``90s``, ``30m``, ``2h`` or ``1h30m``. Raises ValueError that says what to write."""
+    """Seconds of such as ``90s``, ``30m``, ``2h`` or ``1h30m``.
+
+    Raises ValueError that says what to write.
+    """
     match = _DURATION.fullmatch(text.strip())
     if match is None or not text.strip():
         meant = f": write {text.strip()}m or {text.strip()}h" if text.strip().isdecimal() else ""
@@ -59,7 +69,8 @@ def write_duration(seconds: float) -> str:
 
 
 def write_rate(rate: float | None) -> str:
-    """A rate in bytes a second, as ``read_rate`` takes it: in bits, the unit of those who sell lines."""
+    """A rate in bytes a second, as ``read_rate`` takes it: in bits, the unit of those who sell
+    lines."""
     if rate is None:
         return NONE
     bits = 8 * rate

@@ -48,7 +48,8 @@ class MemoryDiscovery:
         if found is None or found.key != key:
             return False
         if known is not None and known[1] > now:
-            # As guard.py has it: what its signer says is newer holds; if that is the same, what lives longer.
+            # As guard.py has it: what its signer says is newer holds; if that is the same, what
+            # lives longer.
             kept = provenance(known[0], subkey, now)
             if kept is not None and (kept.order, known[1]) >= (found.order, expires):
                 return False

@@ -12,5 +12,6 @@ guard/            what strangers may take of the server
 
 import os
 
-# gRPC's core writes to stderr on its own; what matters to an owner we say ourselves. Read when grpc is first imported.
+# gRPC's core writes to stderr on its own; what matters to an owner we say ourselves. Read when grpc
+# is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,7 +1,9 @@
-"""How much of its link a node may use, as its owner says: one bucket for each direction, over all streams together.
+"""How much of its link a node may use, as its owner says: one bucket for each direction, over all
+streams together.
 
-Contents are counted: the chunks of exchanges and of state for joiners, over both routes. Not counted is what goes around
-them (docs/limits.md has figures): messages without contents, framing, encryption, and the DHT.
+Contents are counted: the chunks of exchanges and of state for joiners, over both routes. Not
+counted is what goes around them (docs/limits.md has figures): messages without contents, framing,
+encryption, and the DHT.
 
     up     whoever sends waits before a piece goes out; pieces are small enough that a slow link is used evenly
     down   whoever receives pays before it reads on. gRPC takes in some bytes ahead of it: a window, and the message that is
@@ -20,16 +22,19 @@ SHORTEST_PIECE = 16 * 1024
 PIECE_SECONDS = 0.1
 """A piece takes about so long at the allowed rate."""
 CREDIT_SECONDS = 0.2
-"""What was not used adds up to so much, or a machine that is busy for a moment would lose that moment of its link."""
+"""What was not used adds up to so much, or a machine that is busy for a moment would lose that
+moment of its link."""
 LEAST_WINDOW, MOST_WINDOW = 16 * 1024, 1024 * 1024
 WINDOW_SECONDS = 1 / 16
-"""A window is about what comes in so many seconds: with the message that is being read, enough for a round trip of that."""
+"""A window is about what comes in so many seconds: with the message that is being read, enough for
+a round trip of that."""
 USE_SECONDS = 5.0
 """Over so long a rate is measured that is shown."""
 _BIN = 0.25
 FREE_WINDOW = 2 * 1024 * 1024
-"""The window where nothing is limited: as much as 335 Mbit/s and 50 ms have under way. gRPC's own begins with 64 KiB and grows by
-measuring: that takes longer than an exchange, and has no end where nobody reads (50 MiB a call were seen)."""
+"""The window where nothing is limited: as much as 335 Mbit/s and 50 ms have under way. gRPC's own
+begins with 64 KiB and grows by measuring: that takes longer than an exchange, and has no end where
+nobody reads (50 MiB a call were seen)."""
 
 
 class TokenBucket:
@@ -42,7 +47,8 @@ class TokenBucket:
         """When all that was taken is paid for."""
 
     def take(self, count: int, now: float) -> tuple[float, float]:
-        """Take ``count`` bytes at time ``now``; the seconds until they may begin to go, and until they are paid for."""
+        """Take ``count`` bytes at time ``now``; the seconds until they may begin to go, and until
+        they are paid for."""
         if self.rate is None:
             return 0.0, 0.0
         begins = max(now - CREDIT_SECONDS, self._free)
@@ -106,7 +112,8 @@ class BandwidthLimit:
         return self._bucket.debt(self._clock())
 
     def allow(self, rate: float | None) -> None:
-        """Set another rate; whoever waits now goes on at once, and what comes after is bound by it."""
+        """Set another rate; whoever waits now goes on at once, and what comes after is bound by
+        it."""
         self._bucket = TokenBucket(rate)
         changed = self._changed
         self._changed = asyncio.Event()
@@ -118,14 +125,16 @@ class BandwidthLimit:
         return largest if rate is None else min(largest, max(SHORTEST_PIECE, int(rate * PIECE_SECONDS)))
 
     async def pass_(self, count: int) -> None:
-        """Wait until ``count`` bytes may go, in the order of asking; what carries none need not wait."""
+        """Wait until ``count`` bytes may go, in the order of asking; what carries none need not
+        wait."""
         if not count:
             return
         await self._wait(self._bucket.take(count, self._clock())[0])
         self.count(count)
 
     async def pay(self, count: int) -> None:
-        """Wait until ``count`` bytes that will come are paid for, in the order of asking; nothing costs nothing."""
+        """Wait until ``count`` bytes that will come are paid for, in the order of asking; nothing
+        costs nothing."""
         if not count:
             return
         await self._wait(self._bucket.take(count, self._clock())[1])
@@ -157,13 +166,15 @@ class Bandwidth:
     down: BandwidthLimit = field(default_factory=BandwidthLimit)
 
     def seconds(self, size: int, streams: int) -> float:
-        """How long ``size`` bytes each way take, where so many others share the link; 0 where nothing is limited."""
+        """How long ``size`` bytes each way take, where so many others share the link; 0 where
+        nothing is limited."""
         rates = [limit.rate for limit in (self.up, self.down) if limit.rate is not None]
         return size * streams / min(rates) if rates else 0.0
 
 
 class Arrival:
-    """Pays for one content of ``size`` bytes before it comes in, as far ahead as gRPC takes it in."""
+    """Pays for one content of ``size`` bytes before it comes in, as far ahead as gRPC takes it
+    in."""
 
     def __init__(self, limit: BandwidthLimit, size: int, message: int) -> None:
         """``message``: bytes of one message, at most, as far as is known."""
@@ -203,7 +214,8 @@ def window(rate: float | None) -> int:
 
 
 def flow_options(rate: float | None) -> tuple[tuple[str, Any], ...]:
-    """Options of gRPC for channels and servers where so many bytes a second may come in; None: as many as come."""
+    """Options of gRPC for channels and servers where so many bytes a second may come in; None: as
+    many as come."""
     return (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window(rate)))
 
 

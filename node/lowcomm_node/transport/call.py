@@ -1,7 +1,8 @@
 """One call at its callee. Its caller must take what it is sent, or it loses its connection.
 
-A server of gRPC can't end a call whose caller has filled its window and reads no more: the status waits behind what is
-unread, and so do the places that the call holds, here and in gRPC. Cancelling the handler changes nothing of that.
+A server of gRPC can't end a call whose caller has filled its window and reads no more: the status
+waits behind what is unread, and so do the places that the call holds, here and in gRPC. Cancelling
+the handler changes nothing of that.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from lowcomm_node.transport.guard.connections import INTERNET, Endings
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
 
 TAKE_DEADLINE = 180.0
-"""Seconds for a caller to take a chunk, or the end of its call: a chunk of a snapshot takes 66 at the least --max-down."""
+"""Seconds for a caller to take a chunk, or the end of its call: a chunk of a snapshot takes 66 at
+the least --max-down."""
 
 
 class Call:
@@ -44,7 +46,8 @@ class Call:
         self._hurry()  # its status is still to be taken
 
     def hold(self, place: AbstractContextManager[None]) -> None:
-        """Hold a place until the caller has taken its end, which may be long after its handler is done."""
+        """Hold a place until the caller has taken its end, which may be long after its handler is
+        done."""
         if not self._is_over:
             self._held.enter_context(place)
 
@@ -58,11 +61,15 @@ class Call:
             self._stop()
 
     async def abort(self, code: grpc.StatusCode, words: str) -> None:
-        """End it with a reason. Raises AbortError, or CancelledError where gRPC has ended the call itself meanwhile."""
+        """End it with a reason.
+
+        Raises AbortError, or CancelledError where gRPC has ended the call itself meanwhile.
+        """
         with self.taking():
             try:
                 await self.context.abort(code, words)
-            except (aio.InternalError, aio.UsageError):  # such as a compressed message, which gRPC answers
+            # Such as a compressed message, which gRPC answers
+            except (aio.InternalError, aio.UsageError):
                 raise asyncio.CancelledError from None
 
     def break_off(self, reason: str) -> None:

@@ -1,7 +1,8 @@
 """The certificates that peers show, found by the SHA-256 that their signed records tell.
 
-gRPC can pin a whole certificate only, so the first direct call to a peer fetches it over a TLS connection of its own. Nothing
-is sent there before the certificate has the digest, and then it is kept: a peer has one for as long as its process lives.
+gRPC can pin a whole certificate only, so the first direct call to a peer fetches it over a TLS
+connection of its own. Nothing is sent there before the certificate has the digest, and then it is
+kept: a peer has one for as long as its process lives.
 """
 
 import asyncio
@@ -31,7 +32,8 @@ class Certificates:
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
 
     async def fetch(self, digest: bytes, addresses: Sequence[str]) -> bytes:
-        """The certificate (DER) with this SHA-256, as one of the addresses (``host:port``) shows it.
+        """The certificate (DER) with this SHA-256, as one of the addresses (``host:port``) shows
+        it.
 
         Raises OtherCertificate if all that answer show another one, LinkLost if none answers.
         """
@@ -79,7 +81,8 @@ async def _fetch(digest: bytes, address: str) -> bytes:
     host, _, port = address.rpartition(":")
     try:
         shown = await shown_certificate(host.strip("[]"), int(port))
-    except (OSError, ValueError):  # ssl.SSLError is an OSError; a name that no encoding can express is a ValueError
+    # Ssl.SSLError is an OSError; a name that no encoding can express is a ValueError
+    except (OSError, ValueError):
         raise LinkLost("can't be reached") from None
     if shown is None or len(shown) > MAX_CERTIFICATE_BYTES or sha256(shown).digest() != digest:
         raise OtherCertificate(ELSEWHERE)

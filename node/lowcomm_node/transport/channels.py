@@ -1,4 +1,5 @@
-"""The calling side: channels to peers, over TLS pinned to the certificate that the signed record names, or through a tunnel."""
+"""The calling side: channels to peers, over TLS pinned to the certificate that the signed record
+names, or through a tunnel."""
 
 import asyncio
 import socket
@@ -31,7 +32,8 @@ from lowcomm_protocol.refusals import Reason, Refusals, What
 MAX_CHANNELS = 64
 """Where there is no choice of routes; else ``PeerLimit`` says how many."""
 _OPTIONS: Options = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE),  # or a callee could fill our memory before we see a byte
+    # Or a callee could fill our memory before we see a byte
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -49,13 +51,15 @@ _LOCAL_OPTIONS: Options = (
     *_OPTIONS,
     ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
     ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
-    ("grpc.use_local_subchannel_pool", 1),  # or a channel could be given the connection of one that was there before
+    # Or a channel could be given the connection of one that was there before
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.client_idle_timeout_ms", 120_000),
 )
 
 
 class Channels:
-    """Channels to the peers that we call; where there is no room for one more, the least recently called goes."""
+    """Channels to the peers that we call; where there is no room for one more, the least recently
+    called goes."""
 
     def __init__(
         self,
@@ -69,11 +73,13 @@ class Channels:
     ) -> None:
         """Without ``tunnels`` there is no choice: channels lead straight to what a record tells.
 
-        ``flow``: options of gRPC for what comes in (``limit.flow_options``); ``targets``: which addresses are dialed.
+        ``flow``: options of gRPC for what comes in (``limit.flow_options``); ``targets``: which
+        addresses are dialed.
         """
         self.on_answer: Callable[[str], None] = lambda peer: None
         """Told of each peer that has answered a ping of ours: a sign of life."""
-        self._peer_limit = PeerLimit() if peer_limit is None else peer_limit  # an empty one is false
+        # An empty one is false
+        self._peer_limit = PeerLimit() if peer_limit is None else peer_limit
         self._flow = flow
         self._peer_limit.make_room = self._drop_idle
         self._refusals = refusals or Refusals()
@@ -87,7 +93,10 @@ class Channels:
         self._dialers = Dialers(self._dial, self._dial_local, self._ping, self._doubt, targets)
 
     async def stub(self, peer: PeerInfo) -> MeteredStub:
-        """The service of a peer, over the best route. Raises LinkLost that says why there is none."""
+        """The service of a peer, over the best route.
+
+        Raises LinkLost that says why there is none.
+        """
         meter = self._traffic.of(peer.peer_id)
         if self._tunnels is None:
             return MeteredStub(ExchangeStub(await self._straight(peer)), meter)
@@ -117,7 +126,8 @@ class Channels:
         return self._gatekeeper.credential_for(peer_id)
 
     async def ping(self, peer: PeerInfo, bandwidth: Bandwidth) -> list[RouteSpeed]:
-        """Latency and rate on each route that there is to a peer, one after the other, beside the calls under way."""
+        """Latency and rate on each route that there is to a peer, one after the other, beside the
+        calls under way."""
         if self._tunnels is None:
             return []
         peer_channel = PeerChannel(peer, self._dialers, self._tunnels, Learned())
@@ -127,7 +137,8 @@ class Channels:
             await peer_channel.close()
 
     async def forget(self, peer_id: str) -> None:
-        """Give up the channel to a peer that has none open and no call: it must not take the place of one that has."""
+        """Give up the channel to a peer that has none open and no call: it must not take the place
+        of one that has."""
         peer_channel = self._peer_channels.get(peer_id)
         if peer_channel is not None and not peer_channel.calls and not peer_channel.is_open:
             del self._peer_channels[peer_id]
@@ -135,7 +146,8 @@ class Channels:
             await peer_channel.close()
 
     def describe(self, peer_id: str) -> dict[str, Any]:
-        """What ``peers`` shows of how a peer is reached: route, why not the better one, seconds, bytes a second."""
+        """What ``peers`` shows of how a peer is reached: route, why not the better one, seconds,
+        bytes a second."""
         peer_channel, meter = self._peer_channels.get(peer_id), self._traffic.of(peer_id)
         route: dict[str, Any] = (
             peer_channel.describe()
@@ -233,7 +245,8 @@ class Channels:
 
 
 def _callable(addresses: tuple[str, ...]) -> tuple[str, list[str]]:
-    """gRPC's scheme, and all addresses of one kind, which it tries in turn; it can't mix IPv4 and IPv6."""
+    """gRPC's scheme, and all addresses of one kind, which it tries in turn; it can't mix IPv4 and
+    IPv6."""
     numbers = [address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()]
     longer = [address for address in addresses if address.startswith("[")]
     if numbers and (not longer or _has_route(numbers[0])):

@@ -1,13 +1,17 @@
-"""The congestion control of our connections: those that lose go on with BBR, where this kernel has it.
+"""The congestion control of our connections: those that lose go on with BBR, where this kernel has
+it.
 
-Most systems send with CUBIC or Reno, which take every lost packet for congestion: with 1 % lost at 50 ms they come to some
-2.4 Mbit/s a connection, however wide the line is (Mathis et al. 1997, "The Macroscopic Behavior of the TCP Congestion
-Avoidance Algorithm"). BBR goes by rate and round trip instead (Cardwell et al. 2016). Linux lets any user choose among what is
-in ``net.ipv4.tcp_allowed_congestion_control``, for a connection that is in use, too. gRPC offers no way to it, but its
-sockets are descriptors of this process, so they can be found, asked (``TCP_INFO``) and told.
+Most systems send with CUBIC or Reno, which take every lost packet for congestion: with 1 % lost at
+50 ms they come to some 2.4 Mbit/s a connection, however wide the line is (Mathis et al. 1997, "The
+Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"). BBR goes by rate and round trip
+instead (Cardwell et al. 2016). Linux lets any user choose among what is in
+``net.ipv4.tcp_allowed_congestion_control``, for a connection that is in use, too. gRPC offers no
+way to it, but its sockets are descriptors of this process, so they can be found, asked
+(``TCP_INFO``) and told.
 
-Only a sender can do this for what it sends: each end of an exchange looks after its own side. Elsewhere than on Linux, and
-where BBR is not allowed, nothing is changed; ``doctor`` tells the remedy.
+Only a sender can do this for what it sends: each end of an exchange looks after its own side.
+Elsewhere than on Linux, and where BBR is not allowed, nothing is changed; ``doctor`` tells the
+remedy.
 """
 
 import asyncio
@@ -24,7 +28,8 @@ from lowcomm_node.transport.guard.connections import connections, plain
 
 BBR = "bbr"
 LOSSY = 0.005
-"""Of the segments with data that a connection has sent, those sent again: from here on it matters how a loss is taken."""
+"""Of the segments with data that a connection has sent, those sent again: from here on it matters
+how a loss is taken."""
 ENOUGH = 500
 """Segments from which on that part means something: some 0.7 MB."""
 EVERY = 1.0
@@ -32,7 +37,8 @@ EVERY = 1.0
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _ESTABLISHED = 1
 _RESENT, _SENT = struct.Struct("<100xI"), struct.Struct("<156xI")
-"""Where ``struct tcp_info`` of linux/tcp.h has tcpi_total_retrans and tcpi_data_segs_out; tcpi_state is its first byte."""
+"""Where ``struct tcp_info`` of linux/tcp.h has tcpi_total_retrans and tcpi_data_segs_out;
+tcpi_state is its first byte."""
 _INFO_BYTES = 160
 
 

@@ -1,8 +1,10 @@
-"""Nonces of credentials that were used: each is good once. Bounded for each caller, so that no caller fills the table of others.
+"""Nonces of credentials that were used: each is good once. Bounded for each caller, so that no
+caller fills the table of others.
 
-A peer that makes more calls than are kept has its own oldest forgotten, and an address with too many peers has its own; of all
-addresses together, the one that holds most. Of a forgotten nonce its time of issue is kept: the peer's credentials of that time
-and before are refused, so that a forgotten nonce is not good twice. No clock: time is an argument.
+A peer that makes more calls than are kept has its own oldest forgotten, and an address with too
+many peers has its own; of all addresses together, the one that holds most. Of a forgotten nonce its
+time of issue is kept: the peer's credentials of that time and before are refused, so that a
+forgotten nonce is not good twice. No clock: time is an argument.
 """
 
 from collections import OrderedDict
@@ -12,8 +14,8 @@ from typing import NamedTuple
 from lowcomm_node.system.quota import prefixes_of
 
 OF_PEER, OF_ADDRESS, OF_ALL = 2560, 10_240, 65_536
-"""Of one peer, of one address of IPv4 or /64 of IPv6, and of all: a peer may call 1200 times, an address 4800 times a minute, and
-a nonce is kept for two. About 660 bytes each."""
+"""Of one peer, of one address of IPv4 or /64 of IPv6, and of all: a peer may call 1200 times, an
+address 4800 times a minute, and a nonce is kept for two. About 660 bytes each."""
 MAX_FLOORS = 4096
 
 _Key = bytes
@@ -46,7 +48,8 @@ class Nonces:
         return len(self._used)
 
     def was_used(self, peer: str, nonce: bytes, issued: float, now: float) -> bool:
-        """Whether a credential of a peer was used before, as far as can be told; ``issued``: when the peer made it."""
+        """Whether a credential of a peer was used before, as far as can be told; ``issued``: when
+        the peer made it."""
         while self._used and next(iter(self._used.values())).at < now - self._life:
             self._drop(next(iter(self._used)))
         return _key(peer, nonce) in self._used or issued <= self._floors.get(peer, float("-inf"))

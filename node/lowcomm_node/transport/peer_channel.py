@@ -1,7 +1,8 @@
-"""The routes to one peer, carried out: opens what ``routes.Choice`` asks for, and tells it what became of that.
+"""The routes to one peer, carried out: opens what ``routes.Choice`` asks for, and tells it what
+became of that.
 
-A channel of gRPC is used only while it is connected. One that is not any more is closed, once its calls have ended, and
-another is opened with the next call; so no call waits for a dead address.
+A channel of gRPC is used only while it is connected. One that is not any more is closed, once its
+calls have ended, and another is opened with the next call; so no call waits for a dead address.
 """
 
 import asyncio
@@ -38,7 +39,8 @@ OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 """In gRPC's words when a peer shows another certificate than the one that is pinned."""
 
 Dial = Callable[[PeerInfo], Awaitable[aio.Channel]]
-"""A new channel straight to a peer. Raises LowcommError if it can't be reached, or its record does not allow it."""
+"""A new channel straight to a peer. Raises LowcommError if it can't be reached, or its record does
+not allow it."""
 DialLocal = Callable[[str], aio.Channel]
 """A new channel to a unix socket of ours."""
 Ping = Callable[[aio.Channel, str], Any]
@@ -125,7 +127,10 @@ class PeerChannel:
 
     @asynccontextmanager
     async def apart(self, route: Route) -> AsyncIterator[tuple[aio.Channel, str]]:
-        """A connection over one route, beside whatever calls use, and its name. Raises LinkLost that says why not."""
+        """A connection over one route, beside whatever calls use, and its name.
+
+        Raises LinkLost that says why not.
+        """
         connected: Connected | None = None
         try:
             try:
@@ -193,7 +198,8 @@ class PeerChannel:
         while not self._closed:
             plan = self._choice.plan(self._clock())
             for attempt in plan.attempts:
-                if attempt.route not in self._attempts:  # else what was begun to renew it opens it now
+                # Else what was begun to renew it opens it now
+                if attempt.route not in self._attempts:
                     self._begin(attempt)
             if plan.use is not None:
                 self._improve(plan.use)
@@ -276,7 +282,10 @@ class PeerChannel:
             return
 
     async def _connect(self, route: Route, seconds: float) -> Connected:
-        """A channel that is connected, at one address after the other. Raises LinkLost that says why there is none."""
+        """A channel that is connected, at one address after the other.
+
+        Raises LinkLost that says why there is none.
+        """
         if route is Route.TUNNEL:
             dialer = self._tunnels.dialer(self._info.peer_id)
             dialer.entry_points = self._info.entry_points
@@ -289,7 +298,10 @@ class PeerChannel:
         return await self._ready(route, await self._dial(last))
 
     def _addresses(self) -> list[str]:
-        """Where the peer is dialed directly now; the address that answered last comes first. Raises LinkLost if nowhere."""
+        """Where the peer is dialed directly now; the address that answered last comes first.
+
+        Raises LinkLost if nowhere.
+        """
         told = sorted(self._info.addresses, key=lambda address: address != self._answered)
         if not told:
             raise LinkLost("tells no address that can be called")
@@ -348,7 +360,8 @@ class PeerChannel:
             asyncio.create_task(self._measure(connected)),
         )
         log.info("route.opened", peer=self._info.peer_id, route=_told(connected), seconds=round(seconds, 3))
-        # A tunnel that is being opened is not needed beside a direct connection; one that is to be renewed stays as it is.
+        # A tunnel that is being opened is not needed beside a direct connection; one that is to be
+        # renewed stays as it is.
         if route is Route.DIRECT and (other := self._attempts.get(Route.TUNNEL)) is not None:
             other.cancel()
             if Route.TUNNEL not in self._open:
@@ -382,12 +395,14 @@ class PeerChannel:
         except (grpc.RpcError, TimeoutError, LowcommError):
             return
         seconds = self._clock() - began
-        # A callee that is busy answers late: the least of late is that of the line, and follows it up slowly.
+        # A callee that is busy answers late: the least of late is that of the line, and follows it
+        # up slowly.
         known = connected.round_trip
         connected.round_trip = seconds if known is None else min(seconds, known + 0.2 * (seconds - known))
 
     def _improve(self, route: Route) -> None:
-        """Look, now and then, whether libp2p has a direct connection where a tunnel still goes through a relay."""
+        """Look, now and then, whether libp2p has a direct connection where a tunnel still goes
+        through a relay."""
         dialer = self._open[route].dialer
         now = self._clock()
         if dialer is None or dialer.relay is None or now < self._looked + LOOK_EVERY:

@@ -41,7 +41,8 @@ class RouteSpeed:
     """What a route did; without figures it can't be taken, and ``reason`` says why."""
 
     route: str
-    """As ``peers`` names it: ``direct HOST:PORT``, ``punched``, ``relay NAME``; ``tunnel`` if there is none."""
+    """As ``peers`` names it: ``direct HOST:PORT``, ``punched``, ``relay NAME``; ``tunnel`` if there
+    is none."""
     round_trip: float | None = None
     """Seconds."""
     up: float | None = None
@@ -55,7 +56,10 @@ class RouteSpeed:
 
 
 def match_peer(text: str, peers: Iterable[PeerInfo]) -> PeerInfo:
-    """The peer that is meant: its id, the beginning of it, or its end, as ``peers`` prints it. Raises ConfigError, NoPeers."""
+    """The peer that is meant: its id, the beginning of it, or its end, as ``peers`` prints it.
+
+    Raises ConfigError, NoPeers.
+    """
     found = [info for info in peers if info.peer_id.startswith(text) or info.peer_id.endswith(text)]
     if len(found) > 1:
         names = ", ".join(info.peer_id for info in found[:4])
@@ -77,7 +81,10 @@ class Echo:
         self._calls: Counter[str] = Counter()
 
     async def answer(self, peer: str, stream: Any) -> None:
-        """Answer the pings of one call, the ``CalleeStream`` of which is given. Raises ProtocolViolation, LinkLost."""
+        """Answer the pings of one call, the ``CalleeStream`` of which is given.
+
+        Raises ProtocolViolation, LinkLost.
+        """
         if self._calls[peer] or self._calls.total() >= MAX_AT_ONCE:
             await _refuse(stream, "another ping is being answered: try again in a moment")
             return
@@ -108,7 +115,10 @@ class Echo:
 
 
 async def _refuse(stream: Any, reason: str) -> None:
-    """Say why, and let what is on the way come in: gRPC shows a caller that can't write no reason. Raises LinkLost."""
+    """Say why, and let what is on the way come in: gRPC shows a caller that can't write no reason.
+
+    Raises LinkLost.
+    """
     try:
         async with asyncio.timeout(REFUSE_DEADLINE):
             await stream.send(pb.Pong(refused=reason))
@@ -127,7 +137,8 @@ class PingCall:
     async def send(self, ping: pb.Ping) -> None:
         """See measuring.Carrier."""
         await self._bandwidth.up.pass_(len(ping.content))
-        # The pong is paid for before it is asked for: who waits for it has nothing but the peer to wait for.
+        # The pong is paid for before it is asked for: who waits for it has nothing but the peer to
+        # wait for.
         await self._bandwidth.down.pass_(ping.wanted)
         try:
             await self._call.write(ping)

@@ -1,13 +1,16 @@
-"""Which route to take to a peer. No I/O, no clock: time is an argument (seconds of a clock that never goes back).
+"""Which route to take to a peer. No I/O, no clock: time is an argument (seconds of a clock that
+never goes back).
 
     direct   TLS to the address in the peer's record         cheap and fast, where the peer can be dialed
     tunnel   a stream of libp2p, punched or relayed          works nearly everywhere
 
-Direct if it answers, else the tunnel. What is not known is tried: direct at once, the tunnel after a head start, or as soon
-as direct has failed. A route that has failed is tried again later, and later each time; where no other is open, soon.
+Direct if it answers, else the tunnel. What is not known is tried: direct at once, the tunnel after
+a head start, or as soon as direct has failed. A route that has failed is tried again later, and
+later each time; where no other is open, soon.
 
-Where contents take long, the other route gets a try, too, and the one that was faster is used: what TCP and QUIC make of the
-same line depends on what is between, and on their congestion controls. Now and then that is looked at again.
+Where contents take long, the other route gets a try, too, and the one that was faster is used: what
+TCP and QUIC make of the same line depends on what is between, and on their congestion controls. Now
+and then that is looked at again.
 
     CLOSED ── plan ──► OPENING ── opened ──► OPEN ── lost ──► CLOSED
                           └── failed, dropped ──────────────────┘
@@ -21,14 +24,17 @@ from enum import Enum, StrEnum, auto
 DIRECT_DEADLINE = 5.0
 """Seconds for TCP and TLS; the second SYN goes out after one, the third after three."""
 TUNNEL_DEADLINE = 15.0
-"""Seconds for a stream, and gRPC over it: a relay may have to be dialed, and p2pd takes its time with dead addresses."""
+"""Seconds for a stream, and gRPC over it: a relay may have to be dialed, and p2pd takes its time
+with dead addresses."""
 FIRST_PAUSE = 15.0
 LONGEST_PAUSE = 600.0
-"""Seconds until a route that has failed is tried again, the first time and at most, while another one is open."""
+"""Seconds until a route that has failed is tried again, the first time and at most, while another
+one is open."""
 ALONE_PAUSE = 2.0
 """The same where no other is open: an exchange waits for nothing else."""
 SLOW = 1.0
-"""Seconds that contents take on their way from which on it is worth a try whether the other route is faster."""
+"""Seconds that contents take on their way from which on it is worth a try whether the other route
+is faster."""
 FASTER = 1.25
 """How many times as fast the tunnel must be to be preferred: it costs more of the processor."""
 TRIAL_EVERY = 600.0
@@ -53,7 +59,8 @@ class Attempt:
 
     route: Route
     after: float = 0.0
-    """Seconds to wait for another attempt that is under way; no longer than until that has failed."""
+    """Seconds to wait for another attempt that is under way; no longer than until that has
+    failed."""
     deadline: float
     """Seconds that it may take after that."""
 
@@ -85,7 +92,8 @@ class Learned:
 
     @property
     def head_start(self) -> float:
-        """Seconds that a direct connection is given before a tunnel is opened beside it: three times a slow one."""
+        """Seconds that a direct connection is given before a tunnel is opened beside it: three
+        times a slow one."""
         if not self._seconds:
             return self.DEFAULT
         slow = sorted(self._seconds)[len(self._seconds) * 9 // 10]
@@ -186,7 +194,8 @@ class Choice:
         self._states[route].phase = _Phase.CLOSED
 
     def lost(self, route: Route, now: float, reason: str) -> None:
-        """An open route is closed: it may be dead, or only idle, so it is opened anew before it is used again.
+        """An open route is closed: it may be dead, or only idle, so it is opened anew before it is
+        used again.
 
         ``reason``: what is told where it did not hold.
         """
@@ -209,7 +218,10 @@ class Choice:
         return Attempt(route=route, deadline=_DEADLINES[route])
 
     def moved(self, route: Route) -> None:
-        """The peer tells another address: what was known of this route is void. An attempt under way must be ended."""
+        """The peer tells another address: what was known of this route is void.
+
+        An attempt under way must be ended.
+        """
         self._states[route] = RouteState()
 
     def _rank(self, now: float) -> None:

@@ -41,7 +41,8 @@ SERVICE = "lowcomm.v1.Exchange"
 REQUEST_DEADLINE = 10.0
 """Seconds for the request of a call that has only one."""
 HANDSHAKE_SECONDS = 15.0
-"""For TLS and the beginning of HTTP/2; gRPC's own two minutes let strangers hold many connections."""
+"""For TLS and the beginning of HTTP/2; gRPC's own two minutes let strangers hold many
+connections."""
 IDLE_SECONDS = 900.0
 """After which a connection without calls is closed."""
 MAX_MESSAGE = 2 * 1024 * 1024
@@ -52,10 +53,12 @@ MAX_STREAMS = 32
 """Calls at once over one connection: a peer has 8."""
 PING_EVERY_MS = 5_000
 MAX_PING_STRIKES = 32
-"""Pings that come sooner than we allow, between two messages of ours, until a connection is ended. Ours ping every 20 s."""
+"""Pings that come sooner than we allow, between two messages of ours, until a connection is ended.
+Ours ping every 20 s."""
 SHUTDOWN_GRACE = 3.0
 PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
-"""For the answer to a ping of gRPC's: a tunnel that was cut off must not be taken for dead while it may be resumed."""
+"""For the answer to a ping of gRPC's: a tunnel that was cut off must not be taken for dead while it
+may be resumed."""
 RETIRE_GRACE = 300.0
 """Seconds for the calls on connections that were made with other options."""
 Options = tuple[tuple[str, Any], ...]
@@ -81,8 +84,9 @@ class Handlers(Protocol):
 class ExchangeService:
     """The Exchange service of one node.
 
-    To gRPC each method takes a stream, also where the caller sends one request: on the wire that is the same, and gRPC hands
-    the call over when it begins. Otherwise it would hold requests of strangers, as they trickle in, and nobody could end that.
+    To gRPC each method takes a stream, also where the caller sends one request: on the wire that is
+    the same, and gRPC hands the call over when it begins. Otherwise it would hold requests of
+    strangers, as they trickle in, and nobody could end that.
     """
 
     def __init__(
@@ -102,7 +106,8 @@ class ExchangeService:
         self._tunnels = tunnels
         self._traffic = traffic or Traffic()
         self._echo = echo or Echo()
-        self._peer_limit = PeerLimit() if peer_limit is None else peer_limit  # an empty one is false
+        # An empty one is false
+        self._peer_limit = PeerLimit() if peer_limit is None else peer_limit
         self._refusals = refusals or Refusals()
         self._rate_limits = rate_limits or RateLimits()
         self._endings = Endings()
@@ -139,7 +144,8 @@ class ExchangeService:
         )
 
     async def _unknown(self, request_iterator: Any, context: Any) -> None:
-        """A call of a method that there is not: gRPC would answer it without end, and count nothing."""
+        """A call of a method that there is not: gRPC would answer it without end, and count
+        nothing."""
         with Call(context, self._tunnels, self._endings) as call:
             place = self._place(context)
             if (words := self._rate_limits.refuses_place(place, monotonic())) is not None:
@@ -184,14 +190,16 @@ class ExchangeService:
     def _stream(
         self, context: Any, meter: Meter, taking: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> CalleeStream:
-        """Our end of a call; its messages are counted, and explain what comes over its connection."""
+        """Our end of a call; its messages are counted, and explain what comes over its
+        connection."""
         connection = self._connection(context)
         counts = Explaining(meter, self.unauthenticated.overhead, connection) if connection is not None else meter
         return CalleeStream(context, counts, taking, self._address(context))
 
     async def _authenticate(self, call: Call) -> str:
         place, connection = self._place(call.context), self._connection(call.context)
-        # Peers that share an address with a flood are heard still, over the connections that they have.
+        # Peers that share an address with a flood are heard still, over the connections that they
+        # have.
         is_known = connection is not None and self.unauthenticated.knows(connection)
         if not is_known and (words := self._rate_limits.refuses_place(place, monotonic())) is not None:
             await self._turn_away(call, place, words)
@@ -255,7 +263,8 @@ class ExchangeService:
         return (self._tunnels.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
 
     def _address(self, context: Any) -> str:
-        """What quotas by address count a call by: the address that it comes from, or the relay if it comes through one."""
+        """What quotas by address count a call by: the address that it comes from, or the relay if
+        it comes through one."""
         connection = self._connection(context)
         if connection is not None:
             return connection[0]
@@ -323,9 +332,11 @@ class ExchangeServer:
         return f"/proc/self/fd/{self._local}"
 
     def listen_locally(self, folder: Path) -> None:
-        """Listen on a unix socket for tunnels too; to be called before ``start``. ``folder``: nobody else's.
+        """Listen on a unix socket for tunnels too; to be called before ``start``. ``folder``:
+        nobody else's.
 
-        The socket loses its name at once: no other process finds it, and a killed one leaves nothing behind.
+        The socket loses its name at once: no other process finds it, and a killed one leaves
+        nothing behind.
         """
         self._local = _listen_locally(self._server, folder)
         self._folder = folder
@@ -398,7 +409,8 @@ class ExchangeServer:
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
                 ("grpc.max_metadata_size", MAX_METADATA),
                 ("grpc.absolute_max_metadata_size", MAX_METADATA),
-                ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what is inflated has no size beforehand
+                # None: what is inflated has no size beforehand
+                ("grpc.compression_enabled_algorithms_bitset", 1),
                 ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
                 ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
                 ("grpc.keepalive_time_ms", 20_000),

@@ -22,14 +22,20 @@ _NO_FRAME = "sent bytes that are no frame"
 
 
 class Stream(Protocol):
-    """Frames out, frames in. Raises LinkLost when the stream is gone, dropped by ourselves included."""
+    """Frames out, frames in.
+
+    Raises LinkLost when the stream is gone, dropped by ourselves included.
+    """
 
     async def send(self, frame: pb.Frame) -> None:
         """Send one frame; waits while the other end does not read."""
         ...
 
     async def receive(self) -> pb.Frame | None:
-        """The next frame; None when the other end has no more to say. Raises ProtocolViolation if it is no frame."""
+        """The next frame; None when the other end has no more to say.
+
+        Raises ProtocolViolation if it is no frame.
+        """
         ...
 
     async def close(self) -> None:
@@ -92,8 +98,8 @@ class CallerStream:
     def cancel(self) -> None:
         """See Stream."""
         self._call.cancel()
-        # Where a write has failed while a frame of the other end lies unread, gRPC takes the call for done and leaves it
-        # open until its deadline; there is no public way to end it.
+        # Where a write has failed while a frame of the other end lies unread, gRPC takes the call
+        # for done and leaves it open until its deadline; there is no public way to end it.
         self._call._cython_call.cancel("the stream was dropped")
 
     async def _why(self, error: Exception | None) -> str:
@@ -116,7 +122,8 @@ class CalleeStream:
         taking: Callable[[], AbstractContextManager[None]] = nullcontext,
         place: str = "",
     ) -> None:
-        """``taking`` is entered while the caller must take what it is sent; ``place``: what its quotas are counted by."""
+        """``taking`` is entered while the caller must take what it is sent; ``place``: what its
+        quotas are counted by."""
         self._context = context
         self._meter = meter or Meter()
         self._taking = taking
@@ -164,7 +171,8 @@ class CalleeStream:
 
 
 def _we_are_cancelled() -> bool:
-    """Whether a CancelledError is meant for the task that runs, not for a call that another task has cancelled."""
+    """Whether a CancelledError is meant for the task that runs, not for a call that another task
+    has cancelled."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

@@ -1,8 +1,9 @@
 """TLS and proof of who calls.
 
-Every node makes a self-signed P-256 certificate at start (gRPC can't use Ed25519 certificates) and tells its SHA-256 in its
-signed record; a caller pins exactly that certificate. The caller proves its own identity by a credential in the metadata of each
-call, signed by its key and bound to the callee, the run and the time.
+Every node makes a self-signed P-256 certificate at start (gRPC can't use Ed25519 certificates) and
+tells its SHA-256 in its signed record; a caller pins exactly that certificate. The caller proves
+its own identity by a credential in the metadata of each call, signed by its key and bound to the
+callee, the run and the time.
 """
 
 import datetime
@@ -50,7 +51,8 @@ class Certificate:
 
 
 def make_certificate(now: datetime.datetime) -> Certificate:
-    """A fresh certificate, good from a day before ``now`` (UTC) for ten years: peers pin it, so dates mean little."""
+    """A fresh certificate, good from a day before ``now`` (UTC) for ten years: peers pin it, so
+    dates mean little."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
     certificate = (
@@ -72,7 +74,10 @@ def make_certificate(now: datetime.datetime) -> Certificate:
 
 
 def pinned(der: bytes) -> grpc.ChannelCredentials:
-    """Channel credentials that trust one certificate (DER). Raises RecordError if it is not a certificate."""
+    """Channel credentials that trust one certificate (DER).
+
+    Raises RecordError if it is not a certificate.
+    """
     try:
         pem = x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
     except (ValueError, x509.InvalidVersion):
@@ -81,7 +86,8 @@ def pinned(der: bytes) -> grpc.ChannelCredentials:
 
 
 class Gatekeeper:
-    """Makes our credentials and checks those of callers: each nonce is good once, and only for who may take part."""
+    """Makes our credentials and checks those of callers: each nonce is good once, and only for who
+    may take part."""
 
     def __init__(
         self,
@@ -114,7 +120,8 @@ class Gatekeeper:
         return ((CREDENTIAL_KEY, credential),)
 
     def caller(self, metadata: dict[str, bytes], place: str = "") -> str:
-        """The peer id of an authenticated caller that may take part in the run; ``place``: the address that it calls from.
+        """The peer id of an authenticated caller that may take part in the run; ``place``: the
+        address that it calls from.
 
         Raises RecordError, SignatureError or AdmissionError; each is counted.
         """
@@ -125,7 +132,8 @@ class Gatekeeper:
             raise
 
     def tunneled(self, peer_id: str, metadata: dict[str, bytes], place: str = "") -> str:
-        """The same for a caller that libp2p vouches for: it needs a credential only to show an invite.
+        """The same for a caller that libp2p vouches for: it needs a credential only to show an
+        invite.
 
         Raises RecordError, SignatureError or AdmissionError; each is counted.
         """
@@ -150,7 +158,8 @@ class Gatekeeper:
         caller = read_credential(data, self._own_peer_id, self._run_id, now)
         if self._nonces.was_used(caller.peer_id, caller.nonce, caller.issued, now):
             raise RecordError("A credential that was used before is refused.", reason=Reason.REPLAYED)
-        # Before the nonce is kept: those who may not take part can't fill the memory of those who may.
+        # Before the nonce is kept: those who may not take part can't fill the memory of those who
+        # may.
         self._admission.check(caller.peer_id, caller.claim, now)
         self._nonces.use(caller.peer_id, place, caller.nonce, caller.issued, now)
         return caller.peer_id

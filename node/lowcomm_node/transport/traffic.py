@@ -1,10 +1,12 @@
 """How many bytes go to and from each peer, and how fast.
 
-Exchanges come every few seconds or minutes, and most of their time is spent waiting for the trainer, so a mean over time would
-say nothing about the line. What counts is the time of contents: from one message to the next, if the next is a large one. A
-content's header goes out right before its first piece, so that piece counts too.
+Exchanges come every few seconds or minutes, and most of their time is spent waiting for the
+trainer, so a mean over time would say nothing about the line. What counts is the time of contents:
+from one message to the next, if the next is a large one. A content's header goes out right before
+its first piece, so that piece counts too.
 
-What goes out is counted when gRPC takes it, so a rate up is too high where contents are smaller than the buffers on the way.
+What goes out is counted when gRPC takes it, so a rate up is too high where contents are smaller
+than the buffers on the way.
 """
 
 from collections import OrderedDict
@@ -91,7 +93,8 @@ Measured = Callable[[int, float], None]
 
 
 class MeteredStub:
-    """A stub of the service that counts what its streams carry, and tells of calls that begin and end."""
+    """A stub of the service that counts what its streams carry, and tells of calls that begin and
+    end."""
 
     def __init__(
         self,

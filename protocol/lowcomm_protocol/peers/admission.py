@@ -6,11 +6,12 @@
 
 Its creator always may; whom the creator has removed (removals.py) never may.
 
-**How many uses an invite has** nobody can count alone, so all peers follow one rule: of all claims on an invite that are
-known, the earliest hold, by (time of claim, peer id), as many as it has uses. What a peer keeps of them is a set that only
-depends on which claims it has heard, not on their order, so peers that have heard the same claims decide the same; and no
-more than ``uses`` of them are ever kept. Limits (docs/admission.md): whoever holds the token chooses the time of its claim,
-so it can push out others who came by *the same* invite, never members that came by another.
+**How many uses an invite has** nobody can count alone, so all peers follow one rule: of all claims
+on an invite that are known, the earliest hold, by (time of claim, peer id), as many as it has uses.
+What a peer keeps of them is a set that only depends on which claims it has heard, not on their
+order, so peers that have heard the same claims decide the same; and no more than ``uses`` of them
+are ever kept. Limits (docs/admission.md): whoever holds the token chooses the time of its claim, so
+it can push out others who came by *the same* invite, never members that came by another.
 """
 
 from collections import OrderedDict
@@ -39,7 +40,8 @@ MAX_TOLD = 32
 
 @dataclass(frozen=True)
 class Rules:
-    """What a run's specification says about who may join; needs no memory, so any peer of the DHT can apply it."""
+    """What a run's specification says about who may join; needs no memory, so any peer of the DHT
+    can apply it."""
 
     run_id: str
     creator: str
@@ -65,7 +67,10 @@ class Rules:
         return cls(run.run_id, run.creator, settings.admission, frozenset(settings.members), settings.work)
 
     def check(self, peer_id: str, claim: bytes, now: float) -> Claim | None:
-        """The claim by which a peer may join at Unix time ``now``, None where it needs none. Raises AdmissionError."""
+        """The claim by which a peer may join at Unix time ``now``, None where it needs none.
+
+        Raises AdmissionError.
+        """
         if self.lets_everybody_in or peer_id == self.creator:
             return None
         if self.admission == "open":
@@ -108,7 +113,10 @@ class Admission:
         self._told = 0
 
     def check(self, peer_id: str, claim: bytes, now: float) -> None:
-        """Let a peer in that shows ``claim`` (may be empty) at Unix time ``now``. Raises AdmissionError, SignatureError."""
+        """Let a peer in that shows ``claim`` (may be empty) at Unix time ``now``.
+
+        Raises AdmissionError, SignatureError.
+        """
         known = self._came_by.get(peer_id) if self.rules.admission == "invite" else None
         if known is not None and known.data == claim:
             self._check_known(known, now)
@@ -123,7 +131,8 @@ class Admission:
         self._check_removed(peer_id)
 
     def check_again(self, peer_id: str, now: float) -> None:
-        """Raise AdmissionError unless a peer that showed what lets it in may still take part at Unix time ``now``."""
+        """Raise AdmissionError unless a peer that showed what lets it in may still take part at
+        Unix time ``now``."""
         self._check_removed(peer_id)
         known = self._came_by.get(peer_id) if self.rules.admission == "invite" else None
         if known is not None:
@@ -138,7 +147,8 @@ class Admission:
             self._proved.popitem(last=False)
 
     def barred(self, peer_id: str, now: float) -> bool:
-        """Whether a peer that was let in may not take part any more, or one that was not is none of the run."""
+        """Whether a peer that was let in may not take part any more, or one that was not is none of
+        the run."""
         try:
             self.check_again(peer_id, now)
         except AdmissionError:
@@ -146,7 +156,10 @@ class Admission:
         return False
 
     def hear_removals(self, data: bytes) -> bool:
-        """Take in a removal list; whether it is newer than ours. Raises RecordError or SignatureError."""
+        """Take in a removal list; whether it is newer than ours.
+
+        Raises RecordError or SignatureError.
+        """
         if data == self.removals.data:
             return False
         heard = read_removals(data, self.rules.creator)
@@ -158,7 +171,8 @@ class Admission:
     # uses that were made, told to those who have not met who made them
 
     def hear_uses(self, uses: Iterable[pb.Use], now: float) -> None:
-        """Take in what another peer tells of claims, up to the first that no honest peer would tell."""
+        """Take in what another peer tells of claims, up to the first that no honest peer would
+        tell."""
         for use in list(uses)[:MAX_TOLD]:
             if len(use.peer_id) > MAX_PEER_ID:
                 return
@@ -174,7 +188,8 @@ class Admission:
                     return
 
     def uses_to_tell(self, alive: frozenset[str]) -> list[pb.Use]:
-        """Some claims of peers that are not alive, others each time; those of the living are in their records."""
+        """Some claims of peers that are not alive, others each time; those of the living are in
+        their records."""
         absent = [claim for claim in self._claims() if claim.peer_id not in alive]
         start = self._told % len(absent) if absent else 0
         self._told += MAX_TOLD
@@ -198,10 +213,11 @@ class Admission:
     # the rule
 
     def _take(self, claim: Claim, now: float, *, shown: bool) -> None:
-        """Verify a claim and keep it if it is one of the earliest. Raises AdmissionError, SignatureError.
+        """Verify a claim and keep it if it is one of the earliest. Raises AdmissionError,
+        SignatureError.
 
-        ``shown``: by the peer itself. What others tell never takes the place of that: whoever holds an invite can claim
-        by it in anybody's name, and could then have that claim pushed out.
+        ``shown``: by the peer itself. What others tell never takes the place of that: whoever holds
+        an invite can claim by it in anybody's name, and could then have that claim pushed out.
         """
         uses = self._uses.get(claim.invite.key, {})
         earlier = sum(other.rank < claim.rank for other in uses.values() if other.peer_id != claim.peer_id)

@@ -4,8 +4,9 @@
     joiner  ── Claim: "this peer came by this invite at this time", signed by the invite's key ──► in its record and calls
     anybody ── checks both signatures against nothing but the creator's peer id
 
-The secret never leaves those who hold the token: a claim that is overheard is good for no other peer. An invite is named
-by its key, as a peer id. Layout of a token: the word ``invite``, then base58 (with a checksum) of an ``InviteToken``.
+The secret never leaves those who hold the token: a claim that is overheard is good for no other
+peer. An invite is named by its key, as a peer id. Layout of a token: the word ``invite``, then
+base58 (with a checksum) of an ``InviteToken``.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ class Invite:
     key: bytes
     """Ed25519 public key, 32 bytes."""
     expires: float
-    """Unix time, seconds. Who came by it is out then, too: nobody could tell a late claim from an early one."""
+    """Unix time, seconds. Who came by it is out then, too: nobody could tell a late claim from an
+    early one."""
     uses: int
     """How many peers may come by it."""
     peer_id: str
@@ -49,7 +51,8 @@ class Invite:
         return peer_id_of(self.key)
 
     def check_for(self, run_id: str, peer_id: str, now: float) -> None:
-        """Raise AdmissionError unless it is for this run and peer, and good at Unix time ``now``."""
+        """Raise AdmissionError unless it is for this run and peer, and good at Unix time
+        ``now``."""
         if self.run_id != run_id:
             raise AdmissionError(
                 f"The invite is for another run ({self.run_id[:12]}): ask the creator of this one.",
@@ -115,7 +118,10 @@ class Claim:
 def issue_invite(
     creator: Identity, run_id: str, secret: bytes, expires: float, uses: int = 1, peer_id: str = ""
 ) -> Token:
-    """Sign an invite; ``secret``: 32 fresh random bytes; ``peer_id``: whom alone it is for. Raises AdmissionError."""
+    """Sign an invite; ``secret``: 32 fresh random bytes; ``peer_id``: whom alone it is for.
+
+    Raises AdmissionError.
+    """
     if not 1 <= uses <= MAX_USES:
         raise AdmissionError(f"An invite has 1 to {MAX_USES} uses, not {uses}.")
     payload = pb.Invite(
@@ -130,7 +136,10 @@ def issue_invite(
 
 
 def read_token(text: str) -> Token:
-    """Read what a person pasted. Raises AdmissionError if it is not a whole token; who signed it is checked later."""
+    """Read what a person pasted.
+
+    Raises AdmissionError if it is not a whole token; who signed it is checked later.
+    """
     text = "".join(text.split())  # mail programs break long lines
     try:
         if not text.startswith(_PREFIX) or len(text) > MAX_TOKEN_LENGTH:
@@ -153,7 +162,10 @@ def verify_token(token: Token, creator: str) -> None:
 
 
 def read_claim(data: bytes, peer_id: str) -> Claim:
-    """Read the claim that ``peer_id`` shows. Raises AdmissionError if it is none; nothing is verified yet."""
+    """Read the claim that ``peer_id`` shows.
+
+    Raises AdmissionError if it is none; nothing is verified yet.
+    """
     if len(data) > MAX_CLAIM_BYTES:
         raise AdmissionError(
             f"A claim of {len(data)} bytes is refused: at most {MAX_CLAIM_BYTES}.", reason=Reason.TOO_LARGE

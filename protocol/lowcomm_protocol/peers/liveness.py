@@ -1,12 +1,13 @@
-"""Which peers have proved lately that they are there, and which others to probe next. No clock: time is an argument.
+"""Which peers have proved lately that they are there, and which others to probe next. No clock:
+time is an argument.
 
     a record alone ──► unknown ── answers a call of ours, or calls us and is authenticated ──► alive for ALIVE seconds
                          │  ▲                                                                     │
                   probed ▼  │ backoff: by peer, and by place (/24, /64, relay)                    │ two exchanges in a row
                         silent ◄──────────────────────────────────────────────────────────────────┘ that it does not answer
 
-A record costs its writer nothing, so it proves nothing: only peers that are alive are met, counted and believed. An unknown
-peer gets a probe beside the exchanges, never a place in them.
+A record costs its writer nothing, so it proves nothing: only peers that are alive are met, counted
+and believed. An unknown peer gets a probe beside the exchanges, never a place in them.
 """
 
 from collections import OrderedDict
@@ -18,20 +19,22 @@ from typing import TypeVar
 ALIVE = 300.0
 """Seconds for which a peer counts as alive after a sign of life."""
 REFRESH = 100.0
-"""Seconds after which a peer that gave no sign of life is probed again; three attempts fit in ``ALIVE``."""
+"""Seconds after which a peer that gave no sign of life is probed again; three attempts fit in
+``ALIVE``."""
 PROBE_EVERY = 1.0
 """Seconds between two probes of unknown peers, in the long run."""
 BURST = 16
 """Probes that may be saved up."""
 FIRST_BURST = 48
-"""The same while nobody is known to be there: a newcomer has to find its first partners among records of nobody. It leaves room
-for others among the 64 peers at once of a node."""
+"""The same while nobody is known to be there: a newcomer has to find its first partners among
+records of nobody. It leaves room for others among the 64 peers at once of a node."""
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
 """Seconds until a silent peer is probed again, the first time and at most; they double."""
 FREE_MISSES = 3
 """Silent peers of one place before the place itself is probed more rarely."""
 LONGEST_PLACE_PAUSE = 60.0
-"""Seconds between two probes of unknown peers of one place, at most; they double from one second."""
+"""Seconds between two probes of unknown peers of one place, at most; they double from one
+second."""
 MAX_MISSED = 2
 """Exchanges in a row that a peer may leave unanswered before it is left out for a while."""
 FIRST_REST, LONGEST_REST = 15.0, 120.0
@@ -73,7 +76,8 @@ class Liveness:
         self._silent.pop(peer, None)
 
     def reached(self, places: Sequence[str]) -> None:
-        """A peer that we have called there has answered: others of these places may be there, too."""
+        """A peer that we have called there has answered: others of these places may be there,
+        too."""
         for place in places:
             self._places.pop(place, None)
 
@@ -96,14 +100,16 @@ class Liveness:
         return heard is not None and now - heard < ALIVE and (missed is None or missed.due <= now)
 
     def is_proved(self, peer: str, now: float) -> bool:
-        """Whether a peer has proved lately that it is there; it may still leave offers unanswered."""
+        """Whether a peer has proved lately that it is there; it may still leave offers
+        unanswered."""
         heard = self._heard.get(peer)
         return heard is not None and now - heard < ALIVE
 
     # probes
 
     def at_once(self, now: float) -> int:
-        """How many probes may be under way at once: more while nobody has proved lately to be there."""
+        """How many probes may be under way at once: more while nobody has proved lately to be
+        there."""
         newest = next(reversed(self._heard.values()), float("-inf"))
         return BURST if now - newest < ALIVE else FIRST_BURST
 
@@ -120,7 +126,8 @@ class Liveness:
     ) -> list[str]:
         """Whom to probe now, at most so many; counts them as probed.
 
-        ``known``: peers with a record, and the places of each. ``likely``: those that are connected to us in some other way.
+        ``known``: peers with a record, and the places of each. ``likely``: those that are connected
+        to us in some other way.
         """
         saved = float(self.at_once(now))
         self._tokens = min(saved, self._tokens + max(0.0, now - self._counted) / PROBE_EVERY)

@@ -10,8 +10,9 @@
       │ ── ping ──────────────────────────────►│   many at once, to measure a rate
       │◄── pong ───────────────────────────────│
 
-Only the address that the request comes from is ever called, at most MAX_TARGETS ports, and all that is told is whether the one
-who was named answered there: so nobody is called who has not asked, and nobody learns what else listens.
+Only the address that the request comes from is ever called, at most MAX_TARGETS ports, and all that
+is told is whether the one who was named answered there: so nobody is called who has not asked, and
+nobody learns what else listens.
 """
 
 from dataclasses import dataclass

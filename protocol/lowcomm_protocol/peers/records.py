@@ -1,7 +1,7 @@
 """Signed records: what a peer tells of itself, and proof of who calls.
 
-A record is accepted only when the peer that it speaks of has signed it, when it does not live too long, and when every
-field is within bounds. Nothing in a record is used before that.
+A record is accepted only when the peer that it speaks of has signed it, when it does not live too
+long, and when every field is within bounds. Nothing in a record is used before that.
 """
 
 import ipaddress
@@ -20,7 +20,8 @@ from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES
 from lowcomm_protocol.refusals import Reason
 
 MAX_RECORD_BYTES = 2048
-"""The longest that a node writes has 1650: an invite, eight addresses of IPv6 and four relays. Most have 330 to 1200."""
+"""The longest that a node writes has 1650: an invite, eight addresses of IPv6 and four relays. Most
+have 330 to 1200."""
 MAX_ADDRESSES = 8
 MAX_ENTRY_POINTS = 4
 MAX_CREDENTIAL_BYTES = 1024
@@ -33,7 +34,8 @@ DIGEST_BYTES = 32
 CREDENTIAL_LIFE = 60.0
 """Seconds that a credential is good for, before and after its time of issue."""
 _RECORD, _CREDENTIAL = "peer record", "credential"
-# No names: whoever owns a name can aim all readers of a record at any host, and again at another one later.
+# No names: whoever owns a name can aim all readers of a record at any host, and again at another
+# one later.
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})")
 
 
@@ -86,7 +88,10 @@ class Caller:
 
 
 def write_record(info: PeerInfo, identity: Identity) -> bytes:
-    """Sign what a peer tells of itself; the serialized SignedRecord. The last addresses are left out if it is too long."""
+    """Sign what a peer tells of itself; the serialized SignedRecord.
+
+    The last addresses are left out if it is too long.
+    """
     data = _sign_record(info, identity)
     while len(data) > MAX_RECORD_BYTES and (info.addresses or info.entry_points):
         longer = "addresses" if len(info.addresses) >= len(info.entry_points) else "entry_points"
@@ -119,8 +124,8 @@ def _sign_record(info: PeerInfo, identity: Identity) -> bytes:
 def read_record(data: bytes, now: float) -> PeerInfo:
     """Check a serialized SignedRecord at Unix time ``now`` (seconds).
 
-    Raises RecordError if it is malformed, expired or lives too long, VersionError if it is of another protocol version,
-    SignatureError if the peer that it names has not signed it.
+    Raises RecordError if it is malformed, expired or lives too long, VersionError if it is of
+    another protocol version, SignatureError if the peer that it names has not signed it.
     """
     if len(data) > MAX_RECORD_BYTES:
         raise RecordError(
@@ -157,7 +162,8 @@ def read_record(data: bytes, now: float) -> PeerInfo:
 def write_credential(
     identity: Identity, callee: str, run_id: str, now: float, nonce: bytes, claim: bytes = b""
 ) -> bytes:
-    """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``; ``nonce``: 16 fresh random bytes."""
+    """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``; ``nonce``: 16
+    fresh random bytes."""
     payload = pb.Credential(
         caller=identity.peer_id,
         callee=callee,
@@ -172,7 +178,8 @@ def write_credential(
 def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller:
     """Check a credential; who calls. What needs no signature is checked first.
 
-    Raises RecordError if it is malformed, stale or meant for someone else, SignatureError if it is forged.
+    Raises RecordError if it is malformed, stale or meant for someone else, SignatureError if it is
+    forged.
     """
     if len(data) > MAX_CREDENTIAL_BYTES:
         raise RecordError(

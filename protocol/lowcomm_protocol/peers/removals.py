@@ -1,7 +1,7 @@
 """Whom the creator of a run has removed: one numbered list, signed, the highest number holds.
 
-A list names keys of peers and of invites; who came by a removed invite is out as well. It has no expiry: a list that
-lapsed would bring everybody back.
+A list names keys of peers and of invites; who came by a removed invite is out as well. It has no
+expiry: a list that lapsed would bring everybody back.
 """
 
 from dataclasses import dataclass, field
@@ -33,17 +33,24 @@ class Removals:
 
     @cached_property
     def ids(self) -> frozenset[str]:
-        """Peer ids, and the names of invites. Made when asked for: strangers' lists are stored, but not used."""
+        """Peer ids, and the names of invites.
+
+        Made when asked for: strangers' lists are stored, but not used.
+        """
         return frozenset(peer_id_of(key) for key in self.keys)
 
     @property
     def order(self) -> tuple[int, bytes]:
-        """Of two lists the higher holds. Of two with one number, which an honest creator never signs, all take the same."""
+        """Of two lists the higher holds.
+
+        Of two with one number, which an honest creator never signs, all take the same.
+        """
         return self.version, sha256(self.data).digest() if self.data else b""
 
 
 def write_removals(creator: Identity, run_id: str, version: int, ids: frozenset[str]) -> Removals:
-    """Sign a list. Raises RecordError if it is too long, or would remove the creator, SignatureError for a wrong id."""
+    """Sign a list. Raises RecordError if it is too long, or would remove the creator,
+    SignatureError for a wrong id."""
     if len(ids) > MAX_REMOVED:
         raise RecordError(
             f"{len(ids)} removed peers and invites are too many: at most {MAX_REMOVED}. Begin a new run, or take back "
@@ -58,7 +65,10 @@ def write_removals(creator: Identity, run_id: str, version: int, ids: frozenset[
 
 
 def read_removals(data: bytes, creator: str) -> Removals:
-    """Check a serialized list. Raises RecordError if it is malformed, SignatureError if ``creator`` has not signed it."""
+    """Check a serialized list.
+
+    Raises RecordError if it is malformed, SignatureError if ``creator`` has not signed it.
+    """
     if len(data) > MAX_REMOVALS_BYTES:
         raise RecordError(
             f"A removal list of {len(data)} bytes is refused: at most {MAX_REMOVALS_BYTES}.", reason=Reason.TOO_LARGE

@@ -17,7 +17,10 @@ _GONE = (Phase.LEFT, Phase.FINISHED)
 
 
 class Roster:
-    """The peers of one run that may take part in it, the own one excluded. Holds at most ``MAX_PEERS`` records."""
+    """The peers of one run that may take part in it, the own one excluded.
+
+    Holds at most ``MAX_PEERS`` records.
+    """
 
     def __init__(
         self, own_peer_id: str, run_id: str, admission: Admission | None = None, refusals: Refusals | None = None
@@ -34,7 +37,8 @@ class Roster:
         self._heard: OrderedDict[bytes, None] = OrderedDict()
 
     def hear(self, data: bytes, now: float, sender: str | None = None) -> PeerInfo | None:
-        """Take in a serialized signed record; the peer's news, or None if we knew as much or the record is refused.
+        """Take in a serialized signed record; the peer's news, or None if we knew as much or the
+        record is refused.
 
         With a ``sender`` only its own is believed. Refusals are counted, the same bytes once.
         """
@@ -45,7 +49,8 @@ class Roster:
             info = self._read(data, now, sender)
         except LowcommError as error:
             self._refusals.count(What.RECORD, error.reason)
-            # What is misplaced may be sound in its place, and bytes that are too many are told by their number.
+            # What is misplaced may be sound in its place, and bytes that are too many are told by
+            # their number.
             if error.reason not in (Reason.MISPLACED, Reason.TOO_LARGE):
                 self._remember(digest)
             return None
@@ -66,7 +71,8 @@ class Roster:
         return info if info is not None and self._holds(info, now) else None
 
     def known(self, now: float) -> tuple[PeerInfo, ...]:
-        """The peers whose record holds and that may take part, whether or not they are there; in no order."""
+        """The peers whose record holds and that may take part, whether or not they are there; in no
+        order."""
         return tuple(info for info in self._records.values() if self._holds(info, now))
 
     def alive(self, now: float) -> tuple[PeerInfo, ...]:
@@ -79,7 +85,8 @@ class Roster:
         return tuple(info for info in self.alive(now) if info.phase is phase)
 
     def partners(self, now: float) -> tuple[PeerInfo, ...]:
-        """The peers that train, are alive, and answer offers: those that an exchange is planned with."""
+        """The peers that train, are alive, and answer offers: those that an exchange is planned
+        with."""
         return tuple(info for info in self.in_phase(Phase.TRAINING, now) if self.liveness.is_alive(info.peer_id, now))
 
     def _read(self, data: bytes, now: float, sender: str | None) -> PeerInfo:
@@ -93,9 +100,11 @@ class Roster:
         return info
 
     def _make_room(self, now: float, sender: str | None) -> bool:
-        """Forget the oldest record of a peer that has never answered: nobody fills a roster with such.
+        """Forget the oldest record of a peer that has never answered: nobody fills a roster with
+        such.
 
-        A record from the DHT takes the place of one that was probed in vain; a peer that calls us that of any.
+        A record from the DHT takes the place of one that was probed in vain; a peer that calls us
+        that of any.
         """
         liveness = self.liveness
         for peer_id in self._records:
@@ -117,8 +126,8 @@ class Roster:
         if abs(now - self._swept) < SWEEP_EVERY:
             return  # thousands of records may come at once
         self._swept = now
-        # A record is kept until no older one can be valid any more, which would bring back a peer that has left; in
-        # a full roster only until it expires.
+        # A record is kept until no older one can be valid any more, which would bring back a peer
+        # that has left; in a full roster only until it expires.
         full = len(self._records) >= MAX_PEERS
         ends = {peer: info.expires if full else info.issued + MAX_LIFE for peer, info in self._records.items()}
         for peer_id in [peer_id for peer_id, end in ends.items() if end <= now]:

@@ -1,22 +1,25 @@
-"""Whom to leave out: a score of each peer, by what it did to us; it decays, and nobody else hears of it.
+"""Whom to leave out: a score of each peer, by what it did to us; it decays, and nobody else hears
+of it.
 
     1    nothing is held against it
     0.5  below this it is neither called nor accepted, and its state is not copied
     0    it has just sent what no honest peer sends
 
-**Heavy** deeds are those of no honest peer: a contribution that can't be decoded or is implausible, a breach of the protocol.
-One takes the score to 0, and what is missing to 1 is halved every ``interval`` steps: so the first costs one interval. Each
-further one doubles that time. **Light** deeds are what honest peers hardly ever do. Each takes `LIGHT` off, so only several
-within an interval leave a peer out, and for less than an interval.
+**Heavy** deeds are those of no honest peer: a contribution that can't be decoded or is implausible,
+a breach of the protocol. One takes the score to 0, and what is missing to 1 is halved every
+``interval`` steps: so the first costs one interval. Each further one doubles that time. **Light**
+deeds are what honest peers hardly ever do. Each takes `LIGHT` off, so only several within an
+interval leave a peer out, and for less than an interval.
 
-A **stumble** is a stream that breaks or stalls in the middle of an exchange, or a norm a little beyond what is plausible. A
-laptop that sleeps, a busy machine and a bad line do that, so `FORGIVEN` of them in a row cost nothing; each further one before
-an exchange is applied is a light deed.
+A **stumble** is a stream that breaks or stalls in the middle of an exchange, or a norm a little
+beyond what is plausible. A laptop that sleeps, a busy machine and a bad line do that, so `FORGIVEN`
+of them in a row cost nothing; each further one before an exchange is applied is a light deed.
 
-An exchange that is applied makes up for a quarter of a heavy deed, and so does time, slowly: an honest peer that was unlucky
-comes back soon, and a liar that behaves well in between is left out longer each time. A realignment makes up for nothing:
-whoever was left out causes one in each fragment when it returns, and it costs the others full precision and their momentum.
-Time is our own inner steps.
+An exchange that is applied makes up for a quarter of a heavy deed, and so does time, slowly: an
+honest peer that was unlucky comes back soon, and a liar that behaves well in between is left out
+longer each time. A realignment makes up for nothing: whoever was left out causes one in each
+fragment when it returns, and it costs the others full precision and their momentum. Time is our own
+inner steps.
 """
 
 from collections import OrderedDict
@@ -33,10 +36,11 @@ BOUND = 0.5
 LIGHT = 0.2
 """What a light deed takes off the score."""
 FORGIVEN = 8
-"""Stumbles in a row that cost nothing: a machine that stops breaks at most as many exchanges as are under way with it, here and
-when it comes back."""
+"""Stumbles in a row that cost nothing: a machine that stops breaks at most as many exchanges as are
+under way with it, here and when it comes back."""
 GOOD = 0.25
-"""The part of a heavy deed that an applied exchange makes up for; and the part of what is missing to a score of 1."""
+"""The part of a heavy deed that an applied exchange makes up for; and the part of what is missing
+to a score of 1."""
 MEMORY = 128
 """Intervals after which a heavy deed counts half."""
 MAX_REASON = 200
@@ -86,7 +90,8 @@ class Trust:
             lasts = self._interval << min(round(old.heavy), MAX_DOUBLINGS)
             new = Standing(1.0, steps, lasts, old.heavy + 1.0, reason[:MAX_REASON])
         else:
-            # Whom we trust again has done its time: what is light lasts no longer than it would at anybody else.
+            # Whom we trust again has done its time: what is light lasts no longer than it would at
+            # anybody else.
             half_life = self._interval if 1.0 - old.missing >= BOUND else old.half_life
             new = replace(old, missing=min(1.0, old.missing + LIGHT), half_life=half_life, reason=reason[:MAX_REASON])
         self._standings.pop(peer, None)
@@ -96,7 +101,8 @@ class Trust:
         return new
 
     def thank(self, peer: str, steps: int, realigned: bool = False) -> None:
-        """An exchange with this peer was applied; ``realigned``: a realignment, which makes up for stumbles alone."""
+        """An exchange with this peer was applied; ``realigned``: a realignment, which makes up for
+        stumbles alone."""
         self._stumbles.pop(peer, None)
         if not realigned and peer in self._standings:
             now = self._now(peer, steps)

@@ -1,8 +1,9 @@
 """A replica's state as pieces, which a joiner may take from several peers at once.
 
-Replicas are close to each other, not equal, so what one value of the model needs to go on must come from one peer: fast
-weight, slow weight, outer momentum and moments. What other values need may come from others. So a piece is a range of values
-of one fragment, in the order of the plan, with all their vectors. It has these, one after the other, as little-endian float32:
+Replicas are close to each other, not equal, so what one value of the model needs to go on must come
+from one peer: fast weight, slow weight, outer momentum and moments. What other values need may come
+from others. So a piece is a range of values of one fragment, in the order of the plan, with all
+their vectors. It has these, one after the other, as little-endian float32:
 
     theta       fast weights
     phi         slow weights
@@ -27,12 +28,14 @@ LEAST_VALUES, MOST_VALUES = 3 * 1024, 192 * 1024
 """values: 60 KiB and 4 MiB with AdamW."""
 FLOAT = np.dtype("<f4")
 Runs = Sequence[tuple[int, bool]]
-"""The slices of a fragment: how many values each has, and whether the inner optimizer keeps a second moment of them."""
+"""The slices of a fragment: how many values each has, and whether the inner optimizer keeps a
+second moment of them."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Values ``[start, stop)`` of a fragment; ``seconds`` are those of its second moments that belong to them."""
+    """Values ``[start, stop)`` of a fragment; ``seconds`` are those of its second moments that
+    belong to them."""
 
     index: int
     fragment: int
@@ -84,7 +87,8 @@ class Values:
 
 
 def plan_pieces(fragments: Sequence[Runs], ranges: bool) -> tuple[Piece, ...]:
-    """Cut a state: each fragment from its start on, by as many values; all peers of a run cut alike.
+    """Cut a state: each fragment from its start on, by as many values; all peers of a run cut
+    alike.
 
     ``ranges``: whether the codec is a modulo codec.
     """
@@ -111,7 +115,10 @@ def empty_fragment(runs: Runs, ranges: bool) -> Values:
 
 
 def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
-    """The vectors of a piece that came from elsewhere; views. Raises `ProtocolViolation` for values that no training reaches."""
+    """The vectors of a piece that came from elsewhere; views.
+
+    Raises `ProtocolViolation` for values that no training reaches.
+    """
     if len(data) != piece.size:
         raise ProtocolViolation(f"piece {piece.index} has {len(data)} bytes instead of {piece.size}")
     flat: Vector = np.frombuffer(data, dtype=FLOAT)
@@ -130,7 +137,8 @@ def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
 
 
 def apart(one: Values, other: Values) -> float:
-    """How far two peers' weights of one piece are apart: 0 for equal ones, about 1.4 for such as have nothing in common."""
+    """How far two peers' weights of one piece are apart: 0 for equal ones, about 1.4 for such as
+    have nothing in common."""
     mine, theirs = (np.concatenate([values.theta, values.phi]).astype(np.float64) for values in (one, other))
     largest = max(float(np.linalg.norm(mine)), float(np.linalg.norm(theirs)))
     return float(np.linalg.norm(mine - theirs)) / largest if largest else 0.0

@@ -1,7 +1,9 @@
-"""The manifest of a snapshot: whose run, which step, and the digest of each piece. Its own SHA-256 is the snapshot's name.
+"""The manifest of a snapshot: whose run, which step, and the digest of each piece. Its own SHA-256
+is the snapshot's name.
 
-Pieces of several snapshots make one state where these are of one version: their swarm steps are close enough for merges to heal
-the difference, and, where slow weights are equal in the whole swarm, they are equal here too, fragment by fragment.
+Pieces of several snapshots make one state where these are of one version: their swarm steps are
+close enough for merges to heal the difference, and, where slow weights are equal in the whole
+swarm, they are equal here too, fragment by fragment.
 """
 
 from collections.abc import Sequence
@@ -119,7 +121,10 @@ def name_of(manifest: bytes) -> bytes:
 
 
 def read_manifest(data: bytes, form: StateForm) -> Manifest:
-    """Read a manifest that came from elsewhere. Raises `ProtocolViolation` if it is none of this run's."""
+    """Read a manifest that came from elsewhere.
+
+    Raises `ProtocolViolation` if it is none of this run's.
+    """
     if len(data) > form.largest_manifest:
         raise ProtocolViolation(f"a manifest of {len(data)} bytes: at most {form.largest_manifest} are needed")
     try:

@@ -1,8 +1,10 @@
-"""Addresses whose new connections the kernel drops at our listening sockets: they cost neither a handshake nor a call.
+"""Addresses whose new connections the kernel drops at our listening sockets: they cost neither a
+handshake nor a call.
 
-Of a flood, refusing is what costs: a connection that gRPC takes is a TLS handshake, a call that it hands over half a millisecond.
-A classic BPF program on a listening socket (Linux, socket(7): SO_ATTACH_FILTER) needs no rights, and sees segments before TCP
-answers them. Whoever is connected already stays so. Elsewhere than on Linux the list is kept, and enforced by nobody.
+Of a flood, refusing is what costs: a connection that gRPC takes is a TLS handshake, a call that it
+hands over half a millisecond. A classic BPF program on a listening socket (Linux, socket(7):
+SO_ATTACH_FILTER) needs no rights, and sees segments before TCP answers them. Whoever is connected
+already stays so. Elsewhere than on Linux the list is kept, and enforced by nobody.
 """
 
 import ctypes
@@ -20,10 +22,13 @@ from lowcomm_node.system.quota import network_of
 BLOCKED = 60.0
 """Seconds; who goes on after that is back soon."""
 MOST = 32
-"""Addresses at once, the newest. While one program takes another's place, both count for what a socket may hold (20 kB)."""
+"""Addresses at once, the newest. While one program takes another's place, both count for what a
+socket may hold (20 kB)."""
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # asm-generic/socket.h; Python has no names for them
-_LOAD_WORD, _LOAD_HALF, _JUMP, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x28, 0x05, 0x15, 0x06  # linux/bpf_common.h
-_PROTOCOL, _NETWORK_HEADER = -0x1000, -0x100000  # linux/filter.h: the kernel's notes on a packet; its IP header
+# Linux/bpf_common.h
+_LOAD_WORD, _LOAD_HALF, _JUMP, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x28, 0x05, 0x15, 0x06
+# Linux/filter.h: the kernel's notes on a packet; its IP header
+_PROTOCOL, _NETWORK_HEADER = -0x1000, -0x100000
 _IPV4, _IPV6 = 0x0800, 0x86DD  # linux/if_ether.h
 _IPV4_SOURCE, _IPV6_SOURCE = 12, 8
 _DROP, _ACCEPT = 0, 0xFFFFFFFF
@@ -40,7 +45,8 @@ class Blocklist:
         self._told = False
 
     def block(self, host: str, now: float) -> None:
-        """Take no new connections from an address of IPv4, or from its /64 of IPv6, for a while from now on."""
+        """Take no new connections from an address of IPv4, or from its /64 of IPv6, for a while
+        from now on."""
         network = network_of(host)
         if network not in self.networks(now):
             log.info("blocklist.blocked", network=network, seconds=self._seconds)
@@ -56,16 +62,19 @@ class Blocklist:
         return frozenset(self._until)
 
     def enforce(self, listeners: Iterable[socket.socket], now: float) -> None:
-        """Have the kernel drop what comes to these sockets from those that are blocked now, and from nobody else."""
+        """Have the kernel drop what comes to these sockets from those that are blocked now, and
+        from nobody else."""
         networks = self.networks(now)
         if sys.platform != "linux" or not (networks or self._enforced):
             return
         for listener in listeners:
             try:
                 _attach(listener, networks)
-            except OSError as error:  # a kernel that has no such filters, as in some sandboxes; or too little memory
+            # A kernel that has no such filters, as in some sandboxes; or too little memory
+            except OSError as error:
                 self._tell(error)
-        # Where that failed the program before is there still: it is replaced next time, or taken back at the end.
+        # Where that failed the program before is there still: it is replaced next time, or taken
+        # back at the end.
         self._enforced = networks
 
     def _tell(self, error: OSError) -> None:
@@ -75,7 +84,8 @@ class Blocklist:
 
 
 def program(networks: Iterable[str]) -> bytes:
-    """Instructions, of 8 bytes each, that drop packets from addresses of IPv4 and from /64 of IPv6, and take all others."""
+    """Instructions, of 8 bytes each, that drop packets from addresses of IPv4 and from /64 of IPv6,
+    and take all others."""
     four, six = [_load(_IPV4_SOURCE)], list[bytes]()
     for one in map(ip_network, sorted(networks)):
         if isinstance(one, IPv4Network):

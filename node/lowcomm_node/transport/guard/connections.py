@@ -1,4 +1,5 @@
-"""The TCP connections of this process. gRPC hands out none of them, but its sockets are descriptors of ours."""
+"""The TCP connections of this process. gRPC hands out none of them, but its sockets are descriptors
+of ours."""
 
 import asyncio
 import os
@@ -21,7 +22,8 @@ Place = tuple[str, int]
 
 
 def connections(port: int = 0) -> Iterator[socket.socket]:
-    """Every TCP socket of this process, or those at a port of ours, as duplicates that whoever iterates must close."""
+    """Every TCP socket of this process, or those at a port of ours, as duplicates that whoever
+    iterates must close."""
     for number in [int(entry.name) for entry in _DESCRIPTORS.iterdir()]:
         try:
             duplicate = os.dup(number)
@@ -50,7 +52,10 @@ def _port(one: socket.socket) -> int | None:
 
 
 class Endings:
-    """Ends connections to callers. A look at all connections takes time for each, so what is to end is gathered first."""
+    """Ends connections to callers.
+
+    A look at all connections takes time for each, so what is to end is gathered first.
+    """
 
     def __init__(self) -> None:
         self._wanted: set[Place] = set()

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 MAX_NEW = 16
-"""Streams of one peer that are taken within a second: each new session costs a connection of gRPC."""
+"""Streams of one peer that are taken within a second: each new session costs a connection of
+gRPC."""
 MAX_CALLERS = 1024
 """Peers whose new streams are counted."""
 
@@ -33,8 +34,8 @@ class Arrivals:
 def choose_evicted(asking: str, held: Mapping[T, str]) -> T | None:
     """What makes room for a peer that asks; None if it is the one that has to go without.
 
-    ``held``: what there is, the oldest first, and whose it is. The oldest of the peer that holds most gives way, to one
-    that holds less: so no peer keeps another one out.
+    ``held``: what there is, the oldest first, and whose it is. The oldest of the peer that holds
+    most gives way, to one that holds less: so no peer keeps another one out.
     """
     counts = Counter(held.values())
     most = max(held, key=lambda one: counts[held[one]], default=None)

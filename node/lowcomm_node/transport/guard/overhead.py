@@ -1,4 +1,5 @@
-"""Bytes on connections of peers that belong to no message. gRPC tells nothing of frames such as WINDOW_UPDATE.
+"""Bytes on connections of peers that belong to no message. gRPC tells nothing of frames such as
+WINDOW_UPDATE.
 
     the kernel    how many bytes have come over a connection
     our streams   how many bytes their messages had: these are explained, with what such messages cost beside
@@ -15,15 +16,20 @@ from lowcomm_node.system.quota import network_of
 from lowcomm_node.transport.guard.connections import Place
 
 OF_CALL = 16 * 1024
-"""Bytes that a call explains: 8 KiB of metadata at most, a request that no stream counts, and its frames."""
+"""Bytes that a call explains: 8 KiB of metadata at most, a request that no stream counts, and its
+frames."""
 OF_MESSAGE = 256
-"""Bytes that a message explains beside its own: headers of gRPC, HTTP/2 and TLS, pings of gRPC that measure the line."""
+"""Bytes that a message explains beside its own: headers of gRPC, HTTP/2 and TLS, pings of gRPC that
+measure the line."""
 SHARE = 1 / 8
-"""Of the bytes of messages in both directions: the same for each frame of a large one, WINDOW_UPDATE for what we send."""
+"""Of the bytes of messages in both directions: the same for each frame of a large one,
+WINDOW_UPDATE for what we send."""
 BURST = 64 * 1024**2
-"""Bytes of one address: what 32 calls hold in windows of 2 MiB is unread yet, or was never read as they broke off."""
+"""Bytes of one address: what 32 calls hold in windows of 2 MiB is unread yet, or was never read as
+they broke off."""
 RATE = 512 * 1024
-"""Bytes a second of one address: a content that breaks off every 4 s, or 40,000 frames of WINDOW_UPDATE (a twentieth of a core)."""
+"""Bytes a second of one address: a content that breaks off every 4 s, or 40,000 frames of
+WINDOW_UPDATE (a twentieth of a core)."""
 
 
 class Counts(Protocol):
@@ -63,7 +69,8 @@ class Overhead:
         self._seen.setdefault(place, _Seen()).explained += size
 
     def excess(self, received: Mapping[Place, int], now: float) -> list[Place]:
-        """The connections that should end, one of each address that has too much; ``received``: bytes of each so far."""
+        """The connections that should end, one of each address that has too much; ``received``:
+        bytes of each so far."""
         self._seen = {place: self._seen.get(place, _Seen()) for place in received}
         leaked = self._rate * (now - self._looked)
         self._looked = now
@@ -85,7 +92,8 @@ class Overhead:
 
 
 class Explaining:
-    """Counts the messages of one stream twice: for the rate of a peer, and as what its connection carries."""
+    """Counts the messages of one stream twice: for the rate of a peer, and as what its connection
+    carries."""
 
     def __init__(self, meter: Counts, overhead: Overhead, place: Place) -> None:
         self._meter = meter

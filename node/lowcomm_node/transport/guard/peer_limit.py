@@ -1,8 +1,9 @@
 """With how many peers this node talks at once, as its owner says.
 
-A peer counts while we keep a connection to call it, and while a call of its is served. ``Describe`` does not count: it is
-answered at once, and is how peers say hello and goodbye. When there is no room, connections that carry no call make some. Peers
-that only call us share their places by address (``ration.Shares``), so that free identities do not take all of them.
+A peer counts while we keep a connection to call it, and while a call of its is served. ``Describe``
+does not count: it is answered at once, and is how peers say hello and goodbye. When there is no
+room, connections that carry no call make some. Peers that only call us share their places by
+address (``ration.Shares``), so that free identities do not take all of them.
 """
 
 from collections import Counter
@@ -51,7 +52,10 @@ class PeerLimit:
         return len(self._held) > self.most
 
     async def has_room_for(self, peer: str, place: str | None = None) -> bool:
-        """Whether we may talk with a peer, now that room was made where possible. ``place``: where it calls from."""
+        """Whether we may talk with a peer, now that room was made where possible.
+
+        ``place``: where it calls from.
+        """
         while peer not in self._held:
             free = self.most - len(self._held)
             if free > 0 and (place is None or self._shares.has_room(place, free)):

@@ -5,7 +5,8 @@
     a peer       so many calls a minute, and so many at once
     both         who goes on calling beyond that loses its connection
 
-What a caller has not used comes back evenly. No clock of its own: time is an argument, seconds that never go back.
+What a caller has not used comes back evenly. No clock of its own: time is an argument, seconds that
+never go back.
 """
 
 from collections import Counter
@@ -20,19 +21,23 @@ MAX_CALLS_PER_PEER = 8
 UNBOUND = 1 << 40
 """Of all callers together: a bound there would let a few lock out everybody."""
 CALLS = Allowed(each=1200, all=UNBOUND, seconds=60.0)
-"""Calls of peers. A small model on a fast machine exchanges some times a second; the usual is some times a minute."""
+"""Calls of peers. A small model on a fast machine exchanges some times a second; the usual is some
+times a minute."""
 OF_ADDRESS = Allowed(each=4800, all=UNBOUND, seconds=60.0)
-"""Calls of all peers of an address of IPv4 or a /64 of IPv6, or behind one relay: four that call as often as they may, eighty that
-call once a second. Identities are free, so without it an address calls as often as it likes."""
+"""Calls of all peers of an address of IPv4 or a /64 of IPv6, or behind one relay: four that call as
+often as they may, eighty that call once a second. Identities are free, so without it an address
+calls as often as it likes."""
 MAX_CALLS = 128
-"""Of all peers at once. Each may have a window unread (transport/bandwidth.py): so much memory can be filled from outside."""
+"""Of all peers at once. Each may have a window unread (transport/bandwidth.py): so much memory can
+be filled from outside."""
 BAD_CALLS = Allowed(each=300, all=UNBOUND, seconds=60.0)
 """Calls without a good credential, by address: to check one costs a signature."""
 REFUSED = Allowed(each=100, all=UNBOUND, seconds=60.0)
 """Refusals beyond these limits, until the connection is ended."""
 
 TIMES_REFUSED = 10
-"""So many times as many of all peers of an address, until the connections of all that are refused are ended."""
+"""So many times as many of all peers of an address, until the connections of all that are refused
+are ended."""
 
 
 class RateLimits:
@@ -58,7 +63,8 @@ class RateLimits:
         self._open: Counter[str] = Counter()
 
     def refuses_place(self, place: str, now: float) -> str | None:
-        """Why no call from an address, or of whom libp2p vouches for, is looked at; None if it is."""
+        """Why no call from an address, or of whom libp2p vouches for, is looked at; None if it
+        is."""
         if self._bad.has(_caller(place), 1, now):
             return None
         return "too many calls without a good credential came from there: call again in a minute"
@@ -68,7 +74,10 @@ class RateLimits:
         self._bad.take(_caller(place), 1, now)
 
     def refuses(self, peer: str, now: float, place: str = "") -> str | None:
-        """Why a call of an authenticated peer is not taken; None if it is, which counts it. ``place``: where it comes from."""
+        """Why a call of an authenticated peer is not taken; None if it is, which counts it.
+
+        ``place``: where it comes from.
+        """
         address = prefixes_of(place)[0]
         if not self._shares.has_room(place, self._most - self.open_calls):
             return (
@@ -86,8 +95,8 @@ class RateLimits:
     def is_flood(self, place: str, now: float, peer: str = "") -> bool:
         """Count a refusal; whether its caller has had so many that its connection should end.
 
-        A peer that has shown who it is answers for itself, so that it does not lose its connection for a neighbour behind the same
-        NAT, until its address has had ten times as many.
+        A peer that has shown who it is answers for itself, so that it does not lose its connection
+        for a neighbour behind the same NAT, until its address has had ten times as many.
         """
         if not peer:
             return not self._refused.take(_caller(place), 1, now)
@@ -114,7 +123,8 @@ class RateLimits:
 
 
 def _caller(place: str) -> str:
-    """A household of IPv6 has more addresses than could be counted; what is no address counts as it is."""
+    """A household of IPv6 has more addresses than could be counted; what is no address counts as it
+    is."""
     try:
         return network_of(place)
     except ValueError:

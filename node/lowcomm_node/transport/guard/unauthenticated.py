@@ -1,4 +1,5 @@
-"""Connections on which nobody has shown who it is: gRPC takes as many as come, so those that are too many are ended here.
+"""Connections on which nobody has shown who it is: gRPC takes as many as come, so those that are
+too many are ended here.
 
     peers' connections    a call with a good credential has come over them; so many of one address, and of all together;
                           beyond that those that have called least recently are ended, and those that carry too much
@@ -7,8 +8,9 @@
                           Each has so many seconds to make a call with a good credential, and so many bytes
     a flooding address    no new ones for a minute, and all of its strangers' are ended
 
-A caller authenticates with its first call, a moment after it has connected, so the oldest are those that mean no good. gRPC
-tells nothing of frames that are no calls (PING, WINDOW_UPDATE, CONTINUATION); the kernel tells the bytes of each connection.
+A caller authenticates with its first call, a moment after it has connected, so the oldest are those
+that mean no good. gRPC tells nothing of frames that are no calls (PING, WINDOW_UPDATE,
+CONTINUATION); the kernel tells the bytes of each connection.
 """
 
 import asyncio
@@ -33,7 +35,8 @@ EVERY = 1.0
 MOST_OF_ONE, MOST = 32, 256
 """Connections of strangers from one address of IPv4 or /64 of IPv6, and of all."""
 UNPROVEN_SECONDS = 10.0
-"""For TLS and the first call with a good credential; over a line of 1 s there and back that takes 5."""
+"""For TLS and the first call with a good credential; over a line of 1 s there and back that takes
+5."""
 UNPROVEN_BYTES = 64 * 1024
 """That may come before it: TLS, a credential of 1 KiB and a record of 8 KiB are a quarter."""
 PROVEN_OF_ONE, PROVEN = 128, 1024
@@ -62,7 +65,8 @@ class Unauthenticated:
         unproven: float = UNPROVEN_SECONDS,
         proven_of_one: int = PROVEN_OF_ONE,
     ) -> None:
-        """``blocked``: seconds for which an address that floods us can't connect; ``unproven``: for a first good call."""
+        """``blocked``: seconds for which an address that floods us can't connect; ``unproven``: for
+        a first good call."""
         self._unproven = unproven
         self._proven_of_one = proven_of_one
         self._refusals = refusals or Refusals()
@@ -75,7 +79,8 @@ class Unauthenticated:
         self._known: OrderedDict[Place, None] = OrderedDict()
         """In the order of their last good call."""
         self._vouched: set[Place] = set()
-        """On which there was a good call, also those that are a stranger's again: what they carry may be an exchange."""
+        """On which there was a good call, also those that are a stranger's again: what they carry
+        may be an exchange."""
         self._since: dict[Place, float] = {}
         self._noisy: set[Place] = set()
         """On which too much came, as the last look has found."""
@@ -101,7 +106,8 @@ class Unauthenticated:
         self._known.pop(place, None)
 
     def block(self, host: str) -> None:
-        """An address floods us: take no new connections from there for a while, and end those of strangers."""
+        """An address floods us: take no new connections from there for a while, and end those of
+        strangers."""
         self._blocklist.block(host, monotonic())
 
     def surplus(self, there: Iterable[Place], now: float) -> list[Place]:
@@ -150,7 +156,8 @@ class Unauthenticated:
         return sorted(self._noisy & before)
 
     def look(self, port: int) -> None:
-        """End those of a server's connections that are too many, and keep out whom we have blocked."""
+        """End those of a server's connections that are too many, and keep out whom we have
+        blocked."""
         with ExitStack() as opened:
             ours = [opened.enter_context(one) for one in connections(port)]
             there = {place: one for one in ours if (place := _other_end(one)) is not None}
@@ -191,7 +198,8 @@ class Unauthenticated:
 
 
 def _received(connection: socket.socket) -> int:
-    """Bytes that have come over a connection; 0 where the kernel does not tell (other than Linux)."""
+    """Bytes that have come over a connection; 0 where the kernel does not tell (other than
+    Linux)."""
     if sys.platform != "linux":
         return 0
     try:

@@ -1,4 +1,5 @@
-"""The caller's end of the tunnels to one peer: what gRPC dials, and what leads its connections there, whatever happens.
+"""The caller's end of the tunnels to one peer: what gRPC dials, and what leads its connections
+there, whatever happens.
 
     gRPC ── unix socket ── Way: Session, Pipe ══ stream of the moment ══ peer
                             └── cut off: open another one, again and again for KEEP seconds, and send on
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 MAX_OPENING = 8
 """Connections of gRPC to one peer at once, which get a session each."""
 KEEP = 30.0
-"""Seconds for which a session whose stream broke off is kept; gRPC's own patience must be longer (channels, service)."""
+"""Seconds for which a session whose stream broke off is kept; gRPC's own patience must be longer
+(channels, service)."""
 PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Seconds before each attempt to resume; the last one for all further ones."""
 CLOSE_DEADLINE = 2.0
@@ -41,7 +43,8 @@ class Forgotten(LinkLost):
 
 
 class TunnelDialer:
-    """The caller's end to one peer: a unix socket for gRPC, and a session for each of its connections."""
+    """The caller's end to one peer: a unix socket for gRPC, and a session for each of its
+    connections."""
 
     def __init__(self, tunnels: "Tunnels", peer_id: str, name: str) -> None:
         self._tunnels = tunnels
@@ -69,13 +72,15 @@ class TunnelDialer:
 
     @property
     def cut(self) -> str:
-        """Why no session has a stream though one had, while that is being resumed; empty if that is not so."""
+        """Why no session has a stream though one had, while that is being resumed; empty if that is
+        not so."""
         pumps = self._pumps.values()
         return "" if any(pump.carried for pump in pumps) else next((pump.cut for pump in pumps if pump.cut), "")
 
     @property
     def relay(self) -> str | None:
-        """The peer id of the relay that the last stream went through; None if it went through none."""
+        """The peer id of the relay that the last stream went through; None if it went through
+        none."""
         return relay_of(self.address)
 
     async def wait_carried(self) -> None:
@@ -107,7 +112,8 @@ class TunnelDialer:
             try:
                 local, _ = await loop.sock_accept(self._socket)
                 self._take(local)
-            except OSError as error:  # such as too many open files: it passes, or nothing works any more
+            # Such as too many open files: it passes, or nothing works any more
+            except OSError as error:
                 log.warning("tunnel.not_accepted", reason=str(error))
                 await asyncio.sleep(1.0)
 

@@ -10,10 +10,11 @@
       │ ◄────────────────────────────────── END ──── │
       │ ── ACK, number ────────────────────────────► │    now the callee closes the stream, and then the caller
 
-A word has 4 bytes, big-endian: a length below 2^31, or a signal above. A session is named by 16 random bytes, a number has
-8. Numbers count the bytes of one side from 0; its END takes one, too. In READY, RESUME and ACK a number says how many have
-come. p2pd can't close one direction alone, and over QUIC it resets a stream at its end, which loses what is still on the
-way; so nothing rests on how a stream ends. GONE may come instead of any word: the session is over, and can't be resumed.
+A word has 4 bytes, big-endian: a length below 2^31, or a signal above. A session is named by 16
+random bytes, a number has 8. Numbers count the bytes of one side from 0; its END takes one, too. In
+READY, RESUME and ACK a number says how many have come. p2pd can't close one direction alone, and
+over QUIC it resets a stream at its end, which loses what is still on the way; so nothing rests on
+how a stream ends. GONE may come instead of any word: the session is over, and can't be resumed.
 """
 
 from collections.abc import Iterator
@@ -90,7 +91,10 @@ def read_opening(data: bytes) -> Opening:
 
 
 def read_answer(data: bytes) -> tuple[Signal, int]:
-    """The first ANSWER bytes from a callee: READY, BUSY or GONE, and a number. Raises ProtocolViolation."""
+    """The first ANSWER bytes from a callee: READY, BUSY or GONE, and a number.
+
+    Raises ProtocolViolation.
+    """
     signal = int.from_bytes(data[:WORD])
     if signal not in (Signal.READY, Signal.BUSY, Signal.GONE):
         raise ProtocolViolation(f"answered {signal:#x} to a new stream, which is no answer")
@@ -98,14 +102,20 @@ def read_answer(data: bytes) -> tuple[Signal, int]:
 
 
 class Decoder:
-    """Takes a stream apart, behind opening and answer. Holds no bytes but those of a word that has not come whole."""
+    """Takes a stream apart, behind opening and answer.
+
+    Holds no bytes but those of a word that has not come whole.
+    """
 
     def __init__(self) -> None:
         self._missing = 0
         self._head = b""
 
     def feed(self, data: memoryview) -> Iterator[Part]:
-        """The pieces, ENDs, GONEs and ACKs in ``data``, in their order. Raises ProtocolViolation at any other word."""
+        """The pieces, ENDs, GONEs and ACKs in ``data``, in their order.
+
+        Raises ProtocolViolation at any other word.
+        """
         while data:
             if self._missing:
                 piece, data = data[: self._missing], data[self._missing :]

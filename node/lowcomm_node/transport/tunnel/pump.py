@@ -1,7 +1,8 @@
 """Carries the bytes of a session between a socket of this machine and the stream of the moment.
 
-What is read from the one is offered to the other at once; where that takes no more, reading stops. A stream that breaks off
-is only a pause: ``wait_cut`` tells whoever can provide the next one, and ``attach`` goes on where the last one ended.
+What is read from the one is offered to the other at once; where that takes no more, reading stops.
+A stream that breaks off is only a pause: ``wait_cut`` tells whoever can provide the next one, and
+``attach`` goes on where the last one ended.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ BUFFER = 256 * 1024
 LINGER = 30.0
 """Seconds from the first END, of whichever side, to the end of the pipe."""
 MOST_PARTS = 64
-"""Parts of a stream that are taken in within one turn of the event loop, however small the other end has cut them."""
+"""Parts of a stream that are taken in within one turn of the event loop, however small the other
+end has cut them."""
 
 
 class _Watched:
@@ -123,11 +125,15 @@ class Pump:
         return self._session.repeated
 
     def attach(self, stream: socket.socket, number: int) -> None:
-        """Go on over a stream whose other end is ready and has received so many numbers. Raises ProtocolViolation."""
+        """Go on over a stream whose other end is ready and has received so many numbers.
+
+        Raises ProtocolViolation.
+        """
         self._attach(stream, number, b"")
 
     def accept(self, stream: socket.socket, number: int) -> bool:
-        """As ``attach``, and tell the other end first that we are ready. Takes the place of a stream that there still is.
+        """As ``attach``, and tell the other end first that we are ready. Takes the place of a
+        stream that there still is.
 
         False for a stream that comes late: the other end has said since that it has received more.
         """
@@ -152,7 +158,8 @@ class Pump:
             self._tell()
 
     def hang_up(self) -> None:
-        """Take no more from the local end than what it has said; then the session ends as it should."""
+        """Take no more from the local end than what it has said; then the session ends as it
+        should."""
         with suppress(OSError):
             self._local.socket.shutdown(socket.SHUT_RD)
 
@@ -193,7 +200,10 @@ class Pump:
         return self._needs_stream()
 
     async def wait_carried(self) -> bool:
-        """Wait until there is a stream: True if there is one, False if all is done. Raises as ``wait_cut``."""
+        """Wait until there is a stream: True if there is one, False if all is done.
+
+        Raises as ``wait_cut``.
+        """
         while self._stream is None and not self._over.done():
             await self._news.wait()
         return not self._needs_stream() and self._stream is not None
@@ -203,7 +213,8 @@ class Pump:
         return now - self._last_moved
 
     def blocked(self, now: float) -> tuple[float, float]:
-        """Seconds for which the local end, and the stream, have not taken what is held for them; 0: they do."""
+        """Seconds for which the local end, and the stream, have not taken what is held for them; 0:
+        they do."""
         stream = max(now - self._blocked.get(what, now) for what in ("stream", "ack"))
         return now - self._blocked.get("local", now), stream
 

@@ -1,11 +1,13 @@
-"""What outlives the streams of a tunnel: bytes that may have to be sent again, and how far both sides have come. No I/O.
+"""What outlives the streams of a tunnel: bytes that may have to be sent again, and how far both
+sides have come. No I/O.
 
     gRPC ── room, add, end ──► │         │ ── outgoing, sent ──► stream of the moment
                                │ Session │
     gRPC ◄────── pieces ────── │         │ ◄────── feed ─────── stream of the moment
 
-Nothing that was taken from gRPC is dropped before the other side has acknowledged it. When a stream breaks off, each side
-tells the other on the next one how many numbers it has received, and sends on from there.
+Nothing that was taken from gRPC is dropped before the other side has acknowledged it. When a stream
+breaks off, each side tells the other on the next one how many numbers it has received, and sends on
+from there.
 """
 
 from collections import deque
@@ -32,7 +34,8 @@ class Sizes:
 
     @property
     def least(self) -> int:
-        """What each session may hold, whatever the others do: with less, no ACK would ever be due."""
+        """What each session may hold, whatever the others do: with less, no ACK would ever be
+        due."""
         return 2 * self.ack_every + self.slab
 
 
@@ -46,7 +49,8 @@ class Slabs:
         """Bytes that sessions hold."""
 
     def take(self, held: int) -> memoryview | None:
-        """A slab for a session that holds so many bytes; None if it must wait until the other side acknowledges."""
+        """A slab for a session that holds so many bytes; None if it must wait until the other side
+        acknowledges."""
         sizes = self.sizes
         if held >= sizes.window or (held >= sizes.least and self.used >= sizes.shared):
             return None
@@ -61,7 +65,8 @@ class Slabs:
 
 
 class Kept:
-    """The bytes of ours that are not acknowledged, up to ``end``; each slab but the last is full."""
+    """The bytes of ours that are not acknowledged, up to ``end``; each slab but the last is
+    full."""
 
     def __init__(self, slabs: Slabs) -> None:
         self._slabs = slabs
@@ -116,10 +121,12 @@ class Session:
         """Words that go out when the piece that is being sent is complete."""
         self._head = b""
         self._piece = 0
-        """What the stream has still to take: words, and behind them so many bytes from ``_next`` on."""
+        """What the stream has still to take: words, and behind them so many bytes from ``_next``
+        on."""
         self._next = 0
         self._furthest = 0
-        """The most that ``_next`` has ever been: what was lost on the way to the other side is sent again."""
+        """The most that ``_next`` has ever been: what was lost on the way to the other side is sent
+        again."""
         self.acked = 0
         """Numbers that the other side has told to have received."""
         self._told = 0
@@ -128,7 +135,8 @@ class Session:
         self.repeated = 0
         """Numbers that were sent more than once."""
         self.ended = self.got_end = self.is_gone = False
-        """Whether this side has no more to send; the other side neither; the other side has given the session up."""
+        """Whether this side has no more to send; the other side neither; the other side has given
+        the session up."""
 
     @property
     def done(self) -> bool:
@@ -138,7 +146,8 @@ class Session:
     # bytes of ours
 
     def room(self) -> memoryview | None:
-        """Where the next bytes of ours go; None while too many are unacknowledged, or after the end."""
+        """Where the next bytes of ours go; None while too many are unacknowledged, or after the
+        end."""
         return None if self.ended else self._kept.room()
 
     def add(self, size: int) -> None:
@@ -183,7 +192,8 @@ class Session:
     # what comes in
 
     def decode(self, data: memoryview) -> Iterator[Part]:
-        """The parts of what has come from the stream, each to be fed before the stream is lost, or never."""
+        """The parts of what has come from the stream, each to be fed before the stream is lost, or
+        never."""
         return self._decoder.feed(data)
 
     def feed(self, parts: Iterable[Part]) -> list[memoryview]:
@@ -242,7 +252,8 @@ class Session:
         self._told = self.received
 
     def farewell(self) -> bytes:
-        """What tells the other side that the session is over; nothing where it could be taken for something else."""
+        """What tells the other side that the session is over; nothing where it could be taken for
+        something else."""
         return b"" if self._head or self._piece else word(Signal.GONE)
 
     def close(self) -> None:

@@ -2,16 +2,17 @@
 
     caller's gRPC ── unix socket ── Way ══ stream: p2pd, punched or relayed, p2pd ══ Tunnels ── unix socket ── gRPC server
 
-The callee's end binds a name of its own before it dials the gRPC server, and remembers whose session it carries under that
-name: so the service knows the caller, for whom libp2p vouches. Each connection of gRPC is a session of its own. Streams
-break off, because a relay ends them at its limits or goes away; gRPC does not notice:
+The callee's end binds a name of its own before it dials the gRPC server, and remembers whose
+session it carries under that name: so the service knows the caller, for whom libp2p vouches. Each
+connection of gRPC is a session of its own. Streams break off, because a relay ends them at its
+limits or goes away; gRPC does not notice:
 
     stream breaks off ──► both ends keep their socket of gRPC ──► the caller opens another stream, by whatever way there is
                           and what is unacknowledged              RESUME with session and numbers: both send on from there
                               └── not within KEEP: the session ends, and with it its calls
 
-All names are abstract unix sockets, so a killed process leaves nothing behind; the gRPC server's own socket has no name at
-all (transport/server.py).
+All names are abstract unix sockets, so a killed process leaves nothing behind; the gRPC server's
+own socket has no name at all (transport/server.py).
 """
 
 import asyncio
@@ -56,15 +57,18 @@ MAX_TUNNELS_PER_PEER = 4
 MAX_FINISHED = 256
 """Sessions that are remembered for a caller that has missed the last word."""
 OPEN_DEADLINE = 14.0
-"""Seconds to a stream that the other end has taken: a relay may have to be dialed first, and a dead connection noticed."""
+"""Seconds to a stream that the other end has taken: a relay may have to be dialed first, and a dead
+connection noticed."""
 ANSWER_DEADLINE = 4.0
 """Seconds for the answer on a connection, before that is taken for dead."""
 OPENING_DEADLINE = 5.0
-"""Seconds for the first words of a caller, and for a caller that was refused to close its stream."""
+"""Seconds for the first words of a caller, and for a caller that was refused to close its
+stream."""
 IDLE = 600.0
 """Seconds without a byte after which a session is closed."""
 STALL = 60.0
-"""Seconds for which a stream may take nothing of what is held for it before it is given up; for gRPC, the session."""
+"""Seconds for which a stream may take nothing of what is held for it before it is given up; for
+gRPC, the session."""
 UNACCEPTED = 20.0
 """Seconds for the first accepted call over a session: whatever else goes over it is of no use."""
 SWEEP_EVERY = 5.0
@@ -138,23 +142,29 @@ class Tunnels:
     # the callee's end
 
     async def serve(self, server: str) -> None:
-        """Lead sessions that others begin to the gRPC server's unix socket ``server``. Raises LinkLost."""
+        """Lead sessions that others begin to the gRPC server's unix socket ``server``.
+
+        Raises LinkLost.
+        """
         self._server = server
         self._start(self._sweep())
         await self._streams.serve_streams(self._protocol, self._take)
 
     def peer_of(self, name: str) -> str | None:
-        """Whose session is carried under the name of a unix socket that has dialed the gRPC server; None: not one of ours."""
+        """Whose session is carried under the name of a unix socket that has dialed the gRPC server;
+        None: not one of ours."""
         inbound = self._names.get(name)
         return inbound.peer if inbound is not None else None
 
     def place_of(self, name: str) -> str:
-        """Where the session under a name comes from: an IP address, or the peer id of a relay, behind which none is seen."""
+        """Where the session under a name comes from: an IP address, or the peer id of a relay,
+        behind which none is seen."""
         inbound = self._names.get(name)
         return place_in(inbound.address) if inbound is not None else ""
 
     def accept(self, name: str) -> None:
-        """A call that has come under a name was accepted: its session need not make room for strangers any more."""
+        """A call that has come under a name was accepted: its session need not make room for
+        strangers any more."""
         if (inbound := self._names.get(name)) is not None:
             inbound.is_accepted = True
 
@@ -164,7 +174,8 @@ class Tunnels:
             inbound.pump.fail(LinkLost("was ended: its caller takes nothing"))
 
     def caller_at(self, peer_id: str) -> str | None:
-        """The address of the last stream that a peer has opened to us; None if it holds no session."""
+        """The address of the last stream that a peer has opened to us; None if it holds no
+        session."""
         return next((held.address for held in reversed(self._held_by(peer_id).values()) if held.pump.carried), None)
 
     def _held_by(self, peer_id: str) -> dict[_Key, _Inbound]:
@@ -227,7 +238,8 @@ class Tunnels:
             stream.socket.close()
 
     def _has_room(self, peer: str, session_id: bytes, place: str) -> bool:
-        """Whether a peer may begin a session; one that is of no use, or that of a stranger, makes room for it."""
+        """Whether a peer may begin a session; one that is of no use, or that of a stranger, makes
+        room for it."""
         held = self._held_by(peer)
         if (again := (peer, session_id)) in held:
             self._sessions.pop(again).pump.fail(LinkLost("was begun anew"))
@@ -264,8 +276,8 @@ class Tunnels:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(OPENING_DEADLINE):
             await loop.sock_sendall(stream.socket, answer)
-            # Over QUIC the answer would be lost if we closed first. Nothing is due but the end of the stream: whoever sends
-            # on and on must not keep us reading.
+            # Over QUIC the answer would be lost if we closed first. Nothing is due but the end of
+            # the stream: whoever sends on and on must not keep us reading.
             await loop.sock_recv(stream.socket, 1)
         stream.socket.close()
 
@@ -326,7 +338,8 @@ class Tunnels:
     ) -> tuple[OpenStream, int]:
         """A stream that the other end has taken, and how many numbers that has received before.
 
-        ``received``: what we have, if the session is not a new one. Raises LinkLost; Forgotten if it can't be resumed.
+        ``received``: what we have, if the session is not a new one. Raises LinkLost; Forgotten if
+        it can't be resumed.
         """
         words = opening(session_id, received)
         try:
@@ -336,7 +349,8 @@ class Tunnels:
                 except TimeoutError:
                     if self._depends_on(peer_id):
                         raise
-                # The connection may be dead, which libp2p takes half a minute to notice; nothing of ours depends on it.
+                # The connection may be dead, which libp2p takes half a minute to notice; nothing of
+                # ours depends on it.
                 await self._streams.disconnect(peer_id)
                 return await self._connect_and_open(peer_id, entry_points, words)
         except TimeoutError:
