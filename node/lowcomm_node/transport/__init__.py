@@ -1,17 +1,17 @@
 """Bytes between authenticated peers, over gRPC. It knows neither fragments nor tensors.
 
 server.py         the gRPC server                      channels.py       the calling side
-stream.py         both ends of a stream                call.py           one call, whose caller must read
+stream.py         both ends of a stream                call.py           one call, with a deadline
 tls.py            certificates and call credentials    certificates.py   ... found by their hash
-nonces.py         ... each credential is good once     routes.py         which route to take: direct, or a tunnel
-peer_channel.py   ... carried out, one a peer          tunnel/           the service over streams of libp2p
-bandwidth.py      the owner's limits of the line       traffic.py        bytes and rates of each peer
-congestion.py     congestion control                   ping.py           latency and rate of each route
-guard/            what strangers may take of the server
+nonces.py         ... each credential is valid once    routes.py         chooses direct or tunnel
+peer_channel.py   opens the routes to one peer         tunnel/           gRPC over libp2p streams
+bandwidth.py      the owner's rate limits              traffic.py        bytes and rates per peer
+congestion.py     TCP congestion control               ping.py           latency and rate per route
+guard/            limits on unauthenticated callers
 """
 
 import os
 
-# gRPC's core writes to stderr on its own; what matters to an owner we say ourselves. Read when grpc
-# is first imported.
+# gRPC's core writes to stderr. We report what matters to an owner ourselves. gRPC reads this
+# variable when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

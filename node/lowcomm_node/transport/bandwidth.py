@@ -1,14 +1,12 @@
-"""How much of its link a node may use, as its owner says: one bucket for each direction, over all
-streams together.
+"""The owner's limits on the link: one token bucket per direction, shared by all streams.
 
-Contents are counted: the chunks of exchanges and of state for joiners, over both routes. Not
-counted is what goes around them (docs/limits.md has figures): messages without contents, framing,
-encryption, and the DHT.
+Counted are contents: the chunks of exchanges and of state for joiners, over both routes. Messages
+without contents, framing, encryption and the DHT are not counted (docs/limits.md has figures).
 
-    up     whoever sends waits before a piece goes out; pieces are small enough that a slow link is used evenly
-    down   whoever receives pays before it reads on. gRPC takes in some bytes ahead of it: a window, and the message that is
-           being read. So that much of a content is paid for first (``Arrival``), and ``flow_options`` keep the window
-           small
+    up     the sender waits before each piece; pieces are small, so a slow link is used evenly
+    down   the receiver pays before it reads on. gRPC buffers some bytes ahead of the reader: one
+           window and the message being read. That much of a content is paid for in advance
+           (``Arrival``), and ``flow_options`` keep the window small
 """
 
 import asyncio
@@ -19,36 +17,39 @@ from time import monotonic
 from typing import Any
 
 SHORTEST_PIECE = 16 * 1024
+"""Bytes."""
 PIECE_SECONDS = 0.1
-"""A piece takes about so long at the allowed rate."""
+"""A piece takes about this long at the allowed rate."""
 CREDIT_SECONDS = 0.2
-"""What was not used adds up to so much, or a machine that is busy for a moment would lose that
-moment of its link."""
+"""The bucket allows a burst of this length, so that a busy machine still reaches its full rate."""
 LEAST_WINDOW, MOST_WINDOW = 16 * 1024, 1024 * 1024
 WINDOW_SECONDS = 1 / 16
-"""A window is about what comes in so many seconds: with the message that is being read, enough for
-a round trip of that."""
+"""A window holds about this many seconds of traffic. Together with the message being read, that
+covers a round trip of the same length."""
 USE_SECONDS = 5.0
-"""Over so long a rate is measured that is shown."""
+"""Rates shown to the owner are averages over this many seconds."""
 _BIN = 0.25
 FREE_WINDOW = 2 * 1024 * 1024
-"""The window where nothing is limited: as much as 335 Mbit/s and 50 ms have under way. gRPC's own
-begins with 64 KiB and grows by measuring: that takes longer than an exchange, and has no end where
-nobody reads (50 MiB a call were seen)."""
+"""The window without a limit: the bytes under way at 335 Mbit/s and 50 ms.
+
+gRPC's own window begins at 64 KiB and grows by measuring. That takes longer than an exchange, and
+has no upper bound where nobody reads: 50 MiB per call were seen."""
 
 
 class TokenBucket:
-    """Tells how long to wait so that a rate is kept; no clock of its own."""
+    """Computes how long to wait to keep a rate. It has no clock of its own."""
 
     def __init__(self, rate: float | None) -> None:
         self.rate = rate
-        """Bytes a second; None: as many as come."""
+        """Bytes a second; None: unlimited."""
         self._free = float("-inf")
-        """When all that was taken is paid for."""
+        """Time at which everything taken so far is paid for."""
 
     def take(self, count: int, now: float) -> tuple[float, float]:
-        """Take ``count`` bytes at time ``now``; the seconds until they may begin to go, and until
-        they are paid for."""
+        """Take ``count`` bytes at time ``now``.
+
+        Returns the seconds until they may begin to go, and the seconds until they are paid for.
+        """
         if self.rate is None:
             return 0.0, 0.0
         begins = max(now - CREDIT_SECONDS, self._free)
@@ -56,18 +57,18 @@ class TokenBucket:
         return max(0.0, begins - now), max(0.0, self._free - now)
 
     def debt(self, now: float) -> float:
-        """Seconds until all that was taken is paid for."""
+        """Seconds until everything taken so far is paid for."""
         return max(0.0, self._free - now)
 
 
 class Use:
-    """How many bytes have passed of late."""
+    """A moving average of the rate."""
 
     def __init__(self) -> None:
         self._bins: deque[tuple[float, int]] = deque()
 
     def add(self, count: int, now: float) -> None:
-        """So many have passed now."""
+        """Count bytes that have just passed."""
         if self._bins and now - self._bins[-1][0] < _BIN:
             since, before = self._bins.pop()
             self._bins.append((since, before + count))
@@ -98,53 +99,51 @@ class BandwidthLimit:
 
     @property
     def rate(self) -> float | None:
-        """Bytes a second that are allowed; None: as many as come."""
+        """Allowed bytes a second; None: unlimited."""
         return self._bucket.rate
 
     @property
     def used(self) -> float:
-        """Bytes a second of late."""
+        """Bytes a second over the last USE_SECONDS."""
         return self._use.rate(self._clock())
 
     @property
     def debt(self) -> float:
-        """Seconds for which the link is taken by what was asked for so far."""
+        """Seconds for which earlier requests occupy the link."""
         return self._bucket.debt(self._clock())
 
     def allow(self, rate: float | None) -> None:
-        """Set another rate; whoever waits now goes on at once, and what comes after is bound by
-        it."""
+        """Set another rate. Callers that wait now go on at once; later ones are bound by it."""
         self._bucket = TokenBucket(rate)
         changed = self._changed
         self._changed = asyncio.Event()
         changed.set()
 
     def piece(self, largest: int) -> int:
-        """How many bytes to pass at a time, at most."""
+        """The most bytes to pass at a time."""
         rate = self._bucket.rate
         return largest if rate is None else min(largest, max(SHORTEST_PIECE, int(rate * PIECE_SECONDS)))
 
     async def pass_(self, count: int) -> None:
-        """Wait until ``count`` bytes may go, in the order of asking; what carries none need not
-        wait."""
+        """Wait until ``count`` bytes may go, first come first served. Zero bytes never wait."""
         if not count:
             return
         await self._wait(self._bucket.take(count, self._clock())[0])
         self.count(count)
 
     async def pay(self, count: int) -> None:
-        """Wait until ``count`` bytes that will come are paid for, in the order of asking; nothing
-        costs nothing."""
+        """Wait until ``count`` bytes to come are paid for, first come first served. Zero bytes cost
+        nothing."""
         if not count:
             return
         await self._wait(self._bucket.take(count, self._clock())[1])
 
     def owe(self, count: int) -> None:
-        """Take bytes that have come unasked: others pay for them by waiting longer."""
+        """Take bytes that came unannounced: later callers pay for them by waiting longer."""
         self._bucket.take(count, self._clock())
 
     def count(self, count: int) -> None:
-        """So many bytes have passed."""
+        """Count bytes that have passed."""
         self.total += count
         self._use.add(count, self._clock())
 
@@ -166,29 +165,28 @@ class Bandwidth:
     down: BandwidthLimit = field(default_factory=BandwidthLimit)
 
     def seconds(self, size: int, streams: int) -> float:
-        """How long ``size`` bytes each way take, where so many others share the link; 0 where
-        nothing is limited."""
+        """Seconds that ``size`` bytes each way take with ``streams`` on the link; 0 if nothing is
+        limited."""
         rates = [limit.rate for limit in (self.up, self.down) if limit.rate is not None]
         return size * streams / min(rates) if rates else 0.0
 
 
 class Arrival:
-    """Pays for one content of ``size`` bytes before it comes in, as far ahead as gRPC takes it
-    in."""
+    """Pays for one content of ``size`` bytes ahead of its arrival, as far as gRPC buffers it."""
 
     def __init__(self, limit: BandwidthLimit, size: int, message: int) -> None:
-        """``message``: bytes of one message, at most, as far as is known."""
+        """``message``: an upper bound on the bytes of one message, as far as known."""
         self._limit = limit
         self._unpaid = size
         self._message = message
         self._ahead = 0
-        """Bytes that are paid for and have not come out yet."""
+        """Bytes paid for that have not been read yet."""
 
     async def make_room(self) -> None:
-        """Wait until another message may come in; to be called before each read."""
+        """Wait until another message may come in. Call it before each read."""
         if not self._unpaid:
             return
-        # A window is filled again when half of it is empty, so twice of it may be on its way.
+        # gRPC refills a window when half of it is empty, so twice its size may be under way.
         ahead = 2 * window(self._limit.rate) + self._message
         count = min(self._unpaid, max(0, ahead - self._ahead))
         self._unpaid -= count
@@ -196,7 +194,7 @@ class Arrival:
         await self._limit.pay(count)
 
     def took(self, count: int) -> None:
-        """So many bytes have come out."""
+        """Count bytes that were read."""
         self._limit.count(count)
         self._ahead -= count
         if self._ahead < 0:  # the messages are larger than we thought
@@ -206,7 +204,7 @@ class Arrival:
 
 
 def window(rate: float | None) -> int:
-    """Bytes that gRPC may take in of a stream that nobody reads."""
+    """Bytes that gRPC may buffer of a stream that nobody reads."""
     if rate is None:
         return FREE_WINDOW
     # A power of two: a limit that changes a little needs no new connections.
@@ -214,8 +212,8 @@ def window(rate: float | None) -> int:
 
 
 def flow_options(rate: float | None) -> tuple[tuple[str, Any], ...]:
-    """Options of gRPC for channels and servers where so many bytes a second may come in; None: as
-    many as come."""
+    """gRPC options for channels and servers that may receive ``rate`` bytes a second; None:
+    unlimited."""
     return (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window(rate)))
 
 

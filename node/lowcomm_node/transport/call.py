@@ -1,8 +1,8 @@
-"""One call at its callee. Its caller must take what it is sent, or it loses its connection.
+"""One incoming call. A caller must take what it is sent, or it loses its connection.
 
-A server of gRPC can't end a call whose caller has filled its window and reads no more: the status
-waits behind what is unread, and so do the places that the call holds, here and in gRPC. Cancelling
-the handler changes nothing of that.
+A gRPC server can't end a call whose caller has filled its window and stopped reading: the status
+queues behind the unread bytes, and the call keeps its places in our limits and in gRPC. Cancelling
+the handler changes nothing. So a deadline ends the connection itself.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from lowcomm_node.transport.guard.connections import INTERNET, Endings
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
 
 TAKE_DEADLINE = 180.0
-"""Seconds for a caller to take a chunk, or the end of its call: a chunk of a snapshot takes 66 at
-the least --max-down."""
+"""Seconds for a caller to take a chunk or the end of its call. At the least --max-down, a chunk of
+a snapshot takes 66."""
 
 
 class Call:
-    """To be entered while it is handled."""
+    """Context manager around one incoming call."""
 
     def __init__(self, context: Any, tunnels: Tunnels | None, endings: Endings) -> None:
-        """``context``: what gRPC gives its handler."""
+        """``context``: the one that gRPC gives the handler."""
         self.context = context
         self._tunnels = tunnels
         self._endings = endings
@@ -43,17 +43,17 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hurry()  # its status is still to be taken
+        self._hurry()  # the caller has still to take the status
 
     def hold(self, place: AbstractContextManager[None]) -> None:
-        """Hold a place until the caller has taken its end, which may be long after its handler is
-        done."""
+        """Hold a place until the caller has taken the end of the call, possibly long after the
+        handler."""
         if not self._is_over:
             self._held.enter_context(place)
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """While something is sent."""
+        """Context in which something is sent; the deadline of the caller runs meanwhile."""
         self._hurry()
         try:
             yield
@@ -61,9 +61,9 @@ class Call:
             self._stop()
 
     async def abort(self, code: grpc.StatusCode, words: str) -> None:
-        """End it with a reason.
+        """End the call with a status.
 
-        Raises AbortError, or CancelledError where gRPC has ended the call itself meanwhile.
+        Raises AbortError, or CancelledError if gRPC has ended the call itself meanwhile.
         """
         with self.taking():
             try:
@@ -73,7 +73,7 @@ class Call:
                 raise asyncio.CancelledError from None
 
     def break_off(self, reason: str) -> None:
-        """End the connection that it came by, and all that goes over it."""
+        """End the connection of this call, with everything else on it."""
         caller = self.context.peer()
         kind, _, name = caller.partition(":")
         if kind in INTERNET:

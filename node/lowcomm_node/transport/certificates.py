@@ -1,8 +1,8 @@
-"""The certificates that peers show, found by the SHA-256 that their signed records tell.
+"""Fetches the certificates of peers, found by the SHA-256 in their signed records.
 
-gRPC can pin a whole certificate only, so the first direct call to a peer fetches it over a TLS
-connection of its own. Nothing is sent there before the certificate has the digest, and then it is
-kept: a peer has one for as long as its process lives.
+gRPC can pin a whole certificate only. So the first direct call to a peer fetches it over a TLS
+connection of its own, sends nothing before the digest matches, and then caches it. A peer keeps one
+certificate for as long as its process lives.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from lowcomm_node.probing.dialing import shown_certificate
 
 FETCH_DEADLINE = 10.0
 HEAD_START = 0.5
-"""Seconds that an address has before the next one is tried beside it."""
+"""Seconds before the next address is tried beside this one."""
 MAX_CERTIFICATES = 1024
 MAX_CERTIFICATE_BYTES = 2048
 ELSEWHERE = "somebody else answers there, with another certificate than the one in its record"
@@ -26,16 +26,16 @@ class OtherCertificate(LinkLost):
 
 
 class Certificates:
-    """Certificates (DER) by their SHA-256; the least recently used is forgotten."""
+    """Certificates (DER) by their SHA-256. The least recently used is evicted."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
 
     async def fetch(self, digest: bytes, addresses: Sequence[str]) -> bytes:
-        """The certificate (DER) with this SHA-256, as one of the addresses (``host:port``) shows
+        """The certificate (DER) with this SHA-256, as one of the addresses (``host:port``) presents
         it.
 
-        Raises OtherCertificate if all that answer show another one, LinkLost if none answers.
+        Raises OtherCertificate if all that answer present another one, LinkLost if none answers.
         """
         if digest not in self._known:
             if not digest:
@@ -51,7 +51,7 @@ class Certificates:
 
 
 async def _first(digest: bytes, addresses: Sequence[str]) -> bytes:
-    """What the first address shows that has it; each has a head start before the next."""
+    """The first matching certificate among the addresses, tried with a head start each."""
     tries: set[asyncio.Task[bytes]] = set()
     waiting, errors = list(addresses), list[LinkLost]()
     try:

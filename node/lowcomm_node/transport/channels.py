@@ -1,5 +1,7 @@
-"""The calling side: channels to peers, over TLS pinned to the certificate that the signed record
-names, or through a tunnel."""
+"""The calling side: channels to peers.
+
+They run over TLS, pinned to the certificate in the signed record, or through a tunnel.
+"""
 
 import asyncio
 import socket
@@ -30,9 +32,9 @@ from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_CHANNELS = 64
-"""Where there is no choice of routes; else ``PeerLimit`` says how many."""
+"""Without tunnels; otherwise ``PeerLimit`` bounds the number."""
 _OPTIONS: Options = (
-    # Or a callee could fill our memory before we see a byte
+    # Or a callee could fill our memory before we see a byte.
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 20_000),
@@ -58,8 +60,7 @@ _LOCAL_OPTIONS: Options = (
 
 
 class Channels:
-    """Channels to the peers that we call; where there is no room for one more, the least recently
-    called goes."""
+    """Channels to the peers that we call. The least recently called one is closed to make room."""
 
     def __init__(
         self,
@@ -71,13 +72,13 @@ class Channels:
         flow: Options = FREE_FLOW,
         targets: Targets | None = None,
     ) -> None:
-        """Without ``tunnels`` there is no choice: channels lead straight to what a record tells.
+        """Without ``tunnels`` there is one route: straight to the addresses of a record.
 
-        ``flow``: options of gRPC for what comes in (``limit.flow_options``); ``targets``: which
-        addresses are dialed.
+        ``flow``: gRPC options for incoming bytes (``bandwidth.flow_options``); ``targets``: which
+        addresses may be dialed.
         """
         self.on_answer: Callable[[str], None] = lambda peer: None
-        """Told of each peer that has answered a ping of ours: a sign of life."""
+        """Called with each peer that has answered a ping of ours: a sign of life."""
         # An empty one is false
         self._peer_limit = PeerLimit() if peer_limit is None else peer_limit
         self._flow = flow
@@ -93,15 +94,13 @@ class Channels:
         self._dialers = Dialers(self._dial, self._dial_local, self._ping, self._doubt, targets)
 
     async def stub(self, peer: PeerInfo) -> MeteredStub:
-        """The service of a peer, over the best route.
-
-        Raises LinkLost that says why there is none.
-        """
+        """The service of a peer, over the best route. Raises LinkLost with the reason if there is
+        none."""
         meter = self._traffic.of(peer.peer_id)
         if self._tunnels is None:
             return MeteredStub(ExchangeStub(await self._straight(peer)), meter)
         peer_channel = await self._peer_channel(peer, self._tunnels)
-        peer_channel.on_call(1)  # or it could be closed before its first call
+        peer_channel.on_call(1)  # or eviction could close it before its first call
         try:
             channel = await peer_channel.channel(peer)
         finally:
@@ -109,7 +108,7 @@ class Channels:
         return MeteredStub(ExchangeStub(channel), meter, partial(peer_channel.measured, channel), peer_channel.on_call)
 
     def renew(self, flow: Options) -> None:
-        """Open new channels with other options; calls under way may end on those that there are."""
+        """Open later channels with other options. Calls under way may end on the existing ones."""
         if flow == self._flow:
             return
         self._flow = flow
@@ -122,12 +121,11 @@ class Channels:
             pass
 
     def metadata(self, peer_id: str) -> tuple[tuple[str, bytes], ...]:
-        """What every call to ``peer_id`` carries."""
+        """The metadata of every call to ``peer_id``."""
         return self._gatekeeper.credential_for(peer_id)
 
     async def ping(self, peer: PeerInfo, bandwidth: Bandwidth) -> list[RouteSpeed]:
-        """Latency and rate on each route that there is to a peer, one after the other, beside the
-        calls under way."""
+        """Latency and rate of each route to a peer, measured in turn beside the calls under way."""
         if self._tunnels is None:
             return []
         peer_channel = PeerChannel(peer, self._dialers, self._tunnels, Learned())
@@ -137,8 +135,7 @@ class Channels:
             await peer_channel.close()
 
     async def forget(self, peer_id: str) -> None:
-        """Give up the channel to a peer that has none open and no call: it must not take the place
-        of one that has."""
+        """Drop a channel with no open route and no call, so that it keeps no place in the limit."""
         peer_channel = self._peer_channels.get(peer_id)
         if peer_channel is not None and not peer_channel.calls and not peer_channel.is_open:
             del self._peer_channels[peer_id]
@@ -146,8 +143,8 @@ class Channels:
             await peer_channel.close()
 
     def describe(self, peer_id: str) -> dict[str, Any]:
-        """What ``peers`` shows of how a peer is reached: route, why not the better one, seconds,
-        bytes a second."""
+        """What ``peers`` shows of a peer's route: name, why not the better one, seconds, bytes a
+        second."""
         peer_channel, meter = self._peer_channels.get(peer_id), self._traffic.of(peer_id)
         route: dict[str, Any] = (
             peer_channel.describe()
@@ -159,7 +156,7 @@ class Channels:
         return {**route, "rate_up": meter.up.last, "rate_down": meter.down.last}
 
     def tunnels(self) -> dict[str, int]:
-        """What ``status`` shows of all tunnels: see ``tunnel.Statistics``."""
+        """What ``status`` shows of all tunnels: see ``tunnels.Statistics``."""
         return asdict(self._tunnels.statistics()) if self._tunnels is not None else {}
 
     async def close(self) -> None:
@@ -245,8 +242,7 @@ class Channels:
 
 
 def _callable(addresses: tuple[str, ...]) -> tuple[str, list[str]]:
-    """gRPC's scheme, and all addresses of one kind, which it tries in turn; it can't mix IPv4 and
-    IPv6."""
+    """gRPC's scheme, and the addresses of one family, since gRPC can't mix IPv4 and IPv6."""
     numbers = [address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()]
     longer = [address for address in addresses if address.startswith("[")]
     if numbers and (not longer or _has_route(numbers[0])):
@@ -255,7 +251,7 @@ def _callable(addresses: tuple[str, ...]) -> tuple[str, list[str]]:
 
 
 def _has_route(address: str) -> bool:
-    """Whether this machine has a route to an address of IPv4; nothing is sent."""
+    """Whether this machine has a route to an IPv4 address. Nothing is sent."""
     host, _, port = address.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,17 +1,16 @@
-"""The congestion control of our connections: those that lose go on with BBR, where this kernel has
+"""Congestion control of our connections: those that lose segments switch to BBR, if the kernel has
 it.
 
-Most systems send with CUBIC or Reno, which take every lost packet for congestion: with 1 % lost at
-50 ms they come to some 2.4 Mbit/s a connection, however wide the line is (Mathis et al. 1997, "The
-Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"). BBR goes by rate and round trip
-instead (Cardwell et al. 2016). Linux lets any user choose among what is in
-``net.ipv4.tcp_allowed_congestion_control``, for a connection that is in use, too. gRPC offers no
-way to it, but its sockets are descriptors of this process, so they can be found, asked
-(``TCP_INFO``) and told.
+Most systems send with CUBIC or Reno, which take every lost packet for congestion. At 1 % loss and
+50 ms they reach some 2.4 Mbit/s per connection, however wide the link is (Mathis et al. 1997, "The
+Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"). BBR models rate and round trip
+instead (Cardwell et al. 2016). Linux lets any user choose among
+``net.ipv4.tcp_allowed_congestion_control``, also for a connection in use. gRPC offers no access to
+it, but its sockets are descriptors of this process, so we can find, query (``TCP_INFO``) and set
+them.
 
-Only a sender can do this for what it sends: each end of an exchange looks after its own side.
-Elsewhere than on Linux, and where BBR is not allowed, nothing is changed; ``doctor`` tells the
-remedy.
+Congestion control acts on the sender: each end of an exchange looks after what it sends. Elsewhere
+than on Linux, and where BBR is not allowed, nothing changes; ``doctor`` names the remedy.
 """
 
 import asyncio
@@ -28,45 +27,44 @@ from lowcomm_node.transport.guard.connections import connections, plain
 
 BBR = "bbr"
 LOSSY = 0.005
-"""Of the segments with data that a connection has sent, those sent again: from here on it matters
-how a loss is taken."""
+"""Share of retransmitted data segments above which a connection switches."""
 ENOUGH = 500
-"""Segments from which on that part means something: some 0.7 MB."""
+"""Data segments before that share is significant: some 0.7 MB."""
 EVERY = 1.0
 """Seconds between two looks."""
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _ESTABLISHED = 1
 _RESENT, _SENT = struct.Struct("<100xI"), struct.Struct("<156xI")
-"""Where ``struct tcp_info`` of linux/tcp.h has tcpi_total_retrans and tcpi_data_segs_out;
-tcpi_state is its first byte."""
+"""Offsets in ``struct tcp_info`` of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out. Its
+first byte is tcpi_state."""
 _INFO_BYTES = 160
 
 
 @dataclass(frozen=True)
 class Sending:
-    """How a connection has sent so far."""
+    """What a connection has sent so far."""
 
     congestion: str
-    """Its congestion control."""
+    """Name of its congestion control."""
     segments: int
-    """With data, those sent again included."""
+    """Data segments, retransmissions included."""
     resent: int
 
     @property
     def loses(self) -> bool:
-        """Whether so much is sent again that a loss should not be taken for congestion."""
+        """Whether so many segments are resent that loss should not be taken for congestion."""
         return self.segments >= ENOUGH and self.resent > LOSSY * self.segments
 
 
 class CongestionWatch:
-    """Looks at this process's connections now and then."""
+    """Checks this process's connections once a second."""
 
     def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda event: None) -> None:
-        """``tell`` hears of each connection that is changed."""
+        """``tell`` receives an event for each connection that is switched."""
         self._tell = tell
 
     async def run(self) -> None:
-        """Look every second; returns at once where nothing could be changed."""
+        """Check every second. Returns at once if BBR is not available."""
         while is_allowed():
             try:
                 self.look()
@@ -75,7 +73,7 @@ class CongestionWatch:
             await asyncio.sleep(EVERY)
 
     def look(self) -> None:
-        """Have every connection that loses go on with BBR."""
+        """Switch every lossy connection to BBR."""
         for connection in connections():
             with connection:
                 sending = read_sending(connection)
@@ -105,7 +103,8 @@ def is_allowed() -> bool:
 
 
 def read_sending(connection: socket.socket) -> Sending | None:
-    """How a connection has sent; None if it is not established, or the kernel doesn't tell."""
+    """What a connection has sent; None if it is not established or the kernel does not report
+    it."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         congestion = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)

@@ -1,10 +1,9 @@
-"""Nonces of credentials that were used: each is good once. Bounded for each caller, so that no
-caller fills the table of others.
+"""Nonces of used credentials: each is valid once. Quotas per peer and address bound the table.
 
-A peer that makes more calls than are kept has its own oldest forgotten, and an address with too
-many peers has its own; of all addresses together, the one that holds most. Of a forgotten nonce its
-time of issue is kept: the peer's credentials of that time and before are refused, so that a
-forgotten nonce is not good twice. No clock: time is an argument.
+A peer that exceeds its quota loses its own oldest nonce, and an address its own; if the whole table
+is full, the address that holds most does. The table keeps a *floor* for a peer that lost a nonce:
+the peer's credentials issued at that time or before are refused, so that no forgotten nonce is
+valid twice. There is no clock: time is an argument.
 """
 
 from collections import OrderedDict
@@ -14,8 +13,8 @@ from typing import NamedTuple
 from lowcomm_node.system.quota import prefixes_of
 
 OF_PEER, OF_ADDRESS, OF_ALL = 2560, 10_240, 65_536
-"""Of one peer, of one address of IPv4 or /64 of IPv6, and of all: a peer may call 1200 times, an
-address 4800 times a minute, and a nonce is kept for two. About 660 bytes each."""
+"""Nonces of one peer, of one address (IPv4, or /64 of IPv6), and of all. A peer may call 1200 times
+a minute, an address 4800 times, and a nonce is kept for two minutes. Each takes about 660 bytes."""
 MAX_FLOORS = 4096
 
 _Key = bytes
@@ -29,7 +28,7 @@ class _Used(NamedTuple):
 
 
 class Nonces:
-    """What was used of late."""
+    """The nonces used recently."""
 
     def __init__(self, life: float, of_peer: int = OF_PEER, of_address: int = OF_ADDRESS, of_all: int = OF_ALL) -> None:
         """``life``: seconds for which a nonce is remembered."""
@@ -41,21 +40,21 @@ class Nonces:
         self._peers: dict[str, OrderedDict[_Key, None]] = {}
         self._addresses: dict[str, OrderedDict[_Key, None]] = {}
         self._floors: OrderedDict[str, float] = OrderedDict()
-        """Up to which time of issue credentials of a peer are refused."""
+        """Latest time of issue at which credentials of a peer are refused."""
 
     def __len__(self) -> int:
-        """How many are remembered."""
+        """Nonces remembered."""
         return len(self._used)
 
     def was_used(self, peer: str, nonce: bytes, issued: float, now: float) -> bool:
-        """Whether a credential of a peer was used before, as far as can be told; ``issued``: when
-        the peer made it."""
+        """Whether a peer's credential was used before, or may have been; ``issued``: when the peer
+        made it."""
         while self._used and next(iter(self._used.values())).at < now - self._life:
             self._drop(next(iter(self._used)))
         return _key(peer, nonce) in self._used or issued <= self._floors.get(peer, float("-inf"))
 
     def use(self, peer: str, place: str, nonce: bytes, issued: float, now: float) -> None:
-        """Remember it. ``place``: the address that the call came from."""
+        """Remember a nonce. ``place``: the address that the call came from."""
         key, address = _key(peer, nonce), prefixes_of(place)[0]
         self._used[key] = _Used(peer, address, issued, now)
         of_peer = self._peers.setdefault(peer, OrderedDict())
@@ -86,5 +85,5 @@ class Nonces:
 
 
 def _key(peer: str, nonce: bytes) -> _Key:
-    """Shorter than both."""
+    """A digest that is shorter than peer id and nonce."""
     return sha256(peer.encode() + nonce).digest()[:16]

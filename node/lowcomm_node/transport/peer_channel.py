@@ -1,8 +1,8 @@
-"""The routes to one peer, carried out: opens what ``routes.Choice`` asks for, and tells it what
-became of that.
+"""Opens and closes the routes to one peer, as ``routes.Choice`` decides, and reports the outcome to
+it.
 
-A channel of gRPC is used only while it is connected. One that is not any more is closed, once its
-calls have ended, and another is opened with the next call; so no call waits for a dead address.
+A gRPC channel is used only while it is connected. A disconnected one is closed once its calls have
+ended, and the next call opens another, so that no call waits for a dead address.
 """
 
 import asyncio
@@ -27,37 +27,38 @@ from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.records import PeerInfo
 
 PATIENCE = 10.0
-"""Seconds that a call waits for a route; attempts go on after that."""
+"""Seconds that a call waits for a route. Attempts go on after that."""
 RETIRE_GRACE = 300.0
 """Seconds for the calls on a channel that is replaced."""
 LOOK_EVERY = 10.0
-"""Seconds between two looks whether a relayed tunnel can be replaced by a better one."""
+"""Seconds between two checks whether a better tunnel can replace a relayed one."""
 MEASURE_EVERY = 30.0
-"""Seconds between two measurements of the round-trip time of a route that is in use."""
+"""Seconds between two measurements of the round-trip time of a route in use."""
 MEASURE_DEADLINE = 10.0
 OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
-"""In gRPC's words when a peer shows another certificate than the one that is pinned."""
+"""gRPC's error text when a peer presents another certificate than the pinned one."""
 
 Dial = Callable[[PeerInfo], Awaitable[aio.Channel]]
-"""A new channel straight to a peer. Raises LowcommError if it can't be reached, or its record does
-not allow it."""
+"""Opens a channel straight to a peer.
+
+Raises LowcommError if the peer can't be reached, or its record does not allow it."""
 DialLocal = Callable[[str], aio.Channel]
-"""A new channel to a unix socket of ours."""
+"""Opens a channel to a unix socket of ours."""
 Ping = Callable[[aio.Channel, str], Any]
 """Awaitable: one call to a peer over a channel. Raises grpc.RpcError."""
 
 
 @dataclass(frozen=True)
 class Dialers:
-    """How channels are made and tried."""
+    """The functions that open and test channels."""
 
     direct: Dial
     local: DialLocal
     ping: Ping
     doubt: Callable[[], None] = lambda: None
-    """Told when somebody else answers at a peer's address."""
+    """Called when somebody else answers at a peer's address."""
     targets: Targets | None = None
-    """Which addresses of a record are dialed now; None: all."""
+    """Selects the addresses of a record that may be dialed now; None: all."""
 
 
 @dataclass(eq=False)
@@ -66,7 +67,7 @@ class Connected:
 
     channel: aio.Channel
     dialer: TunnelDialer | None = None
-    """What leads there, if it is a tunnel."""
+    """The tunnel's dialer, if the route is a tunnel."""
     address: str = ""
     round_trip: float | None = None
     """Seconds, the least of late."""
@@ -76,7 +77,8 @@ class Connected:
 
     @property
     def cut(self) -> str:
-        """Why it carries nothing at the moment, where it should; empty if it does."""
+        """Why an interrupted tunnel carries nothing at the moment; empty if it carries, or is
+        none."""
         return self.dialer.cut if self.dialer is not None else ""
 
 
@@ -104,13 +106,13 @@ class PeerChannel:
         self._changed = asyncio.Event()
         self._looked = 0.0
         self._answered = ""
-        """The address at which the peer has answered last."""
+        """The address at which the peer answered last."""
         self._closed = False
         self.calls = 0
         """Calls under way."""
 
     async def channel(self, info: PeerInfo) -> aio.Channel:
-        """A channel over the best route. Raises LinkLost that says why there is none."""
+        """A channel over the best route. Raises LinkLost with the reason if there is none."""
         self._hear(info)
         try:
             async with asyncio.timeout(PATIENCE):
@@ -120,16 +122,17 @@ class PeerChannel:
             raise LinkLost(f"can't be reached within {PATIENCE:.0f} s{cut}") from None
 
     def measured(self, channel: aio.Channel, size: int, seconds: float) -> None:
-        """Contents have come over a channel: how fast tells which route to take."""
+        """Record the rate of contents that came over a channel; the choice of route depends on
+        it."""
         for route, connected in self._open.items():
             if connected.channel is channel:
                 self._choice.measured(route, self._clock(), size, seconds)
 
     @asynccontextmanager
     async def apart(self, route: Route) -> AsyncIterator[tuple[aio.Channel, str]]:
-        """A connection over one route, beside whatever calls use, and its name.
+        """A connection of its own over one route, and its name, for measurements.
 
-        Raises LinkLost that says why not.
+        Raises LinkLost with the reason if the route can't be opened.
         """
         connected: Connected | None = None
         try:
@@ -147,21 +150,21 @@ class PeerChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether some route is open."""
+        """Whether any route is open."""
         return bool(self._open)
 
     def on_call(self, more: int) -> None:
-        """A call has begun (1) or ended (-1)."""
+        """Count a call that has begun (1) or ended (-1)."""
         self.calls += more
 
     def renew(self) -> None:
-        """Open routes anew with the next call; calls under way may end on those that there are."""
+        """Open the routes anew with the next call. Calls under way may end on the existing ones."""
         for route in Route:
             self._drop(route)
             self._choice.moved(route)
 
     def describe(self) -> dict[str, Any]:
-        """What ``peers`` shows of the route that is taken, or why there is none."""
+        """What ``peers`` shows of the route in use, or why there is none."""
         route = self._choice.route
         if route is None:
             reasons = [f"{each}: {reason}" for each in Route if (reason := self._choice.reason(each))]
@@ -177,7 +180,7 @@ class PeerChannel:
         return "faster than direct" if Route.DIRECT in self._open else self._choice.reason(Route.DIRECT)
 
     def _cut(self) -> str:
-        """Why the tunnel carries nothing at the moment, where it should."""
+        """Why the tunnel carries nothing at the moment; empty if it carries, or there is none."""
         connected = self._open.get(Route.TUNNEL)
         return connected.cut if connected is not None else ""
 
@@ -212,12 +215,12 @@ class PeerChannel:
         raise LinkLost("was closed: the node leaves, or made room for another peer")
 
     def _carrying(self, best: Route) -> Connected | None:
-        """The best open route that is not cut off; None if all are."""
+        """The best open route that is not interrupted; None if all are."""
         ranked = (self._open[best], *self._open.values())
         return next((connected for connected in ranked if not connected.cut), None)
 
     async def _wait_changed(self) -> None:
-        """Until there is another route, one fewer, or a tunnel that was cut off carries again."""
+        """Wait until a route opens or closes, or an interrupted tunnel carries again."""
         self._changed.clear()
         cut = [connected.dialer for connected in self._open.values() if connected.dialer is not None and connected.cut]
         waiting = {
@@ -230,7 +233,7 @@ class PeerChannel:
                 task.cancel()
 
     def _hear(self, info: PeerInfo) -> None:
-        """Go by the newest record."""
+        """Follow the peer's newest record."""
         before = self._info
         self._info = info
         tunnel = self._open.get(Route.TUNNEL)
@@ -282,9 +285,9 @@ class PeerChannel:
             return
 
     async def _connect(self, route: Route, seconds: float) -> Connected:
-        """A channel that is connected, at one address after the other.
+        """A connected channel: at one address after the other, or through a tunnel.
 
-        Raises LinkLost that says why there is none.
+        Raises LinkLost with the reason if there is none.
         """
         if route is Route.TUNNEL:
             dialer = self._tunnels.dialer(self._info.peer_id)
@@ -298,10 +301,8 @@ class PeerChannel:
         return await self._ready(route, await self._dial(last))
 
     def _addresses(self) -> list[str]:
-        """Where the peer is dialed directly now; the address that answered last comes first.
-
-        Raises LinkLost if nowhere.
-        """
+        """Addresses to dial now, the one that answered last first. Raises LinkLost if there are
+        none."""
         told = sorted(self._info.addresses, key=lambda address: address != self._answered)
         if not told:
             raise LinkLost("tells no address that can be called")
@@ -316,7 +317,7 @@ class PeerChannel:
         return Connected(await self._dialers.direct(replace(self._info, addresses=(address,))), address=address)
 
     async def _ready(self, route: Route, connected: Connected) -> Connected:
-        """Wait until a channel is connected; it is closed if it can't be. Raises LinkLost."""
+        """Wait until a channel is connected, and close it if it fails. Raises LinkLost."""
         try:
             if not await _is_ready(connected):
                 raise LinkLost(await self._why(route, connected))
@@ -330,7 +331,7 @@ class PeerChannel:
         return connected
 
     async def _why(self, route: Route, connected: Connected) -> str:
-        """Why a channel could not be connected, in words for its owner."""
+        """Why a channel could not be connected, in words for the owner."""
         if connected.dialer is not None:
             return connected.dialer.reason or "can't be reached"
         try:
@@ -360,8 +361,8 @@ class PeerChannel:
             asyncio.create_task(self._measure(connected)),
         )
         log.info("route.opened", peer=self._info.peer_id, route=_told(connected), seconds=round(seconds, 3))
-        # A tunnel that is being opened is not needed beside a direct connection; one that is to be
-        # renewed stays as it is.
+        # A direct connection makes an attempt to open a tunnel needless. An open tunnel that is
+        # being renewed stays as it is.
         if route is Route.DIRECT and (other := self._attempts.get(Route.TUNNEL)) is not None:
             other.cancel()
             if Route.TUNNEL not in self._open:
@@ -370,7 +371,7 @@ class PeerChannel:
     # what is open
 
     async def _watch(self, route: Route, connected: Connected) -> None:
-        """Give a route up that is not connected any more."""
+        """Retire a route when its connection breaks."""
         ready = grpc.ChannelConnectivity.READY
         while connected.channel.get_state() is ready:
             await connected.channel.wait_for_state_change(ready)
@@ -380,7 +381,7 @@ class PeerChannel:
             self._retire(route)
 
     async def _measure(self, connected: Connected) -> None:
-        """Measure the round trip, again and again while there are calls."""
+        """Measure the round trip, repeatedly while there are calls."""
         while True:
             if connected.is_used:
                 connected.is_used = False
@@ -395,14 +396,14 @@ class PeerChannel:
         except (grpc.RpcError, TimeoutError, LowcommError):
             return
         seconds = self._clock() - began
-        # A callee that is busy answers late: the least of late is that of the line, and follows it
-        # up slowly.
+        # A busy callee answers late, so the minimum is the link's own round trip. It rises slowly,
+        # to follow a link that has become slower.
         known = connected.round_trip
         connected.round_trip = seconds if known is None else min(seconds, known + 0.2 * (seconds - known))
 
     def _improve(self, route: Route) -> None:
-        """Look, now and then, whether libp2p has a direct connection where a tunnel still goes
-        through a relay."""
+        """Check now and then whether libp2p has a direct connection while the tunnel uses a
+        relay."""
         dialer = self._open[route].dialer
         now = self._clock()
         if dialer is None or dialer.relay is None or now < self._looked + LOOK_EVERY:
@@ -418,14 +419,14 @@ class PeerChannel:
         self._begin(self._choice.renewal(Route.TUNNEL))
 
     def _drop(self, route: Route) -> None:
-        """What leads to an old address is given up, and so is an attempt to go there."""
+        """Retire a route to an old address, and cancel an attempt to open one."""
         attempt = self._attempts.pop(route, None)
         if attempt is not None:
             attempt.cancel()
         self._retire(route)
 
     def _retire(self, route: Route) -> None:
-        """Make no new calls on a channel, and close it when those on it have ended."""
+        """Make no new calls on a channel, and close it when its calls have ended."""
         connected = self._open.pop(route, None)
         if connected is not None:
             task = self._retiring[connected] = asyncio.create_task(_end(connected, RETIRE_GRACE))
@@ -434,7 +435,7 @@ class PeerChannel:
 
 
 async def _end(connected: Connected, grace: float | None = None) -> None:
-    """Close a channel; calls on it have ``grace`` seconds to end."""
+    """Close a channel; its calls have ``grace`` seconds to end."""
     for task in connected.tasks:
         if task is not asyncio.current_task():
             task.cancel()
@@ -463,7 +464,8 @@ def _told(connected: Connected) -> str:
 
 
 def name_tunnel(address: str) -> str:
-    """What people are told of a tunnel to a multiaddress; empty: that is not known yet."""
+    """The name of a tunnel to a multiaddress, as ``peers`` prints it; empty address: not known
+    yet."""
     relay = relay_of(address)
     return f"relay {relay[-6:]}" if relay else "punched" if address else "tunnel"
 

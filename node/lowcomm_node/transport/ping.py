@@ -1,8 +1,9 @@
-"""``ping PEER``: latency and rate on each route to a peer, and the answers to those of others.
+"""``ping PEER``: measures latency and rate of each route to a peer, and answers the pings of
+others.
 
-    caller: Ping, Ping, ... ──► direct, and the tunnel that there is ──► callee: Pong, Pong, ...
+    caller: Ping, Ping, ... ──► direct, then the tunnel ──► callee: Pong, Pong, ...
 
-Both keep to what their owners allow the node to send and receive.
+Both sides keep to their owners' bandwidth limits.
 """
 
 import asyncio
@@ -26,19 +27,19 @@ from lowcomm_protocol.peers.probes import check_ping
 from lowcomm_protocol.peers.records import PeerInfo
 
 GIVEN = Allowed(each=512_000_000, all=4_000_000_000, seconds=86_400.0)
-"""Bytes of contents that peers of the run may have a day."""
+"""Bytes of contents for peers of the run, per day."""
 MAX_AT_ONCE = 4
 BUSY_SECONDS = 5.0
-"""Of traffic that waits at our own limits: who pings then would measure these."""
+"""Seconds of traffic queued at our own limits; beyond that a ping would measure the limits."""
 CALL_SECONDS = 60.0
 REFUSE_DEADLINE = 5.0
 WHY_SECONDS = 2.0
-"""For gRPC to tell how a call has ended."""
+"""For gRPC to report how a call ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteSpeed:
-    """What a route did; without figures it can't be taken, and ``reason`` says why."""
+    """The measurements of one route. If they are missing, ``reason`` says why the route failed."""
 
     route: str
     """As ``peers`` names it: ``direct HOST:PORT``, ``punched``, ``relay NAME``; ``tunnel`` if there
@@ -56,9 +57,9 @@ class RouteSpeed:
 
 
 def match_peer(text: str, peers: Iterable[PeerInfo]) -> PeerInfo:
-    """The peer that is meant: its id, the beginning of it, or its end, as ``peers`` prints it.
+    """The peer whose id is given, or begins or ends as given, as ``peers`` prints it.
 
-    Raises ConfigError, NoPeers.
+    Raises ConfigError if several match, NoPeers if none does.
     """
     found = [info for info in peers if info.peer_id.startswith(text) or info.peer_id.endswith(text)]
     if len(found) > 1:
@@ -81,10 +82,8 @@ class Echo:
         self._calls: Counter[str] = Counter()
 
     async def answer(self, peer: str, stream: Any) -> None:
-        """Answer the pings of one call, the ``CalleeStream`` of which is given.
-
-        Raises ProtocolViolation, LinkLost.
-        """
+        """Answer the pings of one call on its ``CalleeStream``. Raises ProtocolViolation,
+        LinkLost."""
         if self._calls[peer] or self._calls.total() >= MAX_AT_ONCE:
             await _refuse(stream, "another ping is being answered: try again in a moment")
             return
@@ -98,7 +97,7 @@ class Echo:
             del self._calls[peer]
 
     async def _answer(self, peer: str, stream: Any) -> None:
-        # An identity costs nothing, so what is given is counted by address.
+        # Identities are free, so the quota counts by address.
         caller = prefixes_of(stream.place)[0] if stream.place else peer
         while (ping := await stream.receive()) is not None:
             check_ping(ping)
@@ -115,7 +114,8 @@ class Echo:
 
 
 async def _refuse(stream: Any, reason: str) -> None:
-    """Say why, and let what is on the way come in: gRPC shows a caller that can't write no reason.
+    """Send the reason, then read what is under way: gRPC gives no reason to a caller that can't
+    write.
 
     Raises LinkLost.
     """
@@ -128,7 +128,7 @@ async def _refuse(stream: Any, reason: str) -> None:
 
 
 class PingCall:
-    """The caller's side: a Carrier of pings in a call of gRPC."""
+    """The caller's side: a Carrier of pings in a gRPC call."""
 
     def __init__(self, call: Any, bandwidth: Bandwidth) -> None:
         self._call = call
@@ -137,8 +137,7 @@ class PingCall:
     async def send(self, ping: pb.Ping) -> None:
         """See measuring.Carrier."""
         await self._bandwidth.up.pass_(len(ping.content))
-        # The pong is paid for before it is asked for: who waits for it has nothing but the peer to
-        # wait for.
+        # Pay for the pong before asking for it, so that the measured time is the peer's alone.
         await self._bandwidth.down.pass_(ping.wanted)
         try:
             await self._call.write(ping)
@@ -167,7 +166,7 @@ class PingCall:
 
 
 async def measure_channel(channel: aio.Channel, metadata: tuple[tuple[str, bytes], ...], bandwidth: Bandwidth) -> Speed:
-    """Latency and rates over a channel that is connected. Raises LinkLost, ProtocolViolation."""
+    """Latency and rates over a connected channel. Raises LinkLost, ProtocolViolation."""
     call = ExchangeStub(channel).Ping(metadata=metadata, timeout=CALL_SECONDS)
     try:
         speed = await measure_speed(PingCall(call, bandwidth))

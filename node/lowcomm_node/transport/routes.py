@@ -1,16 +1,15 @@
-"""Which route to take to a peer. No I/O, no clock: time is an argument (seconds of a clock that
-never goes back).
+"""Chooses the route to a peer. No I/O, no clock: time is an argument (seconds, monotonic).
 
-    direct   TLS to the address in the peer's record         cheap and fast, where the peer can be dialed
+    direct   TLS to the address in the peer's record         cheap and fast, if the peer is reachable
     tunnel   a stream of libp2p, punched or relayed          works nearly everywhere
 
-Direct if it answers, else the tunnel. What is not known is tried: direct at once, the tunnel after
-a head start, or as soon as direct has failed. A route that has failed is tried again later, and
-later each time; where no other is open, soon.
+Direct is preferred. Unknown routes are tried: direct at once, the tunnel after a head start, or as
+soon as direct has failed. A failed route is tried again with growing pauses, or soon if no other is
+open.
 
-Where contents take long, the other route gets a try, too, and the one that was faster is used: what
-TCP and QUIC make of the same line depends on what is between, and on their congestion controls. Now
-and then that is looked at again.
+If contents take long, the other route gets a trial, and the faster one is used: what TCP and QUIC
+achieve on the same path depends on the network between and on their congestion controls. The trial
+is repeated now and then.
 
     CLOSED ── plan ──► OPENING ── opened ──► OPEN ── lost ──► CLOSED
                           └── failed, dropped ──────────────────┘
@@ -22,29 +21,28 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
 DIRECT_DEADLINE = 5.0
-"""Seconds for TCP and TLS; the second SYN goes out after one, the third after three."""
+"""Seconds for TCP and TLS. The second SYN goes out after one second, the third after three."""
 TUNNEL_DEADLINE = 15.0
-"""Seconds for a stream, and gRPC over it: a relay may have to be dialed, and p2pd takes its time
-with dead addresses."""
+"""Seconds for a stream and gRPC over it: p2pd may have to dial a relay, and is slow to give up dead
+addresses."""
 FIRST_PAUSE = 15.0
 LONGEST_PAUSE = 600.0
-"""Seconds until a route that has failed is tried again, the first time and at most, while another
-one is open."""
+"""Seconds before a failed route is tried again while another is open: the first and the longest
+pause."""
 ALONE_PAUSE = 2.0
-"""The same where no other is open: an exchange waits for nothing else."""
+"""The same if no other route is open: the exchange has nothing else to use."""
 SLOW = 1.0
-"""Seconds that contents take on their way from which on it is worth a try whether the other route
-is faster."""
+"""Seconds that contents take before a trial of the other route is worthwhile."""
 FASTER = 1.25
-"""How many times as fast the tunnel must be to be preferred: it costs more of the processor."""
+"""How many times as fast the tunnel must be to be preferred: it costs more CPU."""
 TRIAL_EVERY = 600.0
 """Seconds for which a measured rate counts."""
 FLAP = 10.0
-"""A route that is lost within so many seconds has failed: it opens, but does not hold."""
+"""A route that is lost within this many seconds counts as failed: it opens, but does not hold."""
 
 
 class Route(StrEnum):
-    """A way to a peer."""
+    """How a peer is reached."""
 
     DIRECT = "direct"
     TUNNEL = "tunnel"
@@ -55,12 +53,11 @@ _DEADLINES = {Route.DIRECT: DIRECT_DEADLINE, Route.TUNNEL: TUNNEL_DEADLINE}
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Open a route."""
+    """An instruction to open a route."""
 
     route: Route
     after: float = 0.0
-    """Seconds to wait for another attempt that is under way; no longer than until that has
-    failed."""
+    """Seconds to wait for another attempt under way; less if that one fails sooner."""
     deadline: float
     """Seconds that it may take after that."""
 
@@ -70,30 +67,30 @@ class Plan:
     """What to do for a call."""
 
     use: Route | None
-    """The route to take; None: wait for an attempt, or give up if there is none under way."""
+    """The route to take; None: wait for an attempt, or give up if none is under way."""
     attempts: tuple[Attempt, ...] = ()
-    """What to begin now."""
+    """Attempts to begin now."""
     reason: str = ""
-    """Why neither is there."""
+    """Why there is neither a route nor an attempt."""
 
 
 class Learned:
-    """How long direct connections take to open, as seen lately with all peers."""
+    """Durations of recent direct connection attempts, over all peers."""
 
     DEFAULT, LEAST, MOST = 0.6, 0.15, 1.5
-    """Seconds of head start: before anything is known, and the bounds of what is learned."""
+    """Seconds of head start: the initial value, and the bounds of the learned one."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=32)
 
     def add(self, seconds: float) -> None:
-        """One has been opened."""
+        """Record a connection that took ``seconds`` to open."""
         self._seconds.append(seconds)
 
     @property
     def head_start(self) -> float:
-        """Seconds that a direct connection is given before a tunnel is opened beside it: three
-        times a slow one."""
+        """Seconds that a direct connection has before a tunnel is opened beside it: thrice a slow
+        one."""
         if not self._seconds:
             return self.DEFAULT
         slow = sorted(self._seconds)[len(self._seconds) * 9 // 10]
@@ -114,14 +111,14 @@ class RouteState:
     opened: float = 0.0
     failed: float = float("-inf")
     due: float = float("-inf")
-    """When it may be tried again while another one is open."""
+    """When it may be tried again while another route is open."""
     reason: str = ""
     rate: float = 0.0
-    """Bytes a second of the last contents that came this way; 0: none did."""
+    """Bytes a second of the last contents over this route; 0: none yet."""
     seconds: float = 0.0
-    """That they took."""
+    """Their duration."""
     measured: float = float("-inf")
-    """When."""
+    """Their time."""
 
     def fail(self, now: float, reason: str) -> None:
         self.phase = _Phase.CLOSED
@@ -133,11 +130,11 @@ class RouteState:
 
 @dataclass
 class Choice:
-    """The routes to one peer."""
+    """Chooses among the routes to one peer."""
 
     learned: Learned
     routes: tuple[Route, ...] = tuple(Route)
-    """Those that there are, the better one first unless rates tell otherwise."""
+    """The available routes. The first is preferred unless measured rates say otherwise."""
     _states: dict[Route, RouteState] = field(init=False)
     _ranked: tuple[Route, ...] = field(init=False)
 
@@ -147,16 +144,16 @@ class Choice:
 
     @property
     def route(self) -> Route | None:
-        """The best route that is open."""
+        """The best open route."""
         return next((route for route in self._ranked if self._states[route].phase is _Phase.OPEN), None)
 
     def reason(self, route: Route) -> str:
-        """Why a route has failed last; empty if it has not, or has been opened since."""
+        """Why a route failed last; empty if it has not failed, or was opened since."""
         state = self._states.get(route)
         return state.reason if state is not None else ""
 
     def plan(self, now: float) -> Plan:
-        """What to do for a call that is to be made now."""
+        """What to do for a call that is made now."""
         self._rank(now)
         use = self.route
         better = self._ranked[: self._ranked.index(use)] if use is not None else self._ranked
@@ -179,25 +176,25 @@ class Choice:
         return Plan(use=use, attempts=tuple(attempts))
 
     def opened(self, route: Route, now: float, seconds: float) -> None:
-        """An attempt has succeeded, ``seconds`` after it began."""
+        """An attempt succeeded, ``seconds`` after it began."""
         state = self._states[route]
         state.phase, state.opened, state.reason = _Phase.OPEN, now, ""
         if route is Route.DIRECT:
             self.learned.add(seconds)
 
     def failed(self, route: Route, now: float, reason: str) -> None:
-        """An attempt has failed."""
+        """An attempt failed."""
         self._states[route].fail(now, reason)
 
     def dropped(self, route: Route) -> None:
-        """An attempt was given up because another route is there."""
+        """An attempt was abandoned because another route is open."""
         self._states[route].phase = _Phase.CLOSED
 
     def lost(self, route: Route, now: float, reason: str) -> None:
-        """An open route is closed: it may be dead, or only idle, so it is opened anew before it is
-        used again.
+        """An open route was closed. It may be dead, or merely idle, so it is reopened before its
+        next use.
 
-        ``reason``: what is told where it did not hold.
+        ``reason``: shown if the route did not hold.
         """
         state = self._states[route]
         if state.phase is not _Phase.OPEN:
@@ -209,23 +206,21 @@ class Choice:
         state.phase, state.failures, state.due, state.reason = _Phase.CLOSED, 0, now, ""
 
     def measured(self, route: Route, now: float, size: int, seconds: float) -> None:
-        """Contents of so many bytes have come by a route within so many seconds."""
+        """Contents of ``size`` bytes came over a route within ``seconds``."""
         state = self._states[route]
         state.rate, state.seconds, state.measured = size / max(seconds, 1e-3), seconds, now
 
     def renewal(self, route: Route) -> Attempt:
-        """How to open a route anew that stays open meanwhile."""
+        """An attempt to reopen a route that stays open meanwhile."""
         return Attempt(route=route, deadline=_DEADLINES[route])
 
     def moved(self, route: Route) -> None:
-        """The peer tells another address: what was known of this route is void.
-
-        An attempt under way must be ended.
-        """
+        """The peer announced another address: forget this route's history. End any attempt under
+        way."""
         self._states[route] = RouteState()
 
     def _rank(self, now: float) -> None:
-        """The route that was faster first; or the other one, if that is worth a try."""
+        """Put the faster route first, or the other one if a trial is due."""
         if len(self.routes) < 2:
             return
         first, second = self.routes

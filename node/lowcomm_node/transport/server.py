@@ -1,7 +1,7 @@
-"""The gRPC server: every call is authenticated first, then handed on.
+"""The gRPC server: authenticates every call, then hands it on.
 
-over TLS          the caller proves who it is by a credential in each call
-through a tunnel  libp2p has proven it already; our own end of the tunnel tells it by the name of its unix socket
+over TLS          a credential in each call proves the caller's identity
+through a tunnel  libp2p has proven it; our end of the tunnel names the caller by its unix socket
 """
 
 import asyncio
@@ -41,24 +41,24 @@ SERVICE = "lowcomm.v1.Exchange"
 REQUEST_DEADLINE = 10.0
 """Seconds for the request of a call that has only one."""
 HANDSHAKE_SECONDS = 15.0
-"""For TLS and the beginning of HTTP/2; gRPC's own two minutes let strangers hold many
-connections."""
+"""For TLS and the HTTP/2 preface. gRPC's default of two minutes would let unauthenticated callers
+hold many connections."""
 IDLE_SECONDS = 900.0
-"""After which a connection without calls is closed."""
+"""A connection without calls is closed after this time."""
 MAX_MESSAGE = 2 * 1024 * 1024
-"""Bytes of one incoming message: a chunk has at most 1 MiB."""
+"""Bytes of one incoming message. A chunk has at most 1 MiB."""
 MAX_METADATA = 8 * 1024
-"""Bytes of the metadata of a call: a credential has 1 KiB at most."""
+"""Bytes of a call's metadata. A credential has at most 1 KiB."""
 MAX_STREAMS = 32
-"""Calls at once over one connection: a peer has 8."""
+"""Concurrent calls over one connection. A peer may have 8."""
 PING_EVERY_MS = 5_000
 MAX_PING_STRIKES = 32
-"""Pings that come sooner than we allow, between two messages of ours, until a connection is ended.
-Ours ping every 20 s."""
+"""Pings sooner than allowed, between two messages of ours, before the connection is ended. Our own
+clients ping every 20 s."""
 SHUTDOWN_GRACE = 3.0
 PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
-"""For the answer to a ping of gRPC's: a tunnel that was cut off must not be taken for dead while it
-may be resumed."""
+"""For the answer to a gRPC ping. An interrupted tunnel must not count as dead while it may be
+resumed."""
 RETIRE_GRACE = 300.0
 """Seconds for the calls on connections that were made with other options."""
 Options = tuple[tuple[str, Any], ...]
@@ -73,20 +73,20 @@ class Handlers(Protocol):
         ...
 
     async def fetch(self, peer: str, stream: CalleeStream) -> None:
-        """Serve a joiner; returns when it has what it wanted."""
+        """Serve a joiner; returns when the joiner has what it wanted."""
         ...
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
-        """Take in a peer's record, and tell our own. Raises RetryLater."""
+        """Take in a peer's record and return ours. Raises RetryLater."""
         ...
 
 
 class ExchangeService:
     """The Exchange service of one node.
 
-    To gRPC each method takes a stream, also where the caller sends one request: on the wire that is
-    the same, and gRPC hands the call over when it begins. Otherwise it would hold requests of
-    strangers, as they trickle in, and nobody could end that.
+    To gRPC each method takes a stream, even if the caller sends one request. On the wire that is
+    the same, and gRPC hands the call over when it begins. With unary methods gRPC itself would hold
+    the requests of unauthenticated callers as they trickle in, and nobody could end them.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ExchangeService:
         refusals: Refusals | None = None,
         rate_limits: RateLimits | None = None,
     ) -> None:
-        """``tunnels``: through which others may call; None: none may."""
+        """``tunnels``: through which others may call; None: no tunnels."""
         self._gatekeeper = gatekeeper
         self._handlers = handlers
         self._tunnels = tunnels
@@ -112,18 +112,18 @@ class ExchangeService:
         self._rate_limits = rate_limits or RateLimits()
         self._endings = Endings()
         self.unauthenticated = Unauthenticated(self._refusals)
-        """Who of those that are connected over TCP has not shown who it is."""
+        """Bounds the TCP connections whose callers have not authenticated."""
         self.on_caller: Callable[[str], None] = lambda peer: None
-        """Told of each call of a peer that has shown who it is: a sign of life."""
+        """Called with each authenticated caller: a sign of life."""
 
     @property
     def open_calls(self) -> int:
-        """How many calls of peers are served now."""
+        """Calls of peers that are served now."""
         return self._rate_limits.open_calls
 
     @property
     def handlers(self) -> grpc.GenericRpcHandler:
-        """For a server."""
+        """For a gRPC server."""
         methods = {
             "Swap": grpc.stream_stream_rpc_method_handler(
                 self.Swap, pb.Frame.FromString, pb.Frame.SerializeToString
@@ -144,8 +144,8 @@ class ExchangeService:
         )
 
     async def _unknown(self, request_iterator: Any, context: Any) -> None:
-        """A call of a method that there is not: gRPC would answer it without end, and count
-        nothing."""
+        """A call of an unknown method. gRPC alone would answer any number of them and count
+        none."""
         with Call(context, self._tunnels, self._endings) as call:
             place = self._place(context)
             if (words := self._rate_limits.refuses_place(place, monotonic())) is not None:
@@ -162,7 +162,7 @@ class ExchangeService:
             await self._guard(call, peer, lambda: self._handlers.swap(peer, stream))
 
     async def Fetch(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
-        """Pieces of a snapshot of ours, for a joiner."""
+        """Pieces of one of our snapshots, for a joiner."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
             stream = self._stream(context, self._traffic.of(peer), call.taking)
@@ -181,7 +181,7 @@ class ExchangeService:
                 raise
 
     async def Ping(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
-        """How long and how fast is the line?"""
+        """Measure latency and rate of the link."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
             stream = self._stream(context, Meter())
@@ -190,16 +190,16 @@ class ExchangeService:
     def _stream(
         self, context: Any, meter: Meter, taking: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> CalleeStream:
-        """Our end of a call; its messages are counted, and explain what comes over its
-        connection."""
+        """Our end of a call. It counts the messages, and attributes the connection's bytes to
+        them."""
         connection = self._connection(context)
         counts = Explaining(meter, self.unauthenticated.overhead, connection) if connection is not None else meter
         return CalleeStream(context, counts, taking, self._address(context))
 
     async def _authenticate(self, call: Call) -> str:
         place, connection = self._place(call.context), self._connection(call.context)
-        # Peers that share an address with a flood are heard still, over the connections that they
-        # have.
+        # Peers that share an address with a flooder are still heard over authenticated
+        # connections.
         is_known = connection is not None and self.unauthenticated.knows(connection)
         if not is_known and (words := self._rate_limits.refuses_place(place, monotonic())) is not None:
             await self._turn_away(call, place, words)
@@ -219,7 +219,7 @@ class ExchangeService:
         return peer
 
     async def _turn_away(self, call: Call, place: str, words: str, peer: str = "") -> None:
-        """``peer``: who calls, if that is known."""
+        """``peer``: the caller, if known."""
         self._refusals.count(What.CALL, Reason.TOO_MANY)
         if self._rate_limits.is_flood(place, monotonic(), peer):
             if (connection := self._connection(call.context)) is not None:
@@ -228,7 +228,7 @@ class ExchangeService:
         await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
 
     async def _request(self, call: Call, kind: type[M]) -> M:
-        """The one request of a call."""
+        """Read the single request of a call."""
         request = None
         try:
             async with asyncio.timeout(REQUEST_DEADLINE):
@@ -243,7 +243,7 @@ class ExchangeService:
         return request
 
     async def _welcome(self, call: Call) -> str:
-        """Who calls, where the call takes its time: there must be room for one more peer."""
+        """Authenticate the caller of a long call: there must be room for one more peer."""
         peer = await self._authenticate(call)
         if not await self._peer_limit.has_room_for(peer, self._address(call.context)):
             words = "talks with as many peers as its owner allows: call another one, or later"
@@ -251,11 +251,11 @@ class ExchangeService:
         return peer
 
     def _connection(self, context: Any) -> Place | None:
-        """By which connection over TCP a call comes; None if by a tunnel."""
+        """The TCP connection that a call came over; None if it came through a tunnel."""
         return place_of(context.peer()) if context.peer().startswith(INTERNET) else None
 
     def _place(self, context: Any) -> str:
-        """Where a call comes from: an address, or whom libp2p vouches for."""
+        """Where a call comes from: an IP address, or the peer id that libp2p vouches for."""
         connection = self._connection(context)
         if connection is not None:
             return connection[0]
@@ -263,8 +263,8 @@ class ExchangeService:
         return (self._tunnels.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
 
     def _address(self, context: Any) -> str:
-        """What quotas by address count a call by: the address that it comes from, or the relay if
-        it comes through one."""
+        """The key of quotas by address: the caller's address, or the relay if it comes through
+        one."""
         connection = self._connection(context)
         if connection is not None:
             return connection[0]
@@ -273,7 +273,7 @@ class ExchangeService:
     def _caller(self, context: Any) -> str:
         metadata = dict(context.invocation_metadata() or ())
         kind, _, name = context.peer().partition(":")
-        if kind in INTERNET:  # as the kernel tells: nobody can choose to come from elsewhere
+        if kind in INTERNET:  # the kernel names the source, so no caller can claim another one
             return self._gatekeeper.caller(metadata, self._address(context))
         name = unquote(name)
         peer = self._tunnels.peer_of(name) if self._tunnels is not None and kind == "unix-abstract" else None
@@ -300,7 +300,7 @@ class ExchangeService:
 
 
 class _Methods(grpc.GenericRpcHandler):
-    """Our methods, and what handles calls of all others."""
+    """Our methods, and one handler for all others."""
 
     def __init__(self, methods: dict[str, Any], other: Any) -> None:
         self._methods = methods
@@ -315,7 +315,7 @@ class ExchangeServer:
     """The listening side of a node."""
 
     def __init__(self, certificate: Certificate, service: ExchangeService, flow: Options = FREE_FLOW) -> None:
-        """``flow``: options of gRPC for what comes in (``limit.flow_options``)."""
+        """``flow``: gRPC options for incoming bytes (``bandwidth.flow_options``)."""
         self._certificate = certificate
         self._service = service
         self._flow = flow
@@ -332,27 +332,28 @@ class ExchangeServer:
         return f"/proc/self/fd/{self._local}"
 
     def listen_locally(self, folder: Path) -> None:
-        """Listen on a unix socket for tunnels too; to be called before ``start``. ``folder``:
-        nobody else's.
+        """Also listen on a unix socket for tunnels. Call it before ``start``. ``folder``: private
+        to us.
 
-        The socket loses its name at once: no other process finds it, and a killed one leaves
-        nothing behind.
+        The socket is unlinked at once: no other process finds it, and a killed one leaves nothing
+        behind.
         """
         self._local = _listen_locally(self._server, folder)
         self._folder = folder
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port. Raises PortInUse."""
-        # gRPC shares a port so that ``renew`` leaves no gap; with another program we share none.
+        """Listen; returns the port. Raises PortInUse."""
+        # gRPC shares the port (SO_REUSEPORT) so that ``renew`` leaves no gap. Check that no other
+        # program listens there.
         port = _find_free(host, port)
         self._address = f"{host}:{port}"
         await self._start(self._server)
         return port
 
     async def renew(self, flow: Options) -> None:
-        """Take new connections with other options; calls under way may end on those that there are.
+        """Accept new connections with other options. Calls under way may end on the existing ones.
 
-        Raises PortInUse; then all stays as it was.
+        Raises PortInUse; nothing has changed then.
         """
         async with self._renewing:
             if flow == self._flow:
@@ -364,7 +365,7 @@ class ExchangeServer:
                 if self._address:
                     await self._start(server)
                 if local is not None and self._local is not None:
-                    # Whoever knows the path finds the new socket behind it.
+                    # Dialers that know the path find the new socket behind it.
                     os.dup2(local, self._local, inheritable=False)
             finally:
                 if local is not None:
@@ -376,7 +377,7 @@ class ExchangeServer:
             task.add_done_callback(lambda _: self._retiring.pop(before, None))
 
     async def close(self) -> None:
-        """Answer no more calls; those under way get a moment."""
+        """Answer no more calls; those under way get SHUTDOWN_GRACE seconds."""
         try:
             async with asyncio.timeout(2 * SHUTDOWN_GRACE):
                 servers = (self._server, *self._retiring)
@@ -424,7 +425,7 @@ class ExchangeServer:
 
 
 def _listen_locally(server: aio.Server, folder: Path) -> int:
-    """Have a server listen on a unix socket without a name; the descriptor that leads there."""
+    """Have a server listen on an unlinked unix socket; returns a descriptor of it."""
     path = folder / f"{secrets.token_hex(8)}.grpc"
     server.add_insecure_port(f"unix:{path}")
     try:

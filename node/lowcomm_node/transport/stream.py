@@ -1,4 +1,4 @@
-"""The two ends of a ``Swap`` or ``Fetch`` stream behind one face."""
+"""The two ends of a ``Swap`` or ``Fetch`` stream behind one interface."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,24 +22,19 @@ _NO_FRAME = "sent bytes that are no frame"
 
 
 class Stream(Protocol):
-    """Frames out, frames in.
-
-    Raises LinkLost when the stream is gone, dropped by ourselves included.
-    """
+    """Sends and receives frames. Raises LinkLost when the stream is gone, or was dropped by us."""
 
     async def send(self, frame: pb.Frame) -> None:
         """Send one frame; waits while the other end does not read."""
         ...
 
     async def receive(self) -> pb.Frame | None:
-        """The next frame; None when the other end has no more to say.
-
-        Raises ProtocolViolation if it is no frame.
-        """
+        """The next frame; None when the other end has finished. Raises ProtocolViolation if it is
+        invalid."""
         ...
 
     async def close(self) -> None:
-        """Say that we have no more to say, and let the other end read to the end."""
+        """Finish sending, and let the other end read to the end."""
         ...
 
     def cancel(self) -> None:
@@ -48,7 +43,7 @@ class Stream(Protocol):
 
 
 class CallerStream:
-    """The end that called."""
+    """The caller's end."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -166,19 +161,19 @@ class CalleeStream:
         self._dropped.set()
 
     async def wait_dropped(self) -> None:
-        """Until somebody cancels this end."""
+        """Wait until this end is cancelled."""
         await self._dropped.wait()
 
 
 def _we_are_cancelled() -> bool:
-    """Whether a CancelledError is meant for the task that runs, not for a call that another task
-    has cancelled."""
+    """Whether a CancelledError concerns the running task, and not a call cancelled by another
+    task."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def explain(code: grpc.StatusCode, detail: str | None) -> str:
-    """A status of gRPC in words that a volunteer understands."""
+    """A gRPC status in words that a volunteer understands."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (detail or ""):
         return "failed: a message was too large"
     words = {

@@ -1,9 +1,9 @@
-"""TLS and proof of who calls.
+"""TLS certificates and call credentials.
 
 Every node makes a self-signed P-256 certificate at start (gRPC can't use Ed25519 certificates) and
-tells its SHA-256 in its signed record; a caller pins exactly that certificate. The caller proves
-its own identity by a credential in the metadata of each call, signed by its key and bound to the
-callee, the run and the time.
+publishes its SHA-256 in its signed record. A caller pins exactly that certificate. The caller
+proves its own identity by a credential in the metadata of each call, signed by its key and bound to
+the callee, the run and the time.
 """
 
 import datetime
@@ -26,7 +26,7 @@ from lowcomm_protocol.peers.records import CREDENTIAL_LIFE, read_credential, wri
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 SERVER_NAME = "lowcomm"
-"""The name in every certificate; what is checked is the certificate itself."""
+"""The name in every certificate. Callers check the certificate itself."""
 CREDENTIAL_KEY = "lowcomm-credential-bin"
 _TEN_YEARS = datetime.timedelta(days=3650)
 _DAY = datetime.timedelta(days=1)
@@ -42,7 +42,7 @@ class Certificate:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of ``der``, as records tell it."""
+        """SHA-256 of ``der``, as in records."""
         return sha256(self.der).digest()
 
     def server_credentials(self) -> grpc.ServerCredentials:
@@ -51,8 +51,10 @@ class Certificate:
 
 
 def make_certificate(now: datetime.datetime) -> Certificate:
-    """A fresh certificate, good from a day before ``now`` (UTC) for ten years: peers pin it, so
-    dates mean little."""
+    """A new certificate, valid from a day before ``now`` (UTC) for ten years.
+
+    Peers pin the certificate, so its dates mean little.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
     certificate = (
@@ -74,10 +76,7 @@ def make_certificate(now: datetime.datetime) -> Certificate:
 
 
 def pinned(der: bytes) -> grpc.ChannelCredentials:
-    """Channel credentials that trust one certificate (DER).
-
-    Raises RecordError if it is not a certificate.
-    """
+    """Channel credentials that trust one certificate (DER). Raises RecordError if it is invalid."""
     try:
         pem = x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
     except (ValueError, x509.InvalidVersion):
@@ -86,8 +85,8 @@ def pinned(der: bytes) -> grpc.ChannelCredentials:
 
 
 class Gatekeeper:
-    """Makes our credentials and checks those of callers: each nonce is good once, and only for who
-    may take part."""
+    """Makes our credentials and checks those of callers: a nonce is valid once, and callers must be
+    admitted."""
 
     def __init__(
         self,
@@ -99,7 +98,8 @@ class Gatekeeper:
         claim: bytes = b"",
         refusals: Refusals | None = None,
     ) -> None:
-        """``claim``: by which invite we came. Without an ``admission`` anybody may call."""
+        """``claim``: the invite by which we were admitted. Without an ``admission`` anybody may
+        call."""
         self._identity = identity
         self._run_id = run_id
         self._clock = clock
@@ -110,18 +110,18 @@ class Gatekeeper:
         self._nonces = Nonces(2 * CREDENTIAL_LIFE)  # one may come that life ahead of our clock
 
     def show(self, claim: bytes) -> None:
-        """Show another claim from now on, such as the proof of work of another week."""
+        """Send another claim from now on, such as the proof of work of another week."""
         self._claim = claim
 
     def credential_for(self, callee: str) -> tuple[tuple[str, bytes], ...]:
-        """Metadata that proves who we are to ``callee``."""
+        """Metadata that proves our identity to ``callee``."""
         nonce = secrets.token_bytes(16)
         credential = write_credential(self._identity, callee, self._run_id, self._clock(), nonce, self._claim)
         return ((CREDENTIAL_KEY, credential),)
 
     def caller(self, metadata: dict[str, bytes], place: str = "") -> str:
-        """The peer id of an authenticated caller that may take part in the run; ``place``: the
-        address that it calls from.
+        """The peer id of an authenticated and admitted caller; ``place``: the address it calls
+        from.
 
         Raises RecordError, SignatureError or AdmissionError; each is counted.
         """
@@ -132,8 +132,8 @@ class Gatekeeper:
             raise
 
     def tunneled(self, peer_id: str, metadata: dict[str, bytes], place: str = "") -> str:
-        """The same for a caller that libp2p vouches for: it needs a credential only to show an
-        invite.
+        """The same for a caller that libp2p has authenticated: it needs a credential only to show
+        an invite.
 
         Raises RecordError, SignatureError or AdmissionError; each is counted.
         """
@@ -158,8 +158,7 @@ class Gatekeeper:
         caller = read_credential(data, self._own_peer_id, self._run_id, now)
         if self._nonces.was_used(caller.peer_id, caller.nonce, caller.issued, now):
             raise RecordError("A credential that was used before is refused.", reason=Reason.REPLAYED)
-        # Before the nonce is kept: those who may not take part can't fill the memory of those who
-        # may.
+        # Checked before the nonce is stored: peers that are not admitted must not fill the table.
         self._admission.check(caller.peer_id, caller.claim, now)
         self._nonces.use(caller.peer_id, place, caller.nonce, caller.issued, now)
         return caller.peer_id

@@ -1,12 +1,12 @@
-"""How many bytes go to and from each peer, and how fast.
+"""Bytes to and from each peer, and their rates.
 
-Exchanges come every few seconds or minutes, and most of their time is spent waiting for the
-trainer, so a mean over time would say nothing about the line. What counts is the time of contents:
-from one message to the next, if the next is a large one. A content's header goes out right before
-its first piece, so that piece counts too.
+Exchanges come every few seconds or minutes, and spend most of their time waiting for the trainer,
+so an average over time would say nothing about the link. Only the time of contents counts: from one
+message to the next, if the next is large. A content's header goes out right before its first piece,
+so that piece counts too.
 
-What goes out is counted when gRPC takes it, so a rate up is too high where contents are smaller
-than the buffers on the way.
+Outgoing bytes are counted when gRPC takes them. So a rate up is too high for contents smaller than
+the buffers on the path.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from typing import Any
 
 MAX_PEERS = 1024
 LARGE = 16 * 1024
-"""Bytes of a message from which on its time tells of the rate, and not of the latency."""
+"""Bytes of a message above which its time reflects the rate rather than the latency."""
 MIN_SECONDS = 0.001
 
 
@@ -32,7 +32,7 @@ class Rate:
         self._measured: float | None = None
 
     def add(self, size: int) -> None:
-        """A message of so many bytes has gone through now."""
+        """Count a message that has just gone through."""
         now = self._clock()
         if size < LARGE:
             self._measured = self.last
@@ -46,7 +46,7 @@ class Rate:
 
     @property
     def under_way(self) -> tuple[int, float] | None:
-        """Bytes and seconds of contents that have begun; None if there are none."""
+        """Bytes and seconds of the contents under way; None if there are none."""
         return (self._bytes, self._seconds) if self._bytes else None
 
     @property
@@ -73,7 +73,7 @@ class Meter:
 
 
 class Traffic:
-    """The meters of all peers; the one not used for longest is forgotten first."""
+    """The meters of all peers. The least recently used is evicted."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -89,12 +89,11 @@ class Traffic:
 
 
 Measured = Callable[[int, float], None]
-"""Hears of contents that have come: bytes, seconds."""
+"""Receives bytes and seconds of contents that have come."""
 
 
 class MeteredStub:
-    """A stub of the service that counts what its streams carry, and tells of calls that begin and
-    end."""
+    """A service stub that counts the bytes of its streams, and reports calls that begin and end."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class MeteredStub:
         measured: Measured = lambda size, seconds: None,
         changed: Callable[[int], None] = lambda more: None,
     ) -> None:
-        """``changed`` hears 1 when a call begins, and -1 when it is over."""
+        """``changed`` receives 1 when a call begins, and -1 when it ends."""
         self._stub = stub
         self._meter = meter
         self._measured = measured
@@ -128,14 +127,14 @@ class MeteredStub:
 
 
 class MeteredCall:
-    """A call of gRPC; all that it can do, and its bytes are counted."""
+    """A gRPC call that counts its bytes."""
 
     def __init__(self, call: Any, meter: Meter, measured: Measured = lambda size, seconds: None) -> None:
         self._call = call
         self._meter = meter
         self._measured = measured
         self._down = Rate(meter.clock)
-        """Of this call alone, which goes by one route."""
+        """Of this call alone, which uses one route."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -146,7 +145,7 @@ class MeteredCall:
         self._meter.sent(message.ByteSize())
 
     async def read(self) -> Any:
-        """The next message, or whatever gRPC has for its end."""
+        """The next message, or gRPC's marker of the end."""
         message = await self._call.read()
         size = message.ByteSize() if hasattr(message, "ByteSize") else 0
         if size < LARGE and (contents := self._down.under_way):
