@@ -122,7 +122,7 @@ def report_peers(node: "Daemon") -> list[dict[str, Any]]:
             "refused": history.of(info.peer_id).refused,
             "failed": history.of(info.peer_id).failed,
             "last_reason": history.of(info.peer_id).last_reason,
-            **node.exchanger.run_admission(info.peer_id),
+            **node.exchanger.standing(info.peer_id),
             **node.exchanger.channels.describe(info.peer_id),
         }
         for info in node.membership.roster.alive(now)

@@ -21,6 +21,7 @@ from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import new_certificate
 from lowcomm_node.transport import peer_channel
 from lowcomm_node.transport.guard import eviction
+from lowcomm_node.transport.tunnel import dialer as dialer_module
 from lowcomm_node.transport.tunnel import tunnels as tunnels_module
 from lowcomm_node.transport.tunnel.dialer import Forgotten
 from lowcomm_node.transport.tunnel.frames import ANSWER, SESSION, Signal, numbered, opening
