@@ -1,9 +1,9 @@
-"""The DHT of hivemind: small signed records, by key and subkey.
+"""The distributed hash table: signed records, and peers that know each other.
 
-interface.py   what the node asks of it       memory.py    the same without a network, for tests
-hivemind.py    the real one                   guard.py     what strangers can't do to it
-records.py     records in it                  keys.py      names of records, and what makes one valid
-eviction.py    which record gives way         callers.py   who stores here, and from which network
-answered.py    who has shown to be there      doors.py     what came of knocking at peers
-duplicate_identity.py                         is our identity in use elsewhere
+interface.py   what the node needs of a DHT    keys.py      keys, and what makes a record valid
+hivemind.py    the real DHT                    guard.py     hardens hivemind against other peers
+records.py     publish and look up             eviction.py  which record is evicted when full
+callers.py     who stores a record here        answered.py  peers that have proved to be there
+knocks.py      results of dialing entry points
+duplicate_identity.py   another process with our identity
 """

@@ -1,23 +1,23 @@
-"""The peers that have shown us lately that they are there."""
+"""Peers that have proved recently to be there."""
 
 from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
 
 LASTS = 3600.0
-"""Seconds that an answer counts: as long as the longest life of a record."""
+"""Seconds for which an answer counts: the longest life of a record."""
 MAX_ANSWERED = 8192
 
 
 class Answered:
-    """Remembers the newest answers; bounded."""
+    """The newest answers, bounded in number."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._at: OrderedDict[str, float] = OrderedDict()
 
     def add(self, peer_id: str) -> None:
-        """A peer has answered, or has called and shown who it is."""
+        """A peer has answered, or has called and authenticated."""
         self._at[peer_id] = self._clock()
         self._at.move_to_end(peer_id)
         if len(self._at) > MAX_ANSWERED:

@@ -1,4 +1,4 @@
-"""Who calls us in the DHT just now, and from which network; hivemind tells its storage neither."""
+"""The current DHT caller and its network. hivemind tells its storage neither."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ from lowcomm_node.libp2p.multiaddress import place_in
 from lowcomm_node.system.quota import prefixes_of
 
 LOOK_EVERY, LASTS = 0.1, 30.0
-"""Seconds between two looks at p2pd's connections at least; and how long what they told holds."""
+"""Least seconds between two reads of p2pd's connections, and how long a result holds."""
 _UNKNOWN = ("unknown",)
 _BRINGER: ContextVar[Bringer | None] = ContextVar("bringer", default=None)
 
@@ -21,12 +21,12 @@ Connections = Callable[[], Awaitable[Sequence[Connection]]]
 
 
 def bringer() -> Bringer | None:
-    """Whoever makes the call that is being handled; None if it is ourselves."""
+    """The peer whose call is being handled; None if we store something ourselves."""
     return _BRINGER.get()
 
 
 class Callers:
-    """Knows from where our callers come."""
+    """Finds the networks of our callers."""
 
     def __init__(self, connections: Connections, clock: Callable[[], float] = monotonic) -> None:
         self._connections = connections
@@ -36,12 +36,12 @@ class Callers:
         self._looking = asyncio.Lock()
 
     async def enter(self, peer_id: str) -> None:
-        """A call of a peer begins, in this task."""
+        """A peer's call begins in this task."""
         _BRINGER.set(Bringer(peer_id, await self.networks_of(peer_id)))
 
     async def networks_of(self, peer_id: str) -> tuple[str, ...]:
-        """Where a peer's connection comes from, the narrowest first; what can't be told counts as
-        one network."""
+        """The networks of a peer's connection, narrowest first. Unknown ones count as one
+        network."""
         if not self._knows(peer_id):
             async with self._looking:
                 if not self._knows(peer_id):
@@ -53,11 +53,11 @@ class Callers:
         return peer_id in self._places and self._clock() < self._looked + LASTS
 
     async def _look(self) -> None:
-        # Each look lists all connections: a flood of callers must not make that our main work.
+        # Each look lists all connections. The pause bounds its cost in a flood of callers.
         await asyncio.sleep(max(0.0, self._looked + LOOK_EVERY - self._clock()))
         with suppress(LinkLost):
             found = [(connection.peer_id, place_in(connection.address)) for connection in await self._connections()]
-            # Of several connections the one that shows an address counts.
+            # A direct connection sorts last, and so replaces a relayed one of the same peer.
             found.sort(key=lambda one: not one[1].startswith("relay"))
             self._places = dict(found)
         self._looked = self._clock()

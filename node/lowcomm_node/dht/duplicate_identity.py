@@ -1,10 +1,10 @@
-"""Is our identity in use by another process of the swarm? Two peers with one key would take each
-other's streams.
+"""Detects another process with our identity: two peers with one key would take each other's
+streams.
 
-Asked before we start under that identity, from a p2pd with a throw-away one:
+Asked before we start under that identity, from a p2pd with a temporary one:
 
-    throw-away -> entry points: connect
-    throw-away -> our peer id:  connect by libp2p's routing; if that works, somebody answers to our name
+    temporary -> entry points: connect
+    temporary -> our peer id:  connect by libp2p's routing; success means that another process has it
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.libp2p.p2pd import P2pDaemon
 
 GOING = 8.0
-"""Seconds that we give a predecessor that was killed to be gone."""
+"""Seconds for a killed predecessor to disappear."""
 
 
 async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint]) -> None:
     """Raise RetryLater if a peer with our id answers.
 
-    Takes as long as importing hivemind, or about a second.
+    Takes about a second, or as long as importing hivemind.
     """
     probe = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"])
     p2p = None
@@ -42,7 +42,7 @@ async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint])
                     "of its own; a copied home needs its identity.key moved away."
                 )
             await asyncio.sleep(0.5)
-            with suppress(TimeoutError):  # then it is still connected, and dialed in vain
+            with suppress(TimeoutError):  # then it stays connected, and the next dial succeeds at once
                 async with asyncio.timeout(DIAL_DEADLINE):
                     await p2p._client.disconnect(_peer(peer_id))
     finally:

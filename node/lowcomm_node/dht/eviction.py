@@ -1,14 +1,14 @@
-"""Which record gives way where a storer has no more room. Pure: who brought what is an argument.
+"""Which record is evicted when a storer is full. Pure: the origin of a record is an argument.
 
-    own         what we publish ourselves               never gives way
+    own         published by ourselves                 never evicted
     answered    its peer has answered us, or called us with its credential, within the last hour
     brought     its own peer stored it here, over a connection that proves its peer id
-    told        somebody else brought it: one connection can bring thousands
+    told        another peer brought it: one connection can bring thousands
 
-The lowest of these goes first. Of equals the network that holds the most bytes gives way (a /24 of
-IPv4, a /48 of IPv6, or a relay; within it an address or a /64; then whoever signed most), and there
-the newest record: so a flood pushes out itself, and who has been here for long stays. A record
-keeps its rank and age as long as it is renewed.
+The lowest rank goes first. Among equals the network that holds most bytes loses (a /24 of IPv4, a
+/48 of IPv6, or a relay; within it an address or a /64; then the signer of most records), and of its
+records the newest goes. So a flood evicts itself, and old records stay. A record keeps its rank and
+age as long as it is renewed.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from enum import IntEnum
 
 
 class Rank(IntEnum):
-    """How much a storer knows of the peer that a record speaks of."""
+    """How well a storer knows the peer of a record."""
 
     TOLD = 0
     BROUGHT = 1
@@ -28,11 +28,11 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True)
 class Bringer:
-    """Who stores a record here."""
+    """The peer that stores a record here."""
 
     peer_id: str
     networks: tuple[str, ...]
-    """Where its connection comes from, the narrowest first."""
+    """The networks of its connection, narrowest first."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,19 @@ class Kept:
     """Bytes."""
     rank: Rank
     owner: str
-    """Who signed it."""
+    """Its signer."""
     networks: tuple[str, ...]
     since: int
-    """In which order it came."""
+    """Its position in the order of arrival."""
 
     def renewed(self, by: "Kept") -> "Kept":
-        """The same after its owner has renewed it: nobody can lower its rank by storing it
-        again."""
+        """The entry after a renewal. Storing a record again can't lower its rank."""
         better = by if by.rank > self.rank else self
         return replace(by, rank=better.rank, networks=better.networks, since=self.since)
 
 
 def first_to_go(entries: Iterable[Kept]) -> Kept | None:
-    """The entry that gives way before all others; None if there is none but our own."""
+    """The first entry to evict; None if only our own are left."""
     left = [entry for entry in entries if entry.rank < Rank.OWN]
     if not left:
         return None
@@ -69,7 +68,7 @@ def first_to_go(entries: Iterable[Kept]) -> Kept | None:
             held[holder_of(entry)] += entry.size
         most = max(held.values())
         left = [entry for entry in left if held[holder_of(entry)] == most]
-    # Each peer signs one record, a creator as many runs as it likes
+    # A peer signs one record, but a creator any number of runs.
     signed = Counter(entry.owner for entry in left)
     most = max(signed.values())
     left = [entry for entry in left if signed[entry.owner] == most]
@@ -77,7 +76,7 @@ def first_to_go(entries: Iterable[Kept]) -> Kept | None:
 
 
 def those_to_go(new: Kept, kept: Iterable[Kept], excess: int) -> list[Kept] | None:
-    """What gives way so that ``excess`` bytes become free; None if the new one has to."""
+    """The entries to evict to free ``excess`` bytes; None if the new one itself has to go."""
     left, gone, freed = list(kept), list[Kept](), 0
     while freed < excess:
         first = first_to_go([*left, new])

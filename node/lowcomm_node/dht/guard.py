@@ -1,18 +1,24 @@
-"""What hivemind's DHT lets strangers do, and ours does not.
+"""Hardens hivemind's DHT against other peers.
 
-Hivemind trusts the peers of a DHT. Measured on 1.1.12, each of these is one call for anybody who
+hivemind trusts the peers of a DHT. Measured on 1.1.12, each of these takes one call of anybody who
 can dial us:
 
-- a record under someone else's name               -> every record is checked, where it is stored and where it is read
-- one bad record makes a reader drop all others    -> only the bad one is dropped
-- a record in the *cache* hides all that is stored -> there is no cache
-- an answer that claims to expire never ends the search for better ones -> the claim is recomputed from the records
-- any number of records, of any size               -> at most MAX_KEYS keys, MAX_KEY_BYTES for each, MAX_BYTES for all; a
-                                                      flood pushes out itself (dht/eviction.py)
-- an older record over a newer one                 -> what its signer says is newer holds
-- any place in the DHT, such as next to a key      -> the place is the hash of the peer id, else a peer is ignored;
-                                                      one that the owner has named may stand anywhere, as hivemind's
-                                                      own programs do
+- a record under another peer's name
+    -> every record is checked, where it is stored and where it is read
+- one bad record makes a reader drop all others
+    -> only the bad one is dropped
+- a record in the *cache* hides all that is stored
+    -> there is no cache
+- an answer that claims never to expire ends the search for better ones
+    -> the claim is recomputed from the records
+- any number of records, of any size
+    -> at most MAX_KEYS keys, MAX_KEY_BYTES for each, MAX_BYTES for all; a flood evicts itself
+       (dht/eviction.py)
+- an older record over a newer one
+    -> the order of the signer decides
+- any place in the DHT, such as next to a key
+    -> the place must be the hash of the peer id, else the peer is ignored. A peer named by the
+       owner may stand anywhere, as hivemind's own programs do
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -40,45 +46,42 @@ from lowcomm_node.libp2p.hivemind_parts import (
 from lowcomm_protocol.refusals import Reason
 
 Records = Any
-"""A ``DictionaryDHTValue``: the decorator that hivemind puts on it hides from a type checker that
-it is a class."""
+"""A ``DictionaryDHTValue``. hivemind's decorator hides from type checkers that it is a class."""
 MAX_KEYS = 1024
 MAX_KEY_BYTES = 2 * 1024**2
-"""Of all records under one key: an answer of more than 4 MiB can't be sent, and nobody would find
-anything."""
+"""Of all records under one key. An answer of more than 4 MiB can't be sent, and so nobody would
+find anything."""
 MAX_BYTES = 64 * 1024**2
 """Of all records that we keep for others."""
 REFUSED_FOR = 1.0
-"""Seconds in which records that are no better than one for which there was no room are refused at
-once."""
+"""Seconds for which records no better than a refused one are refused at once."""
 MAX_REFUSED = 1024
 SWEEP_EVERY = 256
-"""Records stored between two looks for those that have expired."""
+"""Records stored between two sweeps of expired ones."""
 MAX_SUBKEY = 256
-"""Bytes; ours are peer ids and run ids."""
+"""Bytes. Ours are peer ids and run ids."""
 CLOCK_SLACK = 60.0
-"""Seconds that a record's expiry may lie beyond what its signer or MAX_LIFE allow, for clocks that
-differ."""
+"""Seconds that an expiry may exceed the signer's claim or MAX_LIFE, for clocks that differ."""
 
 
 def place_of(peer_id: str) -> DHTID:
-    """Where in the DHT a peer stands; Python's ``random`` would put two processes with one seed at
-    the same place."""
+    """The DHT place of a peer. Python's ``random`` would put two processes with one seed at one
+    place."""
     return DHTID.generate(source=peer_id)
 
 
 def guard(
     protocol: DHTProtocol, provenances: Provenances, named: Collection[str] = (), answered: Answered | None = None
 ) -> None:
-    """Make a protocol that was just created, and has met nobody yet, safe to use among strangers.
+    """Harden a protocol that was just created and has met no peer yet.
 
-    ``named``: ids of the peers that our owner has named; ``answered``: those that have shown that
-    they are there.
+    ``named``: ids of the peers named by our owner; ``answered``: peers that have proved to be
+    there.
     """
     call_find, update_routing_table = protocol.call_find, protocol.update_routing_table
 
     def is_in_place(node_id: DHTID, peer: PeerID) -> bool:
-        # What others say of where a named peer stands must be what that one has told us.
+        # Others may report a named peer only at the place that it has told us itself.
         name = peer.to_base58()
         return node_id == place_of(name) or (name in named and protocol.routing_table.get(peer_id=peer) == node_id)
 
@@ -107,14 +110,13 @@ def guard(
 
 
 class OwnRecords(RecordValidatorBase):
-    """Lets in what is signed by whom the subkey names, under the right key, and not for too
-    long."""
+    """Accepts records signed by the subkey's peer, under the right key, and not for too long."""
 
     def __init__(self, provenances: Provenances) -> None:
         self._provenances = provenances
 
     def validate(self, record: DHTRecord) -> bool:
-        """Called at the storer and at the reader; never raises."""
+        """Called at the storer and at the reader. Never raises."""
         now = time()
         if len(record.value) > MAX_VALUE + 64 or len(record.subkey) > MAX_SUBKEY:
             return self._refuse(Reason.TOO_LARGE)  # before anything is unpacked
@@ -141,30 +143,30 @@ class OwnRecords(RecordValidatorBase):
 
 
 class BoundedStorage(DHTLocalStorage):
-    """Records that we keep for others: the newest of each subkey, within bounds; ``giving_way``
-    says what goes when full."""
+    """Records that we keep for others: the newest of each subkey, within bounds; see
+    eviction.py."""
 
     def __init__(self, provenances: Provenances, answered: Answered | None = None) -> None:
         super().__init__()
         self._provenances = provenances
         self._answered = answered if answered is not None else Answered()
         self._kept: dict[DHTID, dict[Any, Kept]] = {}
-        """What is known of each record, by key and subkey; of some that have expired as well, until
-        they are swept."""
+        """What is known of each record, by key and subkey. Expired ones stay until they are
+        swept."""
         self._stored = self._bytes = 0
         self._refused: dict[tuple[DHTID, Rank, tuple[str, ...]], tuple[float, int]] = {}
-        """When there was no room for a record of a kind, and of how many bytes: a flood is refused
-        without another look."""
+        """Time and size of the last refusal of each kind, so that a flood is refused without
+        another search."""
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
-        """A copy, because hivemind's search adds what others answer to the very object that it gets
+        """A copy: hivemind's search adds the answers of others to the very object that it gets
         here."""
         found = super().get(key)
         return found and ValueWithExpiration(_copy(found.value), found.expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        """Whether it was taken."""
-        # Also of what we publish ourselves: a run tells who may join it
+        """Store a record; returns whether it was taken."""
+        # Also for our own records: a run says who may join it.
         told = self._provenance(subkey, value)
         order = told.order if told is not None else -1
         found = super().get(key)
@@ -186,13 +188,12 @@ class BoundedStorage(DHTLocalStorage):
         return True
 
     def proved(self, key: DHTID) -> frozenset[str]:
-        """The signers of records under a key that have stored them here themselves, or have
-        answered."""
+        """The signers under a key that stored their record here themselves, or have answered."""
         entries = (self._ranked(entry) for entry in self._kept.get(key, {}).values())
         return frozenset(entry.owner for entry in entries if entry.rank in (Rank.BROUGHT, Rank.ANSWERED))
 
     def brought_from(self, key: DHTID, subkey: Any) -> tuple[str, ...]:
-        """From which network a record came, the narrowest first; empty if it is not here, or
+        """The networks that a record came from, narrowest first; empty if it is not here, or is
         ours."""
         kept = self._kept.get(key, {}).get(subkey)
         return kept.networks if kept is not None else ()
@@ -202,8 +203,8 @@ class BoundedStorage(DHTLocalStorage):
             return super().store_subkey(key, subkey, value, expiration_time)
         known = records.get(subkey)
         if known is not None and known.expiration_time >= expiration_time:
-            # A newer one that expires earlier, such as a goodbye: hivemind would keep the older
-            # one.
+            # hivemind would keep the older of two records if it expires later, such as before a
+            # goodbye.
             del records[subkey]
         if expiration_time > records.latest_expiration_time:
             TimedStorage.store(self, key, records, expiration_time)
@@ -218,8 +219,7 @@ class BoundedStorage(DHTLocalStorage):
         return before.renewed(new) if before is not None and is_known else new
 
     def _make_room(self, key: DHTID, records: Records | None, new: Kept) -> bool:
-        """Whether there is room for a record under a key, also where others had to give way to
-        it."""
+        """Whether there is room for a record under a key, evicting others where needed."""
         if self._stored % SWEEP_EVERY == 0:
             self._sweep()
         if records is not None:
@@ -246,8 +246,8 @@ class BoundedStorage(DHTLocalStorage):
         return gone is not None
 
     def _make_room_beside(self, key: DHTID, new: Kept) -> bool:
-        """Whether there is room for one more key, or one that grows, also where other keys had to
-        give way."""
+        """Whether there is room for one more key, or one that grows, evicting other keys where
+        needed."""
         size = sum(entry.size for entry in self._kept.get(key, {}).values())
         if (len(self._kept) < MAX_KEYS or key in self._kept) and self._bytes + new.size <= MAX_BYTES:
             return True
@@ -267,8 +267,7 @@ class BoundedStorage(DHTLocalStorage):
         return True
 
     def _of_key(self, key: DHTID, entries: dict[Any, Kept]) -> Kept:
-        """All records under one key as one: as good as the best of them, and there since the first
-        came."""
+        """All records under one key as one entry, with the best rank and age among them."""
         best = max((self._ranked(entry) for entry in entries.values()), key=lambda entry: (entry.rank, -entry.since))
         return replace(best, name=key, size=sum(entry.size for entry in entries.values()))
 
@@ -277,7 +276,7 @@ class BoundedStorage(DHTLocalStorage):
         return replace(entry, rank=Rank.ANSWERED) if answered else entry
 
     def _sweep(self) -> None:
-        """Forget what we knew of records that have expired."""
+        """Drop the metadata of records that have expired."""
         live = {key: found.value for key, found in self.items()}
         for key, entries in list(self._kept.items()):
             records = live.get(key)
@@ -292,7 +291,7 @@ class BoundedStorage(DHTLocalStorage):
             self._kept.pop(key, None)
 
     def _provenance(self, subkey: Any, value: bytes) -> Provenance | None:
-        """What the signer of a value that was let in says of it."""
+        """The provenance of an accepted value."""
         stored: Any = MSGPackSerializer.loads(value)
         return self._provenances.check(stored, subkey, time())
 

@@ -1,16 +1,18 @@
 """The DHT of hivemind, in our own event loop.
 
-Only its Kademlia (``DHTNode``) and its client of p2pd (``P2P``) are used, never its processes,
-averaging or optimizers.
+We use its Kademlia (``DHTNode``) and its client of p2pd (``P2P``), but not its processes, averaging
+or optimizers.
 
-    start              p2pd -> client -> DHTNode, guarded -> knock at the entry points -> look for neighbours
-    knock              connect and ping; a peer that is connected and silent is connected anew
-    revive             p2pd died: start it again; learn where we are; keep places at relays, so that others reach us behind
-                       a NAT. The lifeline calls this and knocks, again and again
-    check_connection   the same at once, for an examination: revive, knock at the entry points, and at peers' if those
-                       are dead
-    connect            to a peer, at its addresses and through our entry points as relays, whichever works first; if that
-                       is a relay, a hole is tried to be punched
+    start              p2pd -> client -> DHTNode, guarded -> knock at the entry points
+                       -> look for neighbours
+    knock              connect and ping; reconnect to a peer that is connected and silent
+    revive             restart p2pd if it died; refresh our addresses; keep places at relays, so
+                       that others reach us behind a NAT. ``Rejoin`` calls this and knocks,
+                       periodically
+    check_connection   the same at once, for the doctor: revive, knock at the entry points, and at
+                       peers' if those are dead
+    connect            to a peer, at its addresses and through our entry points as relays, whichever
+                       works first; over a relay, hole punching is tried
 """
 
 import asyncio
@@ -58,10 +60,10 @@ from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.refusals import Refusals
 
 MAX_REASONS = 256
-"""Peers of whom we remember why they could not be reached."""
+"""Peers whose connection errors we remember."""
 _BAN = 10.0
-"""Seconds that hivemind keeps away from a silent peer; they do not grow, or one that returns is
-ignored for hours."""
+"""Seconds for which hivemind avoids a silent peer. They do not grow, or a peer that returns would
+be ignored for hours."""
 
 
 class HivemindDiscovery:
@@ -96,7 +98,7 @@ class HivemindDiscovery:
         self.peer_id = identity.peer_id
         self._entry_points = EntryPoints(self.peer_id, initial_peers, learned)
         self._reachability = Reachability(self.peer_id, self._entry_points, self._control, announce, wants_places)
-        # Who listens on loopback only is in a swarm on this machine.
+        # A node that listens on loopback only belongs to a swarm on this machine.
         local = all("/127.0.0.1/" in one or "/::1/" in one for one in listen)
         self.targets = Targets([*initial_peers, *learned], local=local)
         self._key_file = key_file
@@ -136,7 +138,7 @@ class HivemindDiscovery:
             knocks = await self._knock_at(entries)
             if entries and self._require_peers and all(knock.reason for knock in knocks.values()):
                 raise NoPeers(no_answer([str(entry) for entry in entries], knocks))
-            # Only those that the owner has named decide whether we start.
+            # Only peers named by the owner may keep us from starting.
             named = {entry.peer_id for entry in self._entry_points.named}
             check_clock({peer: knock for peer, knock in knocks.items() if peer in named}, self.max_clock_offset)
             await self.find_neighbours()
@@ -189,10 +191,10 @@ class HivemindDiscovery:
             log.warning("dht.trouble", reason=str(error))
         return self.known_peers()
 
-    async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
+    async def knock(self, entry_points: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
         """See Discovery."""
-        alone, wanted = not self.known_peers(), {peer: leading_to(peer, texts) for peer, texts in doors.items()}
-        knocks = await asyncio.gather(*(self._knock(peer, ways) for peer, ways in wanted.items()))
+        alone, wanted = not self.known_peers(), {peer: leading_to(peer, texts) for peer, texts in entry_points.items()}
+        knocks = await asyncio.gather(*(self._knock(peer, entries) for peer, entries in wanted.items()))
         if alone and any(knock.reason is None for knock in knocks):
             await wait_routing(self._p2p)
         return dict(zip(wanted, knocks, strict=True))
@@ -259,12 +261,12 @@ class HivemindDiscovery:
         """See Streams."""
         control = self._control()
         admitted = await self._admitted(control, peer_id, entry_points)
-        ways = self._entry_points.ways_to(peer_id, admitted)
-        if entry_points and not ways:
+        entries = self._entry_points.entries_for(peer_id, admitted)
+        if entry_points and not entries:
             raise LinkLost(self.targets.refusal(entry_points))
-        await control.connect(peer_id, ways, seconds)
+        await control.connect(peer_id, entries, seconds)
         if self._punching:
-            await self._puncher.improve(control, peer_id, ways)
+            await self._puncher.improve(control, peer_id, entries)
 
     async def disconnect(self, peer_id: str) -> None:
         """See Streams."""
@@ -298,7 +300,7 @@ class HivemindDiscovery:
             await self._shut()
 
     async def _shut(self) -> None:
-        """End p2pd and what talks to it."""
+        """End p2pd and its clients."""
         node, p2p, daemon = self._node, self._p2p, self._daemon
         self._node = self._p2p = self._daemon = None
         self._served.forget()
@@ -312,8 +314,7 @@ class HivemindDiscovery:
             await daemon.stop()
 
     async def _renew(self) -> None:
-        """Close and open, at the ports that we had, so that the addresses that others know of us
-        stay good."""
+        """Close and open at the same ports, so that the addresses that others know stay valid."""
         await self._shut()
         try:
             await self._open(tuple(_with_port(listen, self._reachability.visible) for listen in self._listen))
@@ -355,7 +356,8 @@ class HivemindDiscovery:
         return daemon
 
     async def _tell_what_is_served(self) -> None:
-        """What p2pd does not take now it is told again later, or when it is started again."""
+        """Register our protocols with p2pd. What fails is repeated later, or when p2pd is
+        restarted."""
         if self._daemon is None or not self._daemon.running:
             return
         try:
@@ -389,8 +391,8 @@ class HivemindDiscovery:
         return node
 
     async def _admitted(self, control: Control, peer_id: str, addresses: Sequence[str]) -> Sequence[str]:
-        """Those of a peer's addresses that may be dialed now; all if it is connected, for then
-        nothing is dialed."""
+        """A peer's addresses that may be dialed now; all if it is connected, since nothing is
+        dialed then."""
         connections = await control.connections()
         for connection in connections:
             self.targets.reached(connection.address)
@@ -402,28 +404,28 @@ class HivemindDiscovery:
     async def _knock_at(self, entries: Sequence[EntryPoint]) -> dict[str, Knock]:
         return await self.knock(by_peer([str(entry) for entry in entries]))
 
-    async def _knock(self, peer_id: str, ways: Sequence[EntryPoint]) -> Knock:
+    async def _knock(self, peer_id: str, entries: Sequence[EntryPoint]) -> Knock:
         if peer_id == self.peer_id or self._node is None:
             return Knock("is ourselves" if peer_id == self.peer_id else "p2pd is not running: it is started again")
         try:
-            told = [str(entry) for entry in ways]
+            told = [str(entry) for entry in entries]
             admitted = set(await self._admitted(self._control(), peer_id, told))
-            ways = also_over_quic([entry for entry in ways if str(entry) in admitted])
-            if told and not ways:
+            entries = also_over_quic([entry for entry in entries if str(entry) in admitted])
+            if told and not entries:
                 return Knock(self.targets.refusal(told))
-            await self._control().connect(peer_id, ways, KNOCK_DEADLINE)
+            await self._control().connect(peer_id, entries, KNOCK_DEADLINE)
             ahead = await ping(self._node, peer_id)
             if ahead is None:
-                # A connection that is dead looks like one for minutes; only a new one tells.
+                # A dead connection looks alive for minutes. Only a new one proves it.
                 await self.disconnect(peer_id)
-                await self._control().connect(peer_id, ways, KNOCK_DEADLINE)
+                await self._control().connect(peer_id, entries, KNOCK_DEADLINE)
                 ahead = await ping(self._node, peer_id)
         except LinkLost as error:
             return Knock(self._why(peer_id, in_words(str(error))))
         return Knock(None, ahead) if ahead is not None else Knock("is there, but does not answer as a peer of the DHT")
 
     def _why(self, peer_id: str, reason: str) -> str:
-        """That p2pd has not even dialed says less than why it did not get through before."""
+        """The reason of an earlier failure, if p2pd's backoff kept it from dialing at all."""
         if reason == BACKED_OFF:
             return self._reasons.get(peer_id, reason)
         if len(self._reasons) >= MAX_REASONS:
@@ -433,7 +435,7 @@ class HivemindDiscovery:
 
 
 def _with_port(listen: str, dials: Sequence[str]) -> str:
-    """Where to listen next time to be found at the same port."""
+    """The listening address that keeps the port of this time for the next."""
     found = re.fullmatch(r"(/(ip[46])/[^/]+/(tcp|udp))/0(/quic-v1)?", listen)
     if found is None:
         return listen

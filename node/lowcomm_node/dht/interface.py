@@ -1,4 +1,4 @@
-"""What the node asks of a DHT."""
+"""What the node needs of a DHT."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ from lowcomm_node.libp2p.targets import Targets
 from lowcomm_protocol.errors import RecordError
 
 MAX_VALUE = 30 * 1024
-"""Bytes of one record: larger ones disturb hivemind's DHT."""
+"""Bytes of one record. Larger ones disturb hivemind's DHT."""
 
 
 @dataclass(frozen=True)
 class Knock:
-    """What came of knocking at a peer of the DHT."""
+    """The result of connecting to a DHT peer and pinging it."""
 
     reason: str | None
-    """Why it is not there; None: it answered."""
+    """Why it failed; None: the peer answered."""
     ahead: float = 0.0
-    """Seconds that its clock is ahead of ours; 0 within the time that the call took."""
+    """Seconds that its clock is ahead of ours; 0 within the call's duration."""
 
 
 class Discovery(Streams, Protocol):
-    """Records by key and subkey, each with a life of its own."""
+    """Records by key and subkey, each with an expiry of its own."""
 
     peer_id: str
     targets: Targets
-    """Which addresses of strangers are dialed."""
+    """Which addresses from untrusted records are dialed."""
     max_clock_offset: float
     """Seconds that our clock may differ from the swarm's when we enter."""
 
@@ -36,7 +36,7 @@ class Discovery(Streams, Protocol):
         ...
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
-        """Store a record for ``lifetime`` seconds; whether some peer took it.
+        """Store a record for ``lifetime`` seconds. Returns whether some peer took it.
 
         Raises RecordError if it is too large.
         """
@@ -47,17 +47,15 @@ class Discovery(Streams, Protocol):
         ...
 
     def answered(self, peer_id: str) -> None:
-        """A peer has answered us or has called us, and has shown who it is: its records are the
-        last to give way here."""
+        """A peer has answered us, or called and authenticated: its records are evicted last."""
         ...
 
     def proved(self, key: str) -> frozenset[str]:
-        """The peers under a key that have stored their record here themselves, or have answered."""
+        """The peers under a key that stored their record here themselves, or have answered."""
         ...
 
     def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
-        """From which network a record was stored here, the narrowest first; empty if that is not
-        known."""
+        """The networks from which a record was stored here, narrowest first; empty if unknown."""
         ...
 
     def addresses(self) -> tuple[str, ...]:
@@ -65,56 +63,55 @@ class Discovery(Streams, Protocol):
         ...
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
-        """Remember addresses to try when the others do not answer; bounded, malformed ones are left
-        out."""
+        """Remember addresses to try when the others do not answer. Bounded; malformed ones are
+        skipped."""
         ...
 
     async def check_connection(self) -> int:
-        """Find lost entry points again; how many DHT peers we know."""
+        """Find lost entry points again. Returns the number of known DHT peers."""
         ...
 
-    async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
-        """Connect to peers, of which the addresses are given, and have them know us.
+    async def knock(self, entry_points: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
+        """Connect to peers at the given addresses, and have them know us.
 
         Never raises.
         """
         ...
 
     async def find_neighbours(self) -> None:
-        """Have the DHT tell us of its other peers, and them of us; after somebody has answered."""
+        """Learn other DHT peers, and make us known to them, once a peer has answered."""
         ...
 
     async def revive(self) -> bool:
-        """Start again what has died on this machine, and look at our own addresses; whether that
+        """Restart what has died on this machine, and refresh our own addresses. Returns whether it
         works."""
         ...
 
     async def restart(self) -> bool:
-        """Start everything on this machine again, as ``revive``: what is left of connections is
-        given up."""
+        """Restart everything on this machine, dropping its connections. Returns as ``revive``
+        does."""
         ...
 
     async def forget_connections(self, gone: Collection[str]) -> None:
-        """Give up the connections that use addresses of ours which are ``gone``: they are dead, and
-        do not know it."""
+        """Close the connections that use our ``gone`` addresses. They are dead without knowing
+        it."""
         ...
 
     async def connected_peers(self) -> frozenset[str]:
-        """The peers that we are connected to now, whose ids the connections prove; empty if that
-        can't be told."""
+        """The peers that we are connected to, by proven ids; empty if p2pd can't tell."""
         ...
 
     async def has_connections(self) -> bool:
-        """Whether we are connected to anybody at all, as far as that is known."""
+        """Whether we are connected to any peer, as far as p2pd knows."""
         ...
 
     async def held_by_others(self, key: str, subkey: str) -> bytes | None:
-        """The newest valid record of a subkey that others keep, to see whether ours has arrived;
-        None if there is none."""
+        """The newest valid record of a subkey that others keep, to see if ours has arrived; or
+        None."""
         ...
 
     def known_peers(self) -> int:
-        """How many DHT peers we know."""
+        """The number of known DHT peers."""
         ...
 
     async def close(self) -> None:

@@ -1,16 +1,16 @@
-"""The records of the DHT: their names, and what makes one valid.
+"""The records of the DHT: their keys, and what makes one valid.
 
-A value tells by its first byte what it is, because a storer knows only the hash of a key:
+The first byte of a value tells its kind, because a storer knows only the hash of a key:
 
     R  a signed run            subkey = run id     under RUNS_KEY
     P  a signed peer record    subkey = peer id    under peers_key(run id)
     L  a removal list          subkey = creator    under removals_key(run id, creator)
     A  amendments of a run     subkey = creator    under amendments_key(run id, creator)
 
-Anything else is refused, so a stranger can neither overwrite a record nor fill the DHT with records
-of other kinds. Who has seen a run, because it has looked it up or stores it, also knows who may
-join it, and neither stores nor believes a record of anybody else. Who has not stores what is
-otherwise valid: the peers of the run, who read it, check.
+Other kinds are refused, so nobody can overwrite a foreign record or fill the DHT with other data. A
+storer that has seen a run, by looking it up or storing it, also knows who may join it, and neither
+stores nor believes other peers' records. A storer that has not seen it stores records that are
+otherwise valid; the peers of the run check them when they read.
 """
 
 import math
@@ -44,31 +44,31 @@ class Provenance:
 
     key: str
     expires: float
-    """Unix time, seconds; infinite for what only the DHT lets expire."""
+    """Unix time, seconds; infinite if only the DHT lets it expire."""
     owner: str = ""
-    """Who signed it."""
+    """Its signer."""
     order: int = 0
-    """Of two values of one signer the higher holds, whichever expires later: an old one can't be
-    replayed over a new one."""
+    """Of two values of one signer the higher order wins, whichever expires later, so that an old
+    one can't be replayed."""
 
 
 def peers_key(run_id: str) -> str:
-    """Where the peers of a run tell of themselves."""
+    """Key of the peer records of a run."""
     return f"lowcomm/v1/peers/{run_id}"
 
 
 def removals_key(run_id: str, creator: str) -> str:
-    """Where the creator of a run tells whom it has removed; nobody else's list belongs there."""
+    """Key of the creator's list of removed peers. No other list belongs there."""
     return f"{_REMOVALS_PREFIX}{run_id}/{creator}"
 
 
 def amendments_key(run_id: str, creator: str) -> str:
-    """Where the creator of a run tells what it has changed of it."""
+    """Key of the creator's amendments of a run."""
     return f"{_AMENDMENTS_PREFIX}{run_id}/{creator}"
 
 
 def pack(key: str, value: bytes) -> bytes:
-    """A value as it is stored."""
+    """Encode a value for storage."""
     if key == RUNS_KEY:
         return _RUN + value
     kinds = {_REMOVALS_PREFIX: _REMOVALS, _AMENDMENTS_PREFIX: _AMENDMENTS}
@@ -81,49 +81,48 @@ def unpack(stored: bytes) -> bytes:
 
 
 def key_of(stored: bytes, subkey: str, now: float) -> str | None:
-    """The key under which a stored value belongs, if it is valid for this subkey at Unix time
-    ``now``; else None."""
+    """The key of a stored value that is valid for this subkey at Unix time ``now``; else None."""
     found = provenance(stored, subkey, now)
     return found.key if found else None
 
 
 def provenance(stored: bytes, subkey: str, now: float) -> Provenance | None:
-    """Check a stored value from a stranger: None unless whom the subkey names has signed it, and it
-    is still good."""
+    """Check an untrusted stored value: None unless the subkey's peer has signed it, and it is
+    current."""
     return Provenances().check(stored, subkey, now)
 
 
 class Provenances:
-    """Checks stored values, and remembers: each reader gets every record from several storers,
-    again and again."""
+    """Checks stored values with a cache: a reader gets each record from several storers,
+    repeatedly."""
 
     def __init__(self, refusals: Refusals | None = None) -> None:
         self.refusals = refusals or Refusals()
-        """What was refused, the same bytes counted once."""
+        """Refused records; the same bytes count once."""
         self._known: OrderedDict[bytes, Provenance] = OrderedDict()
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._rules: OrderedDict[str, Rules] = OrderedDict()
         self._amended: OrderedDict[tuple[str, str], tuple[int, Admissions]] = OrderedDict()
-        """By run and signer of a chain: how many amendments it has, and who may join by it, from
-        which swarm step on."""
+        """By run and signer of a chain: the number of amendments, and its admission rules by swarm
+        step."""
         self._steps: OrderedDict[str, int] = OrderedDict()
-        """By run that was amended so: the highest swarm step that a record tells."""
+        """By amended run: the highest swarm step in a record."""
         self._creators: OrderedDict[str, str] = OrderedDict()
 
     def check(self, stored: bytes, subkey: str, now: float) -> Provenance | None:
-        """See ``provenance``. Only what was valid is remembered: what is not may become so, as
-        clocks go on."""
+        """See ``provenance``. Only valid values are cached: an invalid one may become valid with
+        time."""
         if len(stored) > MAX_VALUE + 1:
             self.refuse(Reason.TOO_LARGE)
             return None
-        # The subkey's own hash, of fixed length: else a longer subkey with the rest of a value
-        # would pass for what was checked.
+        # Hash the subkey on its own: with plain concatenation, a longer subkey and a shorter value
+        # could have the same digest.
         digest = sha256(sha256(subkey.encode(errors="replace")).digest() + stored).digest()
         found = self._known.get(digest)
         if found is None:
             try:
                 found = self._examine(stored, subkey, now)
-            # ValueError: text that no encoding can express
+            # ValueError: text that can't be encoded.
             except (LowcommError, ValueError) as error:
                 if digest not in self._refused:
                     self.refuse(error.reason if isinstance(error, LowcommError) else Reason.MALFORMED)
@@ -133,11 +132,11 @@ class Provenances:
         return found if found.expires > now else None
 
     def refuse(self, reason: Reason) -> None:
-        """Count a record that is refused."""
+        """Count a refused record."""
         self.refusals.count(What.RECORD, reason)
 
     def _rules_of(self, run_id: str) -> Rules | None:
-        """Who may join a run, as far as it was seen; its creator may have changed that."""
+        """The admission rules of a run, as far as known, with amendments."""
         known, creator = self._rules.get(run_id), self._creators.get(run_id, "")
         _, amended = self._amended.get((run_id, creator), (0, ()))
         reached = self._steps.get(run_id, 0)
@@ -150,13 +149,13 @@ class Provenances:
         return replace(known, admission=admission, members=members)
 
     def _follow(self, chain: Chain, signer: str) -> None:
-        """Remember who may join by a chain; it counts for a run that its signer has created."""
+        """Remember the admission rules of a chain. They count if its signer has created the run."""
         known, _ = self._amended.get((chain.run_id, signer), (0, ()))
         if chain.admissions and len(chain.links) >= known:
             _remember(self._amended, (chain.run_id, signer), (len(chain.links), chain.admissions), _MAX_RULES)
 
     def _reach(self, run_id: str, swarm_step: int) -> None:
-        """Remember how far a run is, if who may join depends on it."""
+        """Remember how far a run is, if its admission depends on it."""
         if (run_id, self._creators.get(run_id, "")) in self._amended and swarm_step > self._steps.get(run_id, 0):
             _remember(self._steps, run_id, swarm_step, _MAX_RULES)
 

@@ -1,4 +1,4 @@
-"""What is said of doors: peers at which a swarm can be entered, that were knocked at."""
+"""Results of knocking at entry points: whether somebody answers, and whose clock is wrong."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -8,21 +8,22 @@ from lowcomm_node.errors import ConfigError, Unhealthy
 from lowcomm_node.libp2p.multiaddress import parse_entry_point
 
 MAX_CLOCK_OFFSET = 3.0
-"""Seconds; records live for seconds to minutes, and would seem dead or not yet issued."""
+"""Seconds. Records live for seconds to minutes, so a larger offset makes them seem dead or not
+issued."""
 
 
 def by_peer(addresses: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Addresses of each peer; malformed ones are left out."""
-    doors: dict[str, tuple[str, ...]] = {}
+    """The addresses of each peer. Malformed ones are skipped."""
+    entries: dict[str, tuple[str, ...]] = {}
     for text in addresses:
         with suppress(ConfigError):
             entry = parse_entry_point(text)
-            doors[entry.peer_id] = (*doors.get(entry.peer_id, ()), str(entry))
-    return doors
+            entries[entry.peer_id] = (*entries.get(entry.peer_id, ()), str(entry))
+    return entries
 
 
 def no_answer(addresses: Sequence[str], knocks: Mapping[str, Knock]) -> str:
-    """Which addresses do not answer, and why, for whoever gave them."""
+    """An error text: which addresses do not answer, and why."""
     told = [f"{text} ({knocks[peer].reason})" for text in addresses[:8] if (peer := text.rpartition("/")[2]) in knocks]
     return nobody_answers("; ".join(told))
 
@@ -33,7 +34,7 @@ def nobody_answers(where: str) -> str:
 
 
 def check_clock(knocks: Mapping[str, Knock], most: float = MAX_CLOCK_OFFSET) -> None:
-    """Raise Unhealthy if our clock differs from everybody's."""
+    """Raise Unhealthy if our clock differs from that of every peer."""
     nearest = min((knock.ahead for knock in knocks.values() if knock.reason is None), key=abs, default=0.0)
     if abs(nearest) > most:
         where = "behind" if nearest > 0 else "ahead of"

@@ -1,5 +1,5 @@
-"""Records in the DHT through hivemind's node: ours go out, those of others are checked when they
-come in."""
+"""Publishes and looks up records through hivemind's node. Records of others are checked on
+arrival."""
 
 import asyncio
 from collections.abc import Callable, Container
@@ -14,18 +14,18 @@ from lowcomm_node.system.logs import log
 T = TypeVar("T")
 MAX_RECORDS = 4096
 REPLICAS = 5
-"""Peers that keep a record, at most; hivemind's own default."""
+"""Peers that keep a record; hivemind's own default."""
 
 
 class Records:
-    """What one peer asks of the DHT.
+    """One peer's requests to the DHT.
 
-    Without a node, such as while p2pd is started again, nothing is found or stored.
+    Without a node, such as while p2pd is restarted, nothing is found or stored.
     """
 
     def __init__(self, node: Callable[[], Any], provenances: Provenances, answered: Container[str] = ()) -> None:
-        """``node``: hivemind's ``DHTNode``, or None while there is none; ``answered``: peers that
-        have shown to be there."""
+        """``node``: returns hivemind's ``DHTNode``, or None; ``answered``: peers that have proved
+        to be there."""
         self._node = node
         self._provenances = provenances
         self._answered = answered
@@ -41,7 +41,7 @@ class Records:
         found = await self._call("get", key, latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         now, records = time(), dict[str, bytes]()
-        # Whoever floods a storer must not crowd out those that we know.
+        # Known peers first: a flooded storer must not displace them.
         known_first = sorted(entries.items(), key=lambda item: item[0] not in self._answered)
         for subkey, entry in known_first[:MAX_RECORDS]:
             value = entry.value

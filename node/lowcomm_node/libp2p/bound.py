@@ -1,4 +1,4 @@
-"""Which connections end with an address of ours that is gone. Pure, but for ``own_ends``."""
+"""Which connections end when one of our addresses is gone. Pure, but for ``own_ends``."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -8,15 +8,15 @@ from lowcomm_node.libp2p.control import Connection
 from lowcomm_node.libp2p.multiaddress import host_of, port_of
 
 OwnEnds = Mapping[tuple[str, int], Collection[str]]
-"""By host and port of the other end of a TCP connection: our addresses that lead there."""
+"""Our local addresses, by host and port of the other end of a TCP connection."""
 
 
 def bound_to(gone: Collection[str], connections: Iterable[Connection], ends: OwnEnds) -> set[str]:
     """The peers with a connection that may use one of the ``gone`` addresses.
 
-    A connection of the other version of IP uses none of them. Of TCP the system tells which address
-    a connection uses; one over UDP is taken for lost. What goes through a relay uses what leads to
-    the relay.
+    A connection of the other IP version uses none of them. The system tells which address a TCP
+    connection uses; a UDP connection counts as lost. A relayed connection uses what leads to the
+    relay.
     """
     versions = {":" in address for address in gone}
     found = set[str]()
@@ -34,7 +34,7 @@ def bound_to(gone: Collection[str], connections: Iterable[Connection], ends: Own
 
 
 def own_ends() -> OwnEnds:
-    """As the system tells it; empty where it does not."""
+    """As the system reports them; empty if it does not."""
     found: dict[tuple[str, int], set[str]] = {}
     try:
         sockets = psutil.net_connections("tcp")

@@ -1,5 +1,5 @@
 """p2pd's control socket, where hivemind's client does not suffice: streams as sockets, and
-deadlines for everything.
+deadlines.
 
 each request has a connection of its own   varint length, Request ──►   ◄── varint length, Response
 STREAM_OPEN                                after the response that connection is the stream
@@ -21,9 +21,9 @@ from lowcomm_node.libp2p.multiaddress import EntryPoint, decode
 from lowcomm_node.libp2p.varint import write_varint
 
 MAX_ANSWER = 4 * 1024**2
-"""Bytes of one answer: the list of peers grows with their number."""
+"""Bytes of one answer. The list of peers grows with their number."""
 SLACK = 1.0
-"""Seconds that we wait longer than p2pd was told to: its own words say more than ours."""
+"""Seconds that we wait beyond p2pd's own deadline: its error says more than ours."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Connection:
 
 
 class Control:
-    """Requests to one running p2pd. Each raises LinkLost that says why it could not be answered."""
+    """Requests to a running p2pd. Each raises LinkLost with the reason if it fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def connect(self, peer_id: str, entries: Sequence[EntryPoint], seconds: float) -> None:
-        """Connect to a peer, at any of these addresses, unless it is connected already."""
+        """Connect to a peer at any of these addresses, unless it is connected already."""
         pb = _messages()
         addresses = [entry.to_bytes() for entry in entries]
         connect = pb.ConnectRequest(peer=base58.b58decode(peer_id), addrs=addresses, timeout=max(1, round(seconds)))
@@ -55,14 +55,14 @@ class Control:
         await self._ask(pb.Request(type=pb.Request.DISCONNECT, disconnect=wanted), seconds)
 
     async def identify(self, seconds: float = 5.0) -> tuple[str, tuple[str, ...]]:
-        """The peer id of this p2pd, and where it can be dialed, as far as it knows."""
+        """The peer id of this p2pd, and the addresses at which it believes to be dialable."""
         pb = _messages()
         answer = (await self._ask(pb.Request(type=pb.Request.IDENTIFY), seconds)).identify
         addresses = (decode(address) for address in answer.addrs)
         return base58.b58encode(answer.id).decode(), tuple(address for address in addresses if address)
 
     async def connections(self, seconds: float = 5.0) -> list[Connection]:
-        """All connections, of the same peer several if there are."""
+        """All connections; a peer may have several."""
         pb = _messages()
         answer = await self._ask(pb.Request(type=pb.Request.LIST_PEERS), seconds)
         return [
@@ -72,8 +72,10 @@ class Control:
         ]
 
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
-        """Open a stream. p2pd answers before the other end does: only what comes out of it proves
-        that it is served."""
+        """Open a stream.
+
+        p2pd answers before the other end does: only bytes from the stream prove that it is served.
+        """
         pb = _messages()
         wanted = pb.StreamOpenRequest(peer=base58.b58decode(peer_id), proto=[protocol], timeout=max(1, round(seconds)))
         request = pb.Request(type=pb.Request.STREAM_OPEN, streamOpen=wanted)
@@ -88,8 +90,8 @@ class Control:
         return OpenStream(peer_id, decode(answer.streamInfo.addr) or "", stream)
 
     async def handle_streams(self, protocol: str, address: bytes, seconds: float = 5.0) -> None:
-        """Have p2pd dial ``address`` (bytes of a multiaddress) for every stream of a protocol that
-        comes in."""
+        """Have p2pd dial ``address`` (bytes of a multiaddress) for each incoming stream of a
+        protocol."""
         pb = _messages()
         handler = pb.StreamHandlerRequest(addr=address, proto=[protocol], balanced=False)
         await self._ask(pb.Request(type=pb.Request.STREAM_HANDLER, streamHandler=handler), seconds)
@@ -103,7 +105,7 @@ class Control:
 
 
 async def read_message(source: socket.socket, limit: int = MAX_ANSWER) -> bytes:
-    """The next length-prefixed message, and not a byte more: a stream may follow.
+    """Read one length-prefixed message, and not a byte more: a stream may follow.
 
     Raises LinkLost, OSError.
     """
@@ -122,7 +124,7 @@ async def read_message(source: socket.socket, limit: int = MAX_ANSWER) -> bytes:
 
 
 async def read_exactly(source: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises LinkLost at the end of the stream, OSError."""
+    """Read ``size`` bytes. Raises LinkLost at the end of the stream, OSError."""
     loop, parts, missing = asyncio.get_running_loop(), list[bytes](), size
     while missing:
         part = await loop.sock_recv(source, missing)
@@ -168,8 +170,8 @@ def _in_words() -> Iterator[None]:
 
 
 def _shorten(message: str) -> str:
-    """What p2pd says of a failure, a line an address, in one line that can be shown; strangers have
-    a part in it."""
+    """p2pd's error, one line per address, as one printable line. Other peers can influence its
+    text."""
     lines = [line.strip(" *") for line in message.splitlines()]
     text = "; ".join(line for line in lines if line and not line.startswith("failed to dial")) or message
     return "".join(char if char.isprintable() else " " for char in text)[:300]

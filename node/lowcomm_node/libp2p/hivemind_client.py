@@ -1,5 +1,4 @@
-"""hivemind's parts as we use them: quiet, imported without blocking the event loop, with a deadline
-for each call."""
+"""hivemind's client of p2pd: quiet, imported off the event loop, with a deadline for each call."""
 
 import asyncio
 import logging
@@ -19,7 +18,7 @@ from lowcomm_protocol.identity import peer_id_of
 CALL_DEADLINE = 15.0
 DIAL_DEADLINE = 5.0
 KNOCK_DEADLINE = 6.0
-"""QUIC gives up after five seconds; only then p2pd tells how each address failed."""
+"""QUIC gives up after five seconds. Only then does p2pd tell how each address failed."""
 CLOSE_DEADLINE = 3.0
 ROUTING_DEADLINE = 2.0
 BACKED_OFF = "no answer (p2pd waits before it dials there again)"
@@ -36,19 +35,18 @@ _FAILURES = (
     ("no recent network activity", "no answer in time"),
     ("did not answer in time", "no answer in time"),
 )
-"""What p2pd says, and what we say. Of several addresses the most telling comes first."""
+"""Errors of p2pd and our words for them. Of several addresses the most informative comes first."""
 
 
 async def load_hivemind() -> None:
-    """Import what we use of hivemind, which takes a moment, while the event loop goes on."""
+    """Import what we use of hivemind on a thread: it takes a moment, and the event loop goes on."""
     await asyncio.to_thread(_import_hivemind)
 
 
 async def attach(daemon: P2pDaemon, storing: Callable[[str], Awaitable[None]] | None = None) -> Any:
-    """Hivemind's client (``P2P``) of a running p2pd. Raises NodeError if that does not answer.
+    """hivemind's client (``P2P``) of a running p2pd. Raises NodeError if p2pd does not answer.
 
-    ``storing``: awaited with the peer id of a caller that stores something here, before that is
-    handled.
+    ``storing``: awaited with the caller's peer id before each request to store something here.
     """
     from lowcomm_node.libp2p.hivemind_parts import P2P, Multiaddr
 
@@ -71,10 +69,10 @@ async def attach(daemon: P2pDaemon, storing: Callable[[str], Awaitable[None]] | 
 
 
 async def detach(p2p: Any) -> None:
-    """The counterpart of ``attach``; also when p2pd has died."""
+    """The counterpart of ``attach``. It works after p2pd has died, too."""
     tasks = [task for task in (p2p._client.control._read_task, p2p._client.control._write_task) if task is not None]
     await p2p.shutdown()
-    # Their end is awaited here, or asyncio reports that nobody ever looked at how they ended.
+    # Await their end here, or asyncio reports exceptions that were never retrieved.
     await asyncio.wait(tasks, timeout=CLOSE_DEADLINE)
     for task in tasks:
         if task.done() and not task.cancelled():
@@ -82,9 +80,10 @@ async def detach(p2p: Any) -> None:
 
 
 async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
-    """Connect to a peer, by the routing of libp2p if no address is given; whether it worked.
+    """Connect to a peer, through libp2p's routing if no address is given. Returns whether it
+    worked.
 
-    p2pd itself waits longer and longer between two dials of an address that does not answer.
+    p2pd itself waits with growing pauses between two dials of an address that does not answer.
     """
     from lowcomm_node.libp2p.hivemind_parts import ControlFailure, PeerID
 
@@ -97,11 +96,9 @@ async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
 
 
 async def wait_routing(p2p: Any) -> None:
-    """Until p2pd has taken a peer that was just dialed into its own routing table, which it does a
-    moment later.
+    """Wait until p2pd has put a peer just dialed into its routing table, which takes it a moment.
 
-    Before that it finds no third peer by its id alone, and hivemind would take all of them for
-    silent.
+    Before that it finds no third peer by id alone, and hivemind would take all of them for silent.
     """
     from lowcomm_node.libp2p.hivemind_parts import ControlFailure, PeerID
 
@@ -118,10 +115,10 @@ async def wait_routing(p2p: Any) -> None:
 
 
 async def ping(node: Any, peer_id: str) -> float | None:
-    """Let a connected peer take us into its routing table, and the other way round.
+    """Exchange routing entries with a connected peer.
 
-    Seconds that its clock is ahead of ours (0 within the time that the call took); None if it does
-    not answer.
+    Returns the seconds that its clock is ahead of ours (0 within the call's duration); None if it
+    does not answer.
     """
     from lowcomm_node.libp2p.hivemind_parts import DHTID, PeerID, dht_pb2
 
@@ -139,13 +136,13 @@ async def ping(node: Any, peer_id: str) -> float | None:
         await protocol.update_routing_table(None, peer, responded=False)
         return None
     await protocol.update_routing_table(node_id, peer, responded=True)
-    # Hivemind keeps away from a silent peer longer and longer; this one has just answered.
+    # hivemind avoids a silent peer with growing pauses; this one has just answered.
     node.blacklist.register_success(peer)
     return answer.dht_time - min(max(answer.dht_time, asked), time())
 
 
 def read_entry(entries: Mapping[Any, Any], subkey: str) -> bytes | None:
-    """The value of a subkey among the records that a peer keeps under one key; not checked."""
+    """The value of a subkey among a peer's records under one key, unchecked."""
     from lowcomm_node.libp2p.hivemind_parts import MSGPackSerializer
 
     entry = entries.get(subkey)
@@ -157,7 +154,7 @@ def read_entry(entries: Mapping[Any, Any], subkey: str) -> bytes | None:
 
 
 def in_words(failure: str) -> str:
-    """What p2pd says of a peer that it could not connect, as an owner says it."""
+    """An owner's words for p2pd's error."""
     return next((words for sign, words in _FAILURES if sign in failure), failure)
 
 
@@ -173,8 +170,8 @@ def _import_hivemind() -> None:
 
 
 class _ToDebug(logging.Handler):
-    """hivemind's warnings are for its developers; what matters to an owner we say ourselves."""
+    """hivemind's warnings address its developers. We report what matters to an owner ourselves."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass a line on at level debug."""
+        """Log a line at level debug."""
         log.debug("hivemind", message=record.getMessage()[:500])

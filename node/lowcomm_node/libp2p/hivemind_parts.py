@@ -1,15 +1,13 @@
-"""All that we use of hivemind, imported without the rest of it; whoever needs a part of hivemind
-takes it from here.
+"""All that we use of hivemind, imported without the rest of it. Other modules import it from here.
 
-The ``__init__`` of hivemind, and those of its ``utils`` and ``dht``, import everything that it can,
-with torch and scipy. Of that we use its Kademlia and its client of p2pd, which need none of it: a
-bootstrap server has no torch at all, and nobody waits seconds for code that never runs. So these
-three packages are put into place as Python's own import would, but their ``__init__`` is not
-executed; ``hivemind.utils`` gets the names that hivemind's other modules take from it. Where
-somebody has imported the whole of hivemind before, that is used.
+The ``__init__`` of hivemind, and those of its ``utils`` and ``dht``, import everything they can,
+torch and scipy included. We use its Kademlia and its client of p2pd, which need neither. A
+bootstrap server has no torch at all, and importing it would take seconds. So these three packages
+are put into ``sys.modules`` as Python's own import would, but their ``__init__`` is not executed;
+``hivemind.utils`` gets the names that hivemind's other modules take from it. If hivemind was
+imported as a whole before, that one is used.
 
-Held by tests/unit/libp2p/test_hivemind_parts.py: an upgrade of hivemind that needs more fails
-there.
+tests/unit/libp2p/test_hivemind_parts.py fails if an upgrade of hivemind needs more.
 """
 # ruff: noqa: E402
 
@@ -26,7 +24,7 @@ _NAMES_OF_UTILS = {
     "get_dht_time": "timed_storage",
     "get_logger": "logging",
 }
-"""What hivemind's modules take from ``hivemind.utils``, and where it is."""
+"""What hivemind's modules take from ``hivemind.utils``, and the modules that define it."""
 
 
 def _put_packages_in_place() -> None:
@@ -45,10 +43,10 @@ def _put_packages_in_place() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether asyncio's line is more than what hivemind leaves of a search that was cancelled.
+    """False for asyncio's complaint about a search that hivemind cancelled.
 
     For each peer that it asks, hivemind/dht/traverse.py waits for an event in a task that nobody
-    ends or keeps.
+    keeps.
     """
     text = record.getMessage()
     return not (text.startswith("Task was destroyed but it is pending!") and "coro=<Event.wait()" in text)
@@ -70,7 +68,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
 
-# Made when they are imported: a type checker does not see what is in them.
+# protobuf builds these modules at import, so a type checker can't see their contents.
 dht_pb2: Any = hivemind.proto.dht_pb2
 p2pd_pb2: Any = hivemind.proto.p2pd_pb2
 

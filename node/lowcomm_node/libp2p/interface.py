@@ -1,4 +1,4 @@
-"""What the node asks of streams to other peers."""
+"""Streams to other peers, as the rest of the node uses them."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -12,42 +12,41 @@ class OpenStream:
 
     peer_id: str
     address: str
-    """Multiaddress of the other end, which tells whether it goes through a relay; empty if it is
-    not known."""
+    """Multiaddress of the other end, with the relay if there is one; empty if unknown."""
     socket: socket.socket
-    """Non-blocking; whoever takes the stream closes it."""
+    """Non-blocking. Whoever takes the stream closes it."""
     protocol: str = ""
-    """Of a stream that came in: what the other end wants of us."""
+    """The protocol of an incoming stream."""
 
 
 TakeStream = Callable[[OpenStream], None]
-"""Takes over a stream that came in."""
+"""Takes over an incoming stream."""
 
 
 class Streams(Protocol):
-    """Streams of bytes between peers, also where only one of the two, or neither, can be dialed."""
+    """Byte streams between peers, even if only one of them, or neither, can be dialed."""
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
-        """Be connected to a peer: at these addresses, or through our own entry points as relays.
+        """Connect to a peer: at these addresses, or through our own entry points as relays.
 
-        Raises LinkLost that says why it failed.
+        Raises LinkLost with the reason if it fails.
         """
         ...
 
     async def disconnect(self, peer_id: str) -> None:
-        """Give up all connections to a peer, such as those that are dead; never raises."""
+        """Close all connections to a peer, such as dead ones. Never raises."""
         ...
 
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
         """Open a stream to a connected peer. Raises LinkLost.
 
-        That the other end serves the protocol, and that the connection still works, shows only when
-        it answers.
+        Only an answer of the other end shows that it serves the protocol, and that the connection
+        works.
         """
         ...
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
-        """Have ``take`` called with every stream of a protocol that comes in, from now on. Raises
+        """Have ``take`` called with each incoming stream of a protocol, from now on. Raises
         LinkLost.
 
         Each protocol can be served once.
@@ -55,6 +54,6 @@ class Streams(Protocol):
         ...
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
-        """The addresses of the connections to a peer that there are now; empty if none, or if that
-        can't be told."""
+        """The addresses of the connections to a peer; empty if there are none, or p2pd can't
+        tell."""
         ...

@@ -1,10 +1,10 @@
-"""Multiaddresses of DHT peers: as text, and as the bytes that p2pd takes.
+"""Multiaddresses of DHT peers, as text and as p2pd's bytes.
 
     /ip4/203.0.113.7/tcp/31337/p2p/PEER                                    where a peer listens
     /ip4/203.0.113.7/udp/31337/quic-v1/p2p/PEER                            the same over QUIC
-    /ip4/203.0.113.7/tcp/31337/p2p/RELAY/p2p-circuit/p2p/PEER              through a relay, which is named
+    /ip4/203.0.113.7/tcp/31337/p2p/RELAY/p2p-circuit/p2p/PEER              through a named relay
 
-Nothing else is taken: strangers write these.
+Other forms are rejected, since the addresses come from untrusted peers.
 """
 
 import ipaddress
@@ -22,12 +22,12 @@ from lowcomm_protocol.peers.records import MAX_MULTIADDRESS
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
 CIRCUIT = "/p2p-circuit"
 MAX_BYTES = 512
-"""Of an address that is decoded: twice the characters of any that we take."""
+"""Of an address to decode: twice the length of any that we accept."""
 _MAX_PEER_ID = 42
-"""Bytes; libp2p has none that are longer."""
+"""Bytes. No libp2p id is longer."""
 _ED25519, _RSA = bytes.fromhex("002408011220"), bytes.fromhex("1220")
-"""How peer ids begin: the one holds the key and is that of every node, the other its hash, as of
-hivemind's own programs."""
+"""Prefixes of peer ids. Ed25519 ids contain the key, as those of all nodes do; RSA ids, its hash,
+as those of hivemind's own programs do."""
 _NAMES = ("dns", "dns4", "dns6")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?")
 
@@ -42,18 +42,17 @@ class EntryPoint:
 
     @property
     def relay(self) -> str | None:
-        """The peer id of the relay that leads there; None if the peer itself is dialed."""
+        """The peer id of the relay in the address; None if the peer is dialed directly."""
         return relay_of(self.dial)
 
     @property
     def fits(self) -> bool:
-        """Whether it is short enough for a record; one that is not would make the whole record
+        """Whether it is short enough for a record. A longer one would make the whole record
         invalid."""
         return len(str(self)) <= MAX_MULTIADDRESS
 
     def to_bytes(self) -> bytes:
-        """The address to dial as p2pd takes it; hivemind's own encoding of a relay's id is one that
-        p2pd refuses."""
+        """The address as p2pd's bytes. p2pd refuses hivemind's own encoding of a relay's id."""
         return encode(self.dial)
 
     def __str__(self) -> str:
@@ -61,7 +60,7 @@ class EntryPoint:
 
 
 def parse_entry_point(text: str) -> EntryPoint:
-    """Read an address that a person or a stranger gave. Raises ConfigError that names it."""
+    """Parse an address given by the owner or another peer. Raises ConfigError that names it."""
     dial, marker, peer_id = text.strip().rpartition("/p2p/")
     good = bool(marker) and len(text) <= MAX_MULTIADDRESS and is_peer_id(peer_id)
     if not good or not (is_dialable(dial) or _is_circuit(dial, peer_id)):
@@ -70,7 +69,7 @@ def parse_entry_point(text: str) -> EntryPoint:
 
 
 def parse_announced(text: str, peer_id: str) -> str:
-    """Read an address that this node's owner wants told to others.
+    """Parse an address that the owner wants announced.
 
     Raises ConfigError that names it.
     """
@@ -85,12 +84,12 @@ def parse_announced(text: str, peer_id: str) -> str:
 
 
 def is_peer_id(text: str) -> bool:
-    """Whether this names a peer of libp2p, by one spelling of its two."""
+    """Whether this is a libp2p peer id, in its canonical spelling."""
     try:
         raw = base58.b58decode(text) if len(text) <= 64 else b""
     except ValueError:
         return False
-    # Decoding forgives white space at the end: without this one peer would have many names.
+    # Decoding accepts trailing white space; without this check one peer would have many names.
     is_one = any(len(raw) == len(start) + 32 and raw.startswith(start) for start in (_ED25519, _RSA))
     return is_one and base58.b58encode(raw).decode() == text
 
@@ -115,8 +114,8 @@ def relay_of(dial: str) -> str | None:
 
 
 def host_of(dial: str) -> str | None:
-    """The IP address that an address leads to, or a connection comes from; None if there is a relay
-    or a name instead."""
+    """The IP address in an address or of a connection; None if there is a relay or a name
+    instead."""
     _, kind, host, *_ = [*dial.split("/"), "", ""]
     if kind not in _FAMILIES or relay_of(dial) is not None:
         return None
@@ -127,14 +126,14 @@ def host_of(dial: str) -> str | None:
 
 
 def name_of(dial: str) -> str | None:
-    """The name of a host in an address, as the owner wrote it; None if there is none."""
+    """The host name in an address, as the owner wrote it; None if there is none."""
     _, kind, host, *_ = [*dial.split("/"), "", ""]
     return host or None if kind in ("dns", "dns4", "dns6") else None
 
 
 def place_in(dial: str) -> str:
-    """What counts as one caller in quotas: the IP address of a connection, or its relay, as all
-    that come through it are one."""
+    """The key of quotas: the IP address of a connection, or its relay for all that come through
+    it."""
     return host_of(dial) or f"relay {relay_of(dial) or 'unknown'}"
 
 
@@ -145,16 +144,16 @@ def port_of(dial: str) -> int | None:
 
 
 def circuit(relay: EntryPoint) -> str:
-    """Where a peer is dialed through a relay that is dialed itself."""
+    """The address of a peer through a relay that is dialed directly."""
     return f"{relay}{CIRCUIT}"
 
 
 def quic_beside(entry: EntryPoint) -> EntryPoint | None:
-    """The same peer over QUIC at the port of the same number, where all of us listen; None if that
-    is no port of TCP.
+    """The same peer over QUIC at the same port number, where all nodes listen; None if it is not
+    TCP.
 
-    None for this machine, too: nothing is blocked there, and where nobody listens QUIC takes five
-    seconds to see it.
+    None for this machine, too: nothing blocks TCP there, and an unused QUIC port costs five
+    seconds.
     """
     place, tcp, port = entry.dial.rpartition("/tcp/")
     if not tcp or not port.isdecimal() or reach(entry.dial) == 0:
@@ -163,17 +162,17 @@ def quic_beside(entry: EntryPoint) -> EntryPoint | None:
 
 
 def also_over_quic(entries: Sequence[EntryPoint]) -> list[EntryPoint]:
-    """Each address of TCP over QUIC, too.
+    """Each TCP address, and the same over QUIC.
 
-    p2pd prefers that where UDP works: so a NAT keeps the port open that holes are punched for, and
-    it is known. And where TCP is blocked nothing else works.
+    p2pd prefers QUIC where UDP works. That keeps the NAT's port open, and known, for hole punching.
+    And where TCP is blocked nothing else works.
     """
     beside = (quic_beside(entry) for entry in entries)
     return list(dict.fromkeys([*entries, *filter(None, beside)]))
 
 
 def encode(dial: str) -> bytes:
-    """The bytes of an address that ``parse_entry_point`` has taken."""
+    """The bytes of an address that ``parse_entry_point`` accepts."""
     parts, encoded = iter(dial.split("/")[1:]), b""
     for name in parts:
         protocol = _BY_NAME[name]
@@ -185,10 +184,8 @@ def encode(dial: str) -> bytes:
 
 
 def decode(data: bytes) -> str | None:
-    """The text of an address; None if it is of a kind that we don't use, such as a websocket's.
-
-    Strangers write these, too.
-    """
+    """The text of an address; None if it is malformed, or of a kind that we don't use, such as a
+    websocket."""
     if len(data) > MAX_BYTES:
         return None
     text, at = "", 0
@@ -200,7 +197,7 @@ def decode(data: bytes) -> str | None:
             if protocol.size == 0:
                 continue
             size, at = (protocol.size, at) if protocol.size is not None else read_varint(data, at)
-            # The time of base58 grows with the square of the length.
+            # base58 takes time quadratic in the length.
             if size > len(data) - at or (protocol.name == "p2p" and size > _MAX_PEER_ID):
                 return None
             text += f"/{_text(protocol.name, data[at : at + size])}"
@@ -211,8 +208,8 @@ def decode(data: bytes) -> str | None:
 
 
 def reach(dial: str) -> int:
-    """How far an address reaches: 2 the internet, 1 this network, 0 this machine; through a relay
-    as far as that."""
+    """How far an address reaches: 2 the internet, 1 this network, 0 this machine. With a relay: its
+    reach."""
     _, kind, host, *_ = [*dial.split("/"), "", ""]
     if kind in _NAMES:
         return 2
@@ -232,7 +229,7 @@ def _is_host(kind: str, host: str) -> bool:
 
 
 def _is_circuit(dial: str, peer_id: str) -> bool:
-    """Whether this leads through one relay, which is named, is somebody else, and is dialed
+    """Whether this leads through exactly one relay, named, other than the peer, and dialed
     directly."""
     if not dial.endswith(CIRCUIT):
         return False
@@ -242,12 +239,12 @@ def _is_circuit(dial: str, peer_id: str) -> bool:
 
 @dataclass(frozen=True)
 class _Protocol:
-    """A part of an address (https://github.com/multiformats/multiaddr, protocols.csv)."""
+    """A component of an address (https://github.com/multiformats/multiaddr, protocols.csv)."""
 
     name: str
     code: int
     size: int | None
-    """Bytes of its value; None if they are told in front of it."""
+    """Bytes of its value; None: a length precedes it."""
 
 
 _PROTOCOLS = (

@@ -1,8 +1,8 @@
 """The libp2p daemon ``p2pd`` as a child process.
 
-We start it ourselves rather than through hivemind, so that it reads our Ed25519 key, gets every
-option that we need, and ends with us even when we are killed (Linux: parent-death signal; it then
-removes its own control socket).
+We start it ourselves instead of through hivemind: it reads our Ed25519 key, gets every option that
+we need, and ends with us even if we are killed (Linux: parent-death signal; p2pd then removes its
+own control socket).
 """
 
 import asyncio
@@ -26,13 +26,14 @@ from lowcomm_node.system.logs import log
 START_DEADLINE = 60.0
 STOP_DEADLINE = 5.0
 RELAY_BUFFER = 256 * 1024
-"""Bytes that a relay holds for a circuit, each way; p2pd's own 16 MiB make it no faster."""
+"""Bytes that a relay buffers per circuit and direction. p2pd's default of 16 MiB makes it no
+faster."""
 _SOCKET_LIMIT = 100
-"""Bytes of a unix socket's path that every platform takes."""
+"""Bytes of a unix socket's path that every platform accepts."""
 
 
 def runtime_folder() -> Path:
-    """Where control sockets lie: one folder a user, 0700.
+    """The folder of control sockets: one per user, mode 0700.
 
     Raises NodeError if somebody else owns it.
     """
@@ -51,7 +52,7 @@ def runtime_folder() -> Path:
 
 
 class P2pDaemon:
-    """One running p2pd. Without a ``key_file`` it draws an identity that ends with it."""
+    """A p2pd process. Without a ``key_file`` it gets a temporary identity."""
 
     def __init__(
         self,
@@ -63,16 +64,14 @@ class P2pDaemon:
         punching: bool = True,
         relays: bool = True,
     ) -> None:
-        """``relay``: what it gives as a relay; None: what p2pd likes, once it knows itself to be
-        public.
+        """``relay``: its limits as a relay; None: p2pd's own, once it knows itself to be public.
 
-        ``punching``: whether it asks others if it can be dialed (AutoNAT), as a node does that
-        replaces relayed connections. ``relays``: False: it carries nothing for others, where
-        ``relay`` says nothing.
+        ``punching``: whether it asks others if it can be dialed (AutoNAT), which replacing relayed
+        connections needs. ``relays``: False: without ``relay`` it carries nothing for others.
         """
         self.control = runtime_folder() / f"{secrets.token_hex(8)}.sock"
-        # No -bootstrapPeers: p2pd ends at once if none of them answers, and can't be told of others
-        # later. We dial.
+        # No -bootstrapPeers: p2pd exits if none of them answers, and can't learn others later. We
+        # dial them ourselves.
         self._arguments = [
             *([f"-id={key_file}"] if key_file else []),
             f"-listen=/unix{self.control}",
@@ -177,11 +176,11 @@ class P2pDaemon:
 
 
 class _EndedMute(NodeError):
-    """A signal has ended it before it said a word."""
+    """A signal ended it before it printed anything."""
 
 
 async def _read_line(process: asyncio.subprocess.Process) -> str | None:
-    """The next line that it prints; None at the end. A line longer than the buffer is lost."""
+    """The next line of its output; None at the end. A line longer than the buffer is lost."""
     assert process.stdout is not None
     try:
         line = await process.stdout.readline()
@@ -196,8 +195,8 @@ async def _drain(process: asyncio.subprocess.Process) -> None:
 
 
 def listeners(host: str, port: int) -> tuple[str, ...]:
-    """What to listen on at a host, over TCP and QUIC; "0.0.0.0" stands for IPv6 too, where this
-    machine has it."""
+    """Listening addresses for a host, over TCP and QUIC. "0.0.0.0" includes IPv6 if the machine has
+    it."""
     hosts = ("0.0.0.0", "::") if host == "0.0.0.0" and has_ipv6() else (host,)
     places = [f"/{'ip6' if ':' in one else 'ip4'}/{one}" for one in hosts]
     return tuple(f"{place}/{rest}" for place in places for rest in (f"tcp/{port}", f"udp/{port}/quic-v1"))
@@ -214,8 +213,10 @@ def has_ipv6() -> bool:
 
 
 def _check_free(listen: str) -> None:
-    """Raise PortInUse if a port is taken: p2pd would share it, and each connection reach one of the
-    two by chance."""
+    """Raise PortInUse if a port is taken.
+
+    p2pd would share it, and each connection would reach one of the two by chance.
+    """
     _, family, host, transport, port, *_ = [*listen.split("/"), "", "", "", "", ""]
     if family not in ("ip4", "ip6") or transport not in ("tcp", "udp") or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{listen!r} can't be listened on: expected an address such as /ip4/0.0.0.0/tcp/31337.")
@@ -237,7 +238,7 @@ def _check_free(listen: str) -> None:
 
 
 def find_p2pd() -> Path:
-    """Where hivemind's package has it; found without an import, which would take seconds.
+    """The p2pd in hivemind's package, found without the import, which would take seconds.
 
     Raises NodeError.
     """
@@ -248,13 +249,14 @@ def find_p2pd() -> Path:
 
 
 def _ending_with(parent: int) -> Callable[[], None]:
-    """What the child runs between fork and exec: the kernel shall end it when this process dies."""
+    """A function to run in the child between fork and exec: end the child when this process
+    dies."""
     prctl = ctypes.CDLL(None).prctl
 
     def end_with_parent() -> None:
         # SIGTERM, not SIGKILL: p2pd removes its control socket on the way out.
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # it died before we could ask
+        if os.getppid() != parent:  # it died before prctl took effect
             os._exit(1)
 
     return end_with_parent

@@ -1,17 +1,17 @@
-"""Holes in NATs: how two peers that only a relay connects come to a connection of their own.
+"""NAT hole punching: how two peers that only a relay connects get a connection of their own.
 
     we ── over the relay: the addresses that others see us at ──► they
     we ◄───────────────────── those of theirs ─────────────────── they
-    both close the relayed connection and dial, at the same time; if the relay is there first, they close it once more
+    both close the relayed connection and dial at once; if the relay reconnects first, they close it once more
 
-What goes out of a NAT lets answers in, so over QUIC, where both ends dial from the port that they
-listen on, one of the two gets through unless a NAT takes another port for each destination. If none
-does, another relayed connection is made; a few seconds are all that it costs.
+An outgoing packet opens a NAT for answers. Over QUIC both ends dial from the port that they listen
+on, so one of the two gets through, unless a NAT uses another port for each destination. If both
+fail, they reconnect through a relay; an attempt costs a few seconds.
 
-libp2p has this too (DCUtR), but in go-libp2p 0.32, which hivemind 1.1.12 brings, a peer takes part
-only after four others at four addresses have told it the same address of its own: with one
-bootstrap server, never. And p2pd does not dial a peer that it is connected to through a relay. So
-the relayed connection has to go before.
+libp2p has this too (DCUtR). But in go-libp2p 0.32, which hivemind 1.1.12 brings, a peer takes part
+only after four others at four addresses have observed the same address of it: with one bootstrap
+server, never. And p2pd does not dial a peer to which it has a relayed connection, so that one must
+be closed first.
 """
 
 import asyncio
@@ -34,34 +34,31 @@ from lowcomm_node.system.quota import OF_FEW, Shares
 PROTOCOL = "/lowcomm/punch/1"
 IDENTIFY = "/ipfs/id/1.0.0"
 _OBSERVED = 4
-"""The field of libp2p's Identify message that tells where the other end sees us."""
+"""The field of libp2p's Identify message with the address that the other end sees."""
 MAX_IDENTIFY = 64 * 1024
 MAX_ADDRESSES = 4
 MAX_MESSAGE = 127
-"""Bytes of one address in a message, at most: its length is one byte."""
+"""Bytes of one address in a message: its length is one byte."""
 DEADLINE = 5.0
-"""Seconds for a word of the other end, and for both to dial."""
+"""Seconds for each answer of the other end, and for both to dial."""
 SETTLE = 2.0
 """Seconds that the other end's dial may take after ours."""
 LOOK_EVERY = 0.05
 ATTEMPTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 3600.0
-"""Seconds until the next attempt with a peer with which one has failed, the first time and at
-most."""
+"""Seconds before the next attempt after a failure: the first and the longest pause."""
 MAX_DOUBLINGS = 10
 MAX_AT_ONCE = 4
 """Attempts of others that we take part in at once."""
 MAX_HEARD = 32
-"""Streams at once on which others may ask us to take part, one of each peer; an address or relay
-has a share of them."""
+"""Streams on which others may ask us, one per peer; an address or relay has a share of them."""
 TAKE_EVERY = 1.0
-"""Seconds between two of them: nobody shall make us dial strangers all day."""
+"""Seconds between two of them, so that nobody can make us dial third parties all day."""
 MAX_PEERS = 1024
 
 
 async def observed(control: Control, peer_id: str) -> str | None:
-    """The address that a connected peer sees us at; None if it does not tell one that can be dialed
-    from everywhere.
+    """The public address at which a connected peer sees us; None if there is none.
 
     Takes DEADLINE at most.
     """
@@ -81,7 +78,7 @@ async def observed(control: Control, peer_id: str) -> str | None:
 
 @dataclass
 class _Tried:
-    """What is known of attempts with one peer."""
+    """Attempts with one peer so far."""
 
     failures: int = 0
     due: float = float("-inf")
@@ -91,14 +88,14 @@ class Puncher:
     """Both ends of all attempts of this node."""
 
     def __init__(self, peer_id: str, seen_at: Callable[[], Sequence[str]]) -> None:
-        """``seen_at``: the addresses at which others may reach us, those most worth a try first."""
+        """``seen_at``: addresses at which others may reach us, the most promising first."""
         self._peer_id = peer_id
         self._seen_at = seen_at
         self._tried: OrderedDict[str, _Tried] = OrderedDict()
         self._punching: set[str] = set()
         """Peers that we are asking."""
         self._heard: set[str] = set()
-        """Peers that have not told yet what they want."""
+        """Peers whose request has not come yet."""
         self._shares = Shares()
         """Of ``_heard``, by address or relay."""
         self._taking_part = 0
@@ -106,13 +103,13 @@ class Puncher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_taken = float("-inf")
         self.targets = Targets(dials=ATTEMPTS * MAX_ADDRESSES)
-        """Which of their addresses are dialed: nobody shall aim us at a third party."""
+        """Limits the addresses that we dial, so that nobody can aim us at a third party."""
 
     # the end that asks
 
-    async def improve(self, control: Control, peer_id: str, ways: Sequence[EntryPoint]) -> None:
-        """If a peer is connected through relays alone, try to be connected without; ``ways`` lead
-        there in any case.
+    async def improve(self, control: Control, peer_id: str, entries: Sequence[EntryPoint]) -> None:
+        """Try to replace relayed connections to a peer by a direct one; ``entries`` lead to it in any
+        case.
 
         Raises LinkLost if in the end it is not connected at all.
         """
@@ -122,7 +119,7 @@ class Puncher:
         self._punching.add(peer_id)
         try:
             for _ in range(ATTEMPTS):
-                if not await self._attempt(control, peer_id, ways):
+                if not await self._attempt(control, peer_id, entries):
                     return
                 if await _is_direct(control, peer_id):
                     tried.failures = 0
@@ -137,12 +134,12 @@ class Puncher:
         log.info("hole.failed", peer=peer_id, reason="a NAT between us lets no connection through: relays are used")
 
     def _pause(self, tried: _Tried) -> None:
-        """An attempt has failed."""
+        """Count a failed attempt."""
         tried.due = monotonic() + min(FIRST_PAUSE * 2**tried.failures, LONGEST_PAUSE)
         tried.failures = min(tried.failures + 1, MAX_DOUBLINGS)
 
-    async def _attempt(self, control: Control, peer_id: str, ways: Sequence[EntryPoint]) -> bool:
-        """Whether the other end took part."""
+    async def _attempt(self, control: Control, peer_id: str, entries: Sequence[EntryPoint]) -> bool:
+        """Make one attempt; whether the other end took part."""
         try:
             stream = await control.open_stream(peer_id, PROTOCOL, DEADLINE)
             with stream.socket:
@@ -151,7 +148,7 @@ class Puncher:
                     theirs = await _receive(stream.socket)
         except (LinkLost, OSError, TimeoutError) as error:
             log.debug("hole.not_asked", peer=peer_id, reason=str(error))
-            # Or its silence would cost each connection to it these seconds
+            # Or its silence would cost every connection to it these seconds.
             self._pause(self._of(peer_id))
             return False
         if theirs is None:
@@ -159,18 +156,18 @@ class Puncher:
         theirs = self.targets.admit(peer_id, theirs, MAX_ADDRESSES)
         await control.disconnect(peer_id)
         dials = [EntryPoint(peer_id, dial) for dial in theirs]
-        # Such as because the other end has given up the relayed connection meanwhile
+        # It fails if, for example, the other end has closed the relayed connection meanwhile.
         with suppress(LinkLost):
-            await control.connect(peer_id, list(dict.fromkeys([*dials, *ways])), DEADLINE)
-        # Our dial has made the hole, also if the relay was faster; now it is their turn.
+            await control.connect(peer_id, list(dict.fromkeys([*dials, *entries])), DEADLINE)
+        # Our dial has opened our NAT, even if the relay was faster. Now the other end dials.
         if not await _comes_direct(control, peer_id):
-            await control.connect(peer_id, ways, DEADLINE)
+            await control.connect(peer_id, entries, DEADLINE)
         return True
 
     # the end that is asked
 
     def take(self, control: Control, stream: OpenStream) -> None:
-        """Take part, or not, in an attempt of another peer."""
+        """Answer another peer's request for an attempt."""
         free, place = MAX_HEARD - len(self._heard), place_in(stream.address)
         if stream.peer_id in self._heard or free <= 0 or not self._shares.has_room(place, free):
             stream.socket.close()
@@ -223,16 +220,16 @@ class Puncher:
         async with asyncio.timeout(DEADLINE):
             await _send(stream.socket, self._told())
             if await asyncio.get_running_loop().sock_recv(stream.socket, 1):
-                return  # nothing is due but the end, which tells that they have our answer
+                return  # only the end is due: it tells that they have our answer
         if theirs and not await _is_direct(control, peer):
-            # As long as a connection is there, p2pd makes no other.
+            # p2pd makes no other connection while there is one.
             if not (admitted := self.targets.admit(peer, theirs, MAX_ADDRESSES)):
                 return
             await control.disconnect(peer)
             await control.connect(peer, [EntryPoint(peer, dial) for dial in admitted], DEADLINE)
 
     def _wants(self, stream: OpenStream) -> bool:
-        """Whether to take part; of two that ask each other, the one of the smaller peer id goes
+        """Whether to take part. If two peers ask each other, the one with the smaller peer id goes
         on."""
         now = monotonic()
         crosses = stream.peer_id in self._punching and self._peer_id < stream.peer_id
@@ -256,13 +253,13 @@ class Puncher:
 
 
 async def _is_direct(control: Control, peer_id: str) -> bool | None:
-    """Whether there is a connection without a relay; None: there is none at all."""
+    """Whether there is a connection without a relay; None: there is no connection."""
     addresses = [one.address for one in await control.connections() if one.peer_id == peer_id]
     return any(not address.endswith(CIRCUIT) for address in addresses) if addresses else None
 
 
 async def _comes_direct(control: Control, peer_id: str) -> bool:
-    """Whether there is a connection without a relay, or soon will be."""
+    """Whether a connection without a relay exists or comes within SETTLE."""
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLE):
             while not await _is_direct(control, peer_id):  # noqa: ASYNC110 - p2pd tells nobody of new connections
@@ -271,7 +268,7 @@ async def _comes_direct(control: Control, peer_id: str) -> bool:
     return False
 
 
-# One byte: how many addresses follow, or _NO. Then each of them as text, after one byte of length.
+# One byte: the number of addresses, or _NO. Then each address as text, after its length in a byte.
 
 _NO = 255
 
@@ -302,6 +299,5 @@ async def _receive(stream: socket.socket) -> list[str] | None:
 
 
 def _is_public(dial: str) -> bool:
-    """Whether it leads to a host on the internet, by its number: a name could be made to mean
-    anything."""
+    """Whether it is a public address by number. A name could be made to mean any host."""
     return len(dial) <= MAX_MESSAGE and dial.startswith(("/ip4/", "/ip6/")) and is_dialable(dial) and reach(dial) == 2

@@ -1,7 +1,7 @@
 """Where we can be dialed: at our own addresses, where a NAT lets others see us, and through relays.
 
 own addresses ── p2pd ─────────────────────────────┐
-where others see us ── named peers, or two others ─┼─► addresses: what our record tells, and --peers of others
+as others see us ── named peers, or two others ────┼─► addresses: in our record, and for --peers
 places at relays ── see relay.py ──────────────────┘
 """
 
@@ -22,7 +22,7 @@ MAX_OBSERVERS = 2
 
 
 class Reachability:
-    """The addresses of one peer; they change with networks and NATs."""
+    """The addresses of one peer. They change with networks and NATs."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Reachability:
         announce: Sequence[str],
         wants_places: bool,
     ) -> None:
-        """``control``: of the p2pd that runs; raises LinkLost while there is none. ``announce``:
-        the owner's own words.
+        """``control``: of the running p2pd; raises LinkLost while there is none. ``announce``:
+        addresses given by the owner.
 
-        ``wants_places``: whether we may not be dialable, and need relays. Raises ConfigError that
-        names a malformed address.
+        ``wants_places``: whether we may be unreachable, and need relays. Raises ConfigError for a
+        malformed address.
         """
         self._peer_id = peer_id
         self._entry_points = entry_points
@@ -47,19 +47,20 @@ class Reachability:
         self.visible: tuple[str, ...] = ()
         """Where p2pd says that it can be dialed."""
         self._observed: tuple[str, ...] = ()
-        """Where others see us, if that is none of our own addresses: behind a NAT."""
+        """Where others see us behind a NAT: addresses other than our own."""
 
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
         first, *others = [*sorted(self.announced or (*self.visible, *self._observed), key=_preference), ""]
-        # A record has room for a few: a place at a relay must not be crowded out by the addresses
-        # of many interfaces.
+        # A record has room for a few addresses. Those of many interfaces must not displace the
+        # place at a relay.
         dials = filter(None, [first, *self._places.dials, *others])
         entries = (EntryPoint(self._peer_id, dial) for dial in sorted(dials, key=lambda dial: -reach(dial)))
         return tuple(str(entry) for entry in entries if entry.fits)
 
     def seen_at(self) -> tuple[str, ...]:
-        """Addresses at which others may reach us, also those that only a hole in a NAT leads to."""
+        """Addresses at which others may reach us, also those that only hole punching makes
+        reachable."""
         return (*self._observed, *sorted(self.announced or self.visible, key=lambda dial: "/udp/" not in dial))
 
     async def look_at_ourselves(self) -> None:
@@ -72,7 +73,7 @@ class Reachability:
         self.visible = tuple(dials)
 
     async def look_from_outside(self) -> None:
-        """Learn where others see us, which tells the port that a NAT has given us; keep our places.
+        """Learn where others see us, which tells the NAT's port, and keep our places at relays.
 
         Raises LinkLost.
         """
@@ -97,8 +98,7 @@ class Reachability:
         self._observed = tuple(dict.fromkeys(dial for dial in told if dial not in self.visible))
 
     def _believable(self, told: Sequence[str]) -> list[str]:
-        """What strangers tell of where we are, as far as we know that host of ourselves, or two of
-        them tell the same."""
+        """The reported addresses whose host we know ourselves, or that two peers report."""
         hosts, known = [host_of(dial) for dial in told], {host_of(dial) for dial in (*self.visible, *self._observed)}
         return [dial for dial, host in zip(told, hosts, strict=True) if host in known or hosts.count(host) > 1]
 

@@ -1,16 +1,16 @@
-"""Places at relays, and what a relay of our own gives (libp2p's circuit relay v2).
+"""Reservations at relays, and the limits of our own relay (libp2p's circuit relay v2).
 
-    we ── hop stream: RESERVE ──► relay      a place: others reach us through it as long as we stay connected
+    we ── hop stream: RESERVE ──► relay      a place: others reach us through it while we stay connected
     we ◄── STATUS, expiry, limits ── relay   bytes and seconds of one circuit
 
-p2pd has an ``-autoRelay`` of its own. It needs to be told that we are private, hears of no relay
-that is found later, keeps no place at all when a relay is named with two addresses, and does not
-tell the limits. So we ask for places ourselves.
+p2pd has an ``-autoRelay`` of its own. It must be told that we are private, does not hear of relays
+found later, keeps no place at a relay named with two addresses, and does not report the limits. So
+we ask for places ourselves.
 
-What p2pd's relay does not honour (seen with hivemind 1.1.12): it starts two relay services, one
-with our limits and one with libp2p's own (128 KiB and 2 minutes a circuit), in no fixed order, and
-the later one serves. With one thread about every second start goes well, with more hardly any;
-hence ``RelayLimits.environment``, and a look at what is given.
+p2pd's relay does not reliably keep its limits (seen with hivemind 1.1.12). It starts two relay
+services, one with our limits and one with libp2p's own (128 KiB and 2 minutes per circuit), in no
+fixed order, and the later one serves. With one thread about every second start goes well, with more
+threads hardly any. Hence ``RelayLimits.environment``, and a check of what a start gives.
 """
 
 import asyncio
@@ -30,14 +30,13 @@ MAX_MESSAGE = 4096
 MAX_RELAYS = 2
 """Places that we keep: one more than needed, so that a relay may go."""
 REFRESH = 20.0
-"""Seconds after which a place is asked for again: a relay forgets it when the connection breaks,
-and tells nobody."""
+"""Seconds before a place is renewed. A relay forgets it when the connection breaks, without
+notice."""
 REFRESH_USELESS = 900.0
-"""The same for a relay that gave us nothing of use: it may have been restarted with other
-limits."""
+"""The same for a relay whose limits are too low: it may have been restarted with others."""
 USEFUL_BYTES = 64 * 1024**2
-"""Bytes of a circuit below which no exchange gets through; p2pd's accidental relays give 128
-KiB."""
+"""The least limit per circuit with which an exchange gets through. p2pd's accidental relays give
+128 KiB."""
 _RESERVE = b"\x02\x08\x00"  # length, type = RESERVE
 _STATUS, _OK = 2, 100
 _REFUSALS = {
@@ -53,7 +52,7 @@ _REFUSALS = {
 class RelayLimits:
     """What this machine gives as a relay, as its owner decides.
 
-    p2pd keeps to these. It can limit neither the rate nor the bytes of a day: use the firewall's
+    p2pd enforces these. It can limit neither the rate nor the bytes of a day: use the firewall's
     means (``tc``) for those.
     """
 
@@ -62,13 +61,13 @@ class RelayLimits:
     circuits: int = 16
     """Circuits of one peer at once."""
     bytes: int = 4 * 1024**3
-    """Of one circuit, each way."""
+    """Of one circuit, per direction."""
     seconds: int = 1800
     """Of one circuit."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """For p2pd."""
+        """Arguments for p2pd."""
         return (
             f"-relayService={int(self.peers > 0)}",
             f"-relayMaxReservations={self.peers}",
@@ -82,19 +81,19 @@ class RelayLimits:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """For p2pd: see above."""
+        """Environment for p2pd: see above."""
         return {"GOMAXPROCS": "1"} if self.peers > 0 else {}
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place at a relay."""
+    """A place (reservation) at a relay."""
 
     relay: EntryPoint
     expires: float
     """Unix time, seconds, by the relay's clock."""
     bytes: int | None
-    """Of one circuit, each way; None: no limit."""
+    """Of one circuit, per direction; None: no limit."""
     seconds: int | None
     """Of one circuit; None: no limit."""
 
@@ -105,12 +104,12 @@ class Place:
 
     @property
     def dial(self) -> str:
-        """Where we are dialed through it."""
+        """Our address through it."""
         return circuit(self.relay)
 
 
 class Places:
-    """Our places at relays, the first useful ones of those that we are told of."""
+    """Our places at relays: the first useful ones among the candidates."""
 
     def __init__(self, peer_id: str) -> None:
         """``peer_id``: ours."""
@@ -120,12 +119,12 @@ class Places:
 
     @property
     def dials(self) -> tuple[str, ...]:
-        """Where we are dialed through relays."""
+        """Our addresses through relays."""
         now = time()
         return tuple(place.dial for place in self._held.values() if place.useful and place.expires > now)
 
     async def keep(self, control: Control, relays: list[EntryPoint]) -> None:
-        """Ask for places that are missing or due, which takes seconds at most.
+        """Ask for missing places, and renew due ones; takes seconds at most.
 
         Never raises: what fails is tried again.
         """
@@ -147,7 +146,7 @@ class Places:
                 return
 
     def _wanted(self, relays: list[EntryPoint]) -> list[EntryPoint]:
-        """Whom to ask now: where we have a place and it is due, and of the others as many as are
+        """The relays to ask now: those whose place is due, and as many others as places are
         missing."""
         now = monotonic()
         due = [relay for relay in relays if now >= self._due.get(relay.peer_id, 0.0)]
@@ -158,8 +157,8 @@ class Places:
         return [*ours, *[relay for relay in due if relay.peer_id not in useful][:missing]]
 
     def _is_of_use(self, relay: EntryPoint) -> bool:
-        """Whether others can be told of a place there: it is dialed itself, and at an address that
-        is not too long."""
+        """Whether a place there can be announced: the relay is dialed directly, and the address is
+        short."""
         return relay.relay is None and EntryPoint(self._peer_id, circuit(relay)).fits
 
     async def _ask(self, control: Control, relay: EntryPoint) -> None:
@@ -177,9 +176,9 @@ class Places:
 
 
 async def reserve(control: Control, relay: EntryPoint) -> Place:
-    """Take a place at a connected relay, or keep it, within DEADLINE.
+    """Take or renew a place at a connected relay, within DEADLINE.
 
-    Raises LinkLost with what the relay says.
+    Raises LinkLost with the relay's reason.
     """
     try:
         async with asyncio.timeout(DEADLINE):
@@ -195,7 +194,7 @@ async def reserve(control: Control, relay: EntryPoint) -> Place:
 
 
 def read_place(answer: bytes, relay: EntryPoint) -> Place:
-    """What a relay answered to RESERVE (a HopMessage). Raises LinkLost if that is no place."""
+    """Decode a relay's answer to RESERVE (a HopMessage). Raises LinkLost if it is no place."""
     answered = dict(fields(answer))
     status = answered.get(5)
     if answered.get(1) != _STATUS or status != _OK:
@@ -214,7 +213,7 @@ def _positive(value: int | bytes | None) -> int | None:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a protobuf message. Raises LinkLost if it is none."""
+    """Number and value of each field of a protobuf message. Raises LinkLost if it is malformed."""
     at = 0
     try:
         while at < len(message):

@@ -1,5 +1,5 @@
-"""A p2pd that relays as its owner wants: started until it does (why that takes several starts: see
-relay.py)."""
+"""Starts p2pd as a relay until it keeps its owner's limits; relay.py says why that takes several
+starts."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,12 +15,11 @@ MAX_STARTS = 12
 """About every second start goes well."""
 LOOKS = 3
 LOOK_AGAIN = 0.2
-"""Seconds: the service with our limits may begin a moment after p2pd says that it is ready."""
+"""Seconds. The service with our limits may begin a moment after p2pd reports to be ready."""
 
 
 async def start_as_relay(make: Callable[[], P2pDaemon], limits: RelayLimits) -> P2pDaemon:
-    """A running p2pd that gives what ``limits`` say; if none does after MAX_STARTS, the last one,
-    with a warning.
+    """A running p2pd that keeps to ``limits``; after MAX_STARTS the last one, with a warning.
 
     Raises what ``P2pDaemon.start`` does.
     """
@@ -51,7 +50,7 @@ async def _keeps_to(daemon: P2pDaemon, probe: P2pDaemon, limits: RelayLimits) ->
     try:
         own, addresses = await asker.identify()
         me, _ = await relay.identify()
-        # In this direction, because where the relay listens its announced addresses need not tell.
+        # In this direction, because the relay's announced addresses need not show where it listens.
         await relay.connect(own, [EntryPoint(own, address) for address in addresses], 10.0)
     except LinkLost as error:
         log.debug("relay.not_asked", reason=str(error))

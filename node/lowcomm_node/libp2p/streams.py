@@ -1,7 +1,7 @@
-"""Streams of other peers: p2pd dials us for each, and tells whose it is.
+"""Incoming streams: p2pd dials us for each, and names the peer at the other end.
 
-We listen on an abstract unix socket, which no killed process leaves behind. Who dials it is asked
-of the kernel: only our own p2pd is believed, for it speaks for the identity of the other end.
+We listen on an abstract unix socket, which a killed process does not leave behind. The kernel tells
+who dials it: only our own p2pd is believed, for it vouches for the identity of the peer.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ HEADER_DEADLINE = 5.0
 MAX_HEADER = 4096
 BACKLOG = 64
 MAX_GREETED = 64
-"""Streams whose header is being read at once; more wait in the kernel's queue."""
+"""Streams whose header is being read at once. More wait in the kernel's queue."""
 _UNIX = b"\x90\x03"  # the code of "unix" in a multiaddress
 _CREDENTIALS = "3i"
 
 
 class StreamListener:
-    """Takes in the streams that a p2pd hands over."""
+    """Accepts the streams that p2pd hands over."""
 
     def __init__(self, take: TakeStream) -> None:
         self._take = take
@@ -45,8 +45,8 @@ class StreamListener:
 
     @property
     def address(self) -> bytes:
-        """The multiaddress that p2pd is told."""
-        # Go takes a leading @ for an abstract name; a path would need a slash there.
+        """The multiaddress that p2pd dials."""
+        # Go reads a leading @ as an abstract name; a path would need a slash there.
         path = f"@{self._name}".encode()
         return _UNIX + bytes([len(path)]) + path
 
@@ -55,7 +55,7 @@ class StreamListener:
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
-        """Accept no more; streams that were handed over stay."""
+        """Accept no more. Streams already handed over stay open."""
         tasks = [*self._greeting, *([self._accepting] if self._accepting else [])]
         for task in tasks:
             task.cancel()
@@ -68,7 +68,7 @@ class StreamListener:
             await self._room.acquire()
             try:
                 stream, _ = await loop.sock_accept(self._socket)
-            # Such as too many open files: it passes, or nothing works any more
+            # Such as too many open files: either it passes, or nothing works any more.
             except OSError as error:
                 self._room.release()
                 log.warning("stream.not_accepted", reason=str(error))
@@ -110,7 +110,7 @@ class StreamListener:
 
 
 class Served:
-    """The protocols that we serve, who takes their streams, and which of them p2pd knows of."""
+    """The protocols that we serve, their handlers, and which of them p2pd knows."""
 
     def __init__(self) -> None:
         self._takers: dict[str, TakeStream] = {}
@@ -119,7 +119,7 @@ class Served:
         self._closed = False
 
     def add(self, protocol: str, take: TakeStream) -> None:
-        """Have ``take`` called with the streams of a protocol, once p2pd is told.
+        """Have ``take`` called with the streams of a protocol, once p2pd knows it.
 
         Raises LinkLost if it is served already.
         """
@@ -128,7 +128,7 @@ class Served:
         self._takers[protocol] = take
 
     async def tell(self, control: Control, dialer: int | None) -> None:
-        """Tell p2pd, of which ``dialer`` is the process id, what it has not been told yet.
+        """Register with p2pd, whose process id is ``dialer``, the protocols that it does not know.
 
         Raises LinkLost.
         """
@@ -143,18 +143,18 @@ class Served:
             self._told.add(protocol)
 
     def forget(self) -> None:
-        """P2pd has ended: the next one knows nothing."""
+        """p2pd has ended, and the next one knows no protocols."""
         self._told.clear()
 
     async def close(self) -> None:
-        """Take no more streams."""
+        """Accept no more streams."""
         self._closed = True
         self._takers.clear()
         if self._listener is not None:
             await self._listener.close()
 
     def _take(self, stream: OpenStream) -> None:
-        # p2pd hands over nothing else than what it was told to.
+        # p2pd hands over registered protocols only.
         take = self._takers.get(stream.protocol)
         if take is None:  # we are leaving
             stream.socket.close()
@@ -163,6 +163,6 @@ class Served:
 
 
 def caller(connection: socket.socket) -> int:
-    """The process at the other end of a unix socket, as the kernel knows."""
+    """The process id at the other end of a unix socket, from the kernel."""
     size = struct.calcsize(_CREDENTIALS)
     return struct.unpack(_CREDENTIALS, connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]

@@ -1,12 +1,12 @@
-"""Where the word of a stranger may make us dial, and how often: nobody shall aim a swarm at a third
-party.
+"""Which addresses from untrusted records we dial, and how often, so that nobody can aim a swarm at
+a third party.
 
     host named by our owner, or our own    dialed as often as needed
     name, multicast, unspecified           never
-    loopback                               only where we are reached over loopback ourselves
-    private, link-local, carrier-grade NAT only where we have an address in the same network
-    public                                 one attempt for one peer; the next after a pause that doubles,
-                                           until somebody has proved to be there; then within a rate
+    loopback                               only if we are reached over loopback ourselves
+    private, link-local, carrier-grade NAT only if we have an address in the same network
+    public                                 one attempt for one peer; the next after a doubling pause,
+                                           until a peer has proved to be there; then within a rate
 
 A host is an IP address: its ports count together. An attempt covers the direct connection and the
 tunnel to one peer.
@@ -21,40 +21,37 @@ from time import monotonic
 from lowcomm_node.libp2p.multiaddress import CIRCUIT
 
 MAX_ADDRESSES = 3
-"""Of one record that are dialed directly in one attempt."""
+"""Of one record, dialed directly in one attempt."""
 DIALS = 3
-"""Connections of one attempt to one host that has not proved anything: direct, and the tunnel over
-TCP and QUIC."""
+"""Connections of one attempt to one unproven host: direct, and the tunnel over TCP and QUIC."""
 ATTEMPT = 30.0
 """Seconds that an attempt lasts at most."""
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
-"""Seconds until a host that nobody has proved to be at is tried again, the first time and at
-most."""
+"""Seconds before an unproven host is tried again: the first and the longest pause."""
 PROOF = 86_400.0
 """Seconds for which a proof counts."""
 RATE, BURST = 1.0, 32
-"""Connections a second to one host that has proved to be there, and how many at once."""
+"""Connections a second to one proven host, and the burst."""
 MAX_HOSTS = 4096
 LOOK_EVERY = 10.0
-"""Seconds between two looks at our own interfaces."""
+"""Seconds between two reads of our own interfaces."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _CARRIER = ipaddress.ip_network("100.64.0.0/10")
 _SAME_SITE = {4: 16, 6: 48}
-"""Bits of the prefix that a private address shares with one of ours if it is of our site: sites
-route between subnets."""
+"""Prefix bits shared by private addresses of one site, since sites route between subnets."""
 _PLACE = {4: 24, 6: 64}
 
 
 @dataclass
 class _Host:
     proved: float = float("-inf")
-    """When somebody was last seen to be there."""
+    """When a peer last proved to be there."""
     attempts: int = 0
     due: float = float("-inf")
     """When the next attempt may begin."""
     peer: str = ""
-    """For whom the last attempt was."""
+    """The peer of the last attempt."""
     began: float = float("-inf")
     dials: int = 0
     tokens: float = float(BURST)
@@ -63,7 +60,7 @@ class _Host:
 
 def held_addresses() -> tuple[str, ...]:
     """All addresses of this machine's interfaces."""
-    # It raises at once on systems that it does not know, where commands still say what is wrong
+    # Imported late: it raises on unknown systems, where the commands must still say what is wrong.
     import psutil
 
     # Of IPv6 the system adds the interface to some.
@@ -71,7 +68,7 @@ def held_addresses() -> tuple[str, ...]:
 
 
 class Targets:
-    """Which addresses of strangers are dialed now."""
+    """Which untrusted addresses may be dialed now."""
 
     def __init__(
         self,
@@ -81,7 +78,7 @@ class Targets:
         clock: Callable[[], float] = monotonic,
         dials: int = DIALS,
     ) -> None:
-        """``named``: addresses that our owner has given; ``local``: whether others reach us over
+        """``named``: addresses given by our owner; ``local``: whether others reach us over
         loopback.
 
         ``own``: the addresses of our interfaces; ``dials``: see ``DIALS``.
@@ -112,7 +109,7 @@ class Targets:
         return "it is a private address of a network that we are not in"
 
     def admit(self, peer: str, addresses: Sequence[str], most: int = MAX_ADDRESSES) -> list[str]:
-        """The addresses that may be dialed for a peer now, in their order; counts them as
+        """The addresses that may be dialed for a peer now, in their order. Counts them as
         dialed."""
         admitted: list[str] = []
         for address in addresses:
@@ -124,7 +121,7 @@ class Targets:
         return admitted
 
     def reached(self, address: str) -> None:
-        """Somebody has proved to be at an address, by a handshake that only a peer can do."""
+        """A peer has proved to be at an address, by a handshake that only it can complete."""
         if (host := host_in(address)) is not None:
             known = self._of(host)
             known.proved, known.attempts, known.due = self._clock(), 0, float("-inf")
@@ -183,8 +180,7 @@ class Targets:
 
 
 def host_in(address: str) -> str | None:
-    """The host in ``host:port`` or in a multiaddress, where it may be that of a relay; None if
-    there is none."""
+    """The host in ``host:port`` or in a multiaddress, possibly a relay's; None if there is none."""
     if address.startswith("/"):
         _, kind, host, *_ = [*address.split("/"), "", ""]
         return _plain(host) if kind in ("ip4", "ip6", "dns", "dns4", "dns6") and host else None
@@ -193,8 +189,8 @@ def host_in(address: str) -> str | None:
 
 
 def places_of(addresses: Sequence[str], entry_points: Sequence[str]) -> tuple[str, ...]:
-    """The places that a record tells of: the networks of its public addresses, /24 or /64; else its
-    relays, by peer id."""
+    """The places in a record: networks of its public addresses (/24 or /64), or else its relays'
+    ids."""
     direct = [text for text in entry_points if CIRCUIT not in text]
     hosts = [_number(host) for text in (*addresses, *direct) if (host := host_in(text)) is not None]
     places = [
@@ -222,10 +218,10 @@ def _number(host: str) -> Address | None:
 
 
 def _is_same_site(number: Address, own: Address) -> bool:
-    """Whether a private address is of the same site as one of ours."""
+    """Whether a private address belongs to the same site as one of ours."""
     if number.version != own.version or own.is_global:
         return False
-    # A provider's, or a private network laid over the internet: it has no smaller parts
+    # A provider's network, or a private overlay on the internet: neither has smaller sites.
     if number in _CARRIER:
         return own in _CARRIER
     return number in ipaddress.ip_network((own, _SAME_SITE[number.version]), strict=False)

@@ -87,10 +87,10 @@ class MemoryDiscovery:
         """See Discovery."""
         return self.known_peers()
 
-    async def knock(self, doors: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
+    async def knock(self, entry_points: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
         """See Discovery."""
         there = self._network.peers - {self.peer_id}
-        return {peer: Knock(None if peer in there else "connection refused") for peer in doors}
+        return {peer: Knock(None if peer in there else "connection refused") for peer in entry_points}
 
     async def find_neighbours(self) -> None:
         """See Discovery."""

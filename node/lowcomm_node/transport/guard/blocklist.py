@@ -1,10 +1,9 @@
-"""Addresses whose new connections the kernel drops at our listening sockets: they cost neither a
-handshake nor a call.
+"""Addresses whose new connections the kernel drops at our listening sockets.
 
-Of a flood, refusing is what costs: a connection that gRPC takes is a TLS handshake, a call that it
-hands over half a millisecond. A classic BPF program on a listening socket (Linux, socket(7):
-SO_ATTACH_FILTER) needs no rights, and sees segments before TCP answers them. Whoever is connected
-already stays so. Elsewhere than on Linux the list is kept, and enforced by nobody.
+In a flood, refusing is what costs: each connection that gRPC accepts is a TLS handshake, each call
+half a millisecond. A classic BPF program on a listening socket (Linux, socket(7): SO_ATTACH_FILTER)
+needs no privileges and sees segments before TCP answers them. Established connections stay. On
+other systems the list is kept, but not enforced.
 """
 
 import ctypes
@@ -20,10 +19,10 @@ from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import network_of
 
 BLOCKED = 60.0
-"""Seconds; who goes on after that is back soon."""
+"""Seconds. A flooder that goes on after that is soon blocked again."""
 MOST = 32
-"""Addresses at once, the newest. While one program takes another's place, both count for what a
-socket may hold (20 kB)."""
+"""Addresses at once, the newest. While one program replaces another, both count against the
+socket's option memory (20 kB)."""
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # asm-generic/socket.h; Python has no names for them
 # Linux/bpf_common.h
 _LOAD_WORD, _LOAD_HALF, _JUMP, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x28, 0x05, 0x15, 0x06
@@ -35,7 +34,7 @@ _DROP, _ACCEPT = 0, 0xFFFFFFFF
 
 
 class Blocklist:
-    """Who is blocked, and until when. No clock: time is an argument."""
+    """Blocked networks and until when. No clock: time is an argument."""
 
     def __init__(self, seconds: float = BLOCKED, most: int = MOST) -> None:
         self._seconds = seconds
@@ -45,8 +44,8 @@ class Blocklist:
         self._told = False
 
     def block(self, host: str, now: float) -> None:
-        """Take no new connections from an address of IPv4, or from its /64 of IPv6, for a while
-        from now on."""
+        """Refuse new connections from an IPv4 address, or its /64 of IPv6, for a while from now
+        on."""
         network = network_of(host)
         if network not in self.networks(now):
             log.info("blocklist.blocked", network=network, seconds=self._seconds)
@@ -56,14 +55,13 @@ class Blocklist:
             self._until.popitem(last=False)
 
     def networks(self, now: float) -> frozenset[str]:
-        """Those that are blocked now."""
+        """The networks that are blocked now."""
         while self._until and next(iter(self._until.values())) <= now:
             self._until.popitem(last=False)
         return frozenset(self._until)
 
     def enforce(self, listeners: Iterable[socket.socket], now: float) -> None:
-        """Have the kernel drop what comes to these sockets from those that are blocked now, and
-        from nobody else."""
+        """Have the kernel drop packets to these sockets from the networks that are blocked now."""
         networks = self.networks(now)
         if sys.platform != "linux" or not (networks or self._enforced):
             return
@@ -84,8 +82,8 @@ class Blocklist:
 
 
 def program(networks: Iterable[str]) -> bytes:
-    """Instructions, of 8 bytes each, that drop packets from addresses of IPv4 and from /64 of IPv6,
-    and take all others."""
+    """BPF instructions, 8 bytes each, that drop packets from IPv4 addresses and IPv6 /64
+    networks."""
     four, six = [_load(_IPV4_SOURCE)], list[bytes]()
     for one in map(ip_network, sorted(networks)):
         if isinstance(one, IPv4Network):
@@ -120,7 +118,7 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 
 def _attach(listener: socket.socket, networks: frozenset[str]) -> None:
-    """Take the place of the program that a socket has. Raises OSError."""
+    """Replace the program of a socket. Raises OSError."""
     if not networks:
         with suppress(FileNotFoundError):  # it has none: it is newer than the last one
             listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

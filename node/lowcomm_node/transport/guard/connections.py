@@ -1,4 +1,4 @@
-"""The TCP connections of this process. gRPC hands out none of them, but its sockets are descriptors
+"""The TCP connections of this process. gRPC exposes none of them, but its sockets are descriptors
 of ours."""
 
 import asyncio
@@ -12,18 +12,18 @@ from pathlib import Path
 from urllib.parse import unquote
 
 INTERNET = ("ipv4", "ipv6")
-"""With what gRPC begins the address of a peer that has come over TCP."""
+"""The prefixes of gRPC's names for peers that came over TCP."""
 _DESCRIPTORS = Path("/proc/self/fd")
 GATHER = 0.25
-"""Seconds in which connections that are to end are gathered."""
+"""Seconds for which connections to end are collected."""
 
 Place = tuple[str, int]
 """Address and port of the other end."""
 
 
 def connections(port: int = 0) -> Iterator[socket.socket]:
-    """Every TCP socket of this process, or those at a port of ours, as duplicates that whoever
-    iterates must close."""
+    """Duplicates of this process's TCP sockets, or of those at one local port. The caller closes
+    them."""
     for number in [int(entry.name) for entry in _DESCRIPTORS.iterdir()]:
         try:
             duplicate = os.dup(number)
@@ -52,18 +52,16 @@ def _port(one: socket.socket) -> int | None:
 
 
 class Endings:
-    """Ends connections to callers.
-
-    A look at all connections takes time for each, so what is to end is gathered first.
-    """
+    """Ends connections to callers. Listing all connections takes time, so requests are collected
+    first."""
 
     def __init__(self) -> None:
         self._wanted: set[Place] = set()
 
     def end(self, peer: str) -> bool:
-        """End the connection to a caller in a moment; whether nobody had asked for that.
+        """End the connection to a caller shortly. Returns whether this is the first request for it.
 
-        ``peer``: named as gRPC does: ``ipv4:192.0.2.1:5000``, ``ipv6:%5B2001:db8::1%5D:5000``.
+        ``peer``: as gRPC names it: ``ipv4:192.0.2.1:5000``, ``ipv6:%5B2001:db8::1%5D:5000``.
         """
         place = place_of(peer)
         if place in self._wanted:
@@ -84,14 +82,14 @@ class Endings:
 
 
 def place_of(peer: str) -> Place:
-    """Where a caller over TCP is, by its name in gRPC."""
+    """Address and port of a TCP caller, from its name in gRPC."""
     host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
     return plain(host.strip("[]")), int(port)
 
 
 @lru_cache(maxsize=4096)
 def plain(host: str) -> str:
-    """An address in its shortest form, without the interface, and of IPv4 where it is one."""
+    """An address in its shortest form, without the interface; IPv4 if it is mapped."""
     address = ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)

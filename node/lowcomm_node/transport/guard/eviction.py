@@ -1,12 +1,11 @@
-"""Who is turned away, and who makes room, where too many come. No clock: time is an argument."""
+"""Eviction policy for too many tunnels. No clock: time is an argument."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from typing import TypeVar
 
 MAX_NEW = 16
-"""Streams of one peer that are taken within a second: each new session costs a connection of
-gRPC."""
+"""Streams accepted from one peer within a second. Each new session costs a gRPC connection."""
 MAX_CALLERS = 1024
 """Peers whose new streams are counted."""
 
@@ -14,13 +13,13 @@ T = TypeVar("T")
 
 
 class Arrivals:
-    """How often peers have come of late."""
+    """Recent arrivals of each peer."""
 
     def __init__(self) -> None:
         self._taken: OrderedDict[str, deque[float]] = OrderedDict()
 
     def is_flood(self, peer: str, now: float) -> bool:
-        """Whether this is one stream too many of a peer within a second; counts it if not."""
+        """Whether this stream exceeds MAX_NEW within a second; counts it if not."""
         taken = self._taken.setdefault(peer, deque(maxlen=MAX_NEW))
         self._taken.move_to_end(peer)
         if len(self._taken) > MAX_CALLERS:
@@ -32,10 +31,10 @@ class Arrivals:
 
 
 def choose_evicted(asking: str, held: Mapping[T, str]) -> T | None:
-    """What makes room for a peer that asks; None if it is the one that has to go without.
+    """The entry that makes room for ``asking``; None if ``asking`` itself has to go without.
 
-    ``held``: what there is, the oldest first, and whose it is. The oldest of the peer that holds
-    most gives way, to one that holds less: so no peer keeps another one out.
+    ``held``: the entries, oldest first, and their owners. The owner with most entries loses its
+    oldest, if ``asking`` holds fewer. So no peer can keep another one out.
     """
     counts = Counter(held.values())
     most = max(held, key=lambda one: counts[held[one]], default=None)

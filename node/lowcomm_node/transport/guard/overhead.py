@@ -1,9 +1,8 @@
-"""Bytes on connections of peers that belong to no message. gRPC tells nothing of frames such as
-WINDOW_UPDATE.
+"""Bytes on peers' connections that belong to no message, such as WINDOW_UPDATE frames.
 
-    the kernel    how many bytes have come over a connection
-    our streams   how many bytes their messages had: these are explained, with what such messages cost beside
-    the rest      each address may have so many at once, which leak away evenly; then its noisiest connection ends
+    the kernel    counts the bytes of each connection
+    our streams   count the bytes of their messages: these and their usual overhead are explained
+    the rest      fills a leaky bucket per address; if it overflows, the noisiest connection ends
 
 No clock: time is an argument.
 """
@@ -16,31 +15,31 @@ from lowcomm_node.system.quota import network_of
 from lowcomm_node.transport.guard.connections import Place
 
 OF_CALL = 16 * 1024
-"""Bytes that a call explains: 8 KiB of metadata at most, a request that no stream counts, and its
+"""Bytes that a call explains: at most 8 KiB of metadata, a request that no stream counts, and
 frames."""
 OF_MESSAGE = 256
-"""Bytes that a message explains beside its own: headers of gRPC, HTTP/2 and TLS, pings of gRPC that
-measure the line."""
+"""Bytes that a message explains beside its own: headers of gRPC, HTTP/2 and TLS, and gRPC's
+pings."""
 SHARE = 1 / 8
-"""Of the bytes of messages in both directions: the same for each frame of a large one,
+"""The same as a share of message bytes in both directions: frame headers of large messages, and
 WINDOW_UPDATE for what we send."""
 BURST = 64 * 1024**2
-"""Bytes of one address: what 32 calls hold in windows of 2 MiB is unread yet, or was never read as
-they broke off."""
+"""Bytes per address. Windows of 2 MiB on 32 calls may be unread, or were never read when calls
+broke off."""
 RATE = 512 * 1024
-"""Bytes a second of one address: a content that breaks off every 4 s, or 40,000 frames of
-WINDOW_UPDATE (a twentieth of a core)."""
+"""Bytes a second per address: a content that breaks off every 4 s, or 40,000 WINDOW_UPDATE frames
+(a twentieth of a core)."""
 
 
 class Counts(Protocol):
-    """Is told of messages."""
+    """Receives the sizes of messages."""
 
     def sent(self, size: int) -> None:
-        """So many bytes have gone out."""
+        """A message of ``size`` bytes went out."""
         ...
 
     def received(self, size: int) -> None:
-        """So many bytes have come in."""
+        """A message of ``size`` bytes came in."""
         ...
 
 
@@ -51,11 +50,11 @@ class _Seen:
     explained: float = 0.0
     """Since the last look."""
     extra: float = 0.0
-    """Bytes that nothing explained, in all."""
+    """Unexplained bytes, in all."""
 
 
 class Overhead:
-    """Tells which connections carry too much that belongs to no message."""
+    """Finds connections that carry too many unexplained bytes."""
 
     def __init__(self, burst: float = BURST, rate: float = RATE) -> None:
         self._burst = burst
@@ -65,12 +64,11 @@ class Overhead:
         self._looked = 0.0
 
     def explain(self, place: Place, size: float) -> None:
-        """So many bytes over a connection are accounted for."""
+        """Account for ``size`` bytes of a connection."""
         self._seen.setdefault(place, _Seen()).explained += size
 
     def excess(self, received: Mapping[Place, int], now: float) -> list[Place]:
-        """The connections that should end, one of each address that has too much; ``received``:
-        bytes of each so far."""
+        """The connections to end, one per offending address; ``received``: bytes of each so far."""
         self._seen = {place: self._seen.get(place, _Seen()) for place in received}
         leaked = self._rate * (now - self._looked)
         self._looked = now
@@ -92,8 +90,7 @@ class Overhead:
 
 
 class Explaining:
-    """Counts the messages of one stream twice: for the rate of a peer, and as what its connection
-    carries."""
+    """Counts a stream's messages for the peer's rate, and explains the bytes of its connection."""
 
     def __init__(self, meter: Counts, overhead: Overhead, place: Place) -> None:
         self._meter = meter

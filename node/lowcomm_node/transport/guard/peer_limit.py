@@ -1,9 +1,9 @@
-"""With how many peers this node talks at once, as its owner says.
+"""The owner's limit on the number of peers at once.
 
-A peer counts while we keep a connection to call it, and while a call of its is served. ``Describe``
-does not count: it is answered at once, and is how peers say hello and goodbye. When there is no
-room, connections that carry no call make some. Peers that only call us share their places by
-address (``ration.Shares``), so that free identities do not take all of them.
+A peer counts while we keep a connection to it, and while we serve a call of it. ``Describe`` does
+not count: it is answered at once, and peers say hello and goodbye with it. When the limit is
+reached, connections without calls are closed. Peers that only call us share their places by address
+(``quota.Shares``), so that free identities can't take all of them.
 """
 
 from collections import Counter
@@ -20,26 +20,26 @@ async def _nothing() -> bool:
 
 
 class PeerLimit:
-    """The peers that we talk with."""
+    """The peers that hold a place."""
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most
         self._held: Counter[str] = Counter()
         self._shares = Shares()
         self._calling: Counter[tuple[str, str]] = Counter()
-        """Calls that are served, by peer and address."""
+        """Calls under way, by peer and address."""
         self.make_room: Callable[[], Awaitable[bool]] = _nothing
-        """Closes an idle connection; whether there was one."""
+        """Closes an idle connection; returns whether there was one."""
         self.turned_away = 0
-        """Times that there was no room for a peer, whoever called."""
+        """How often there was no room for a peer, in either direction."""
 
     @property
     def most(self) -> int:
-        """How many peers there may be."""
+        """The limit."""
         return DEFAULT_PEERS if self._most is None else self._most
 
     def allow(self, most: int | None) -> None:
-        """Set another bound; whoever is there stays until its calls have ended."""
+        """Set another limit. Peers above it stay until their calls have ended."""
         self._most = most
 
     def __len__(self) -> int:
@@ -48,14 +48,12 @@ class PeerLimit:
 
     @property
     def is_over(self) -> bool:
-        """Whether there are more than there may be."""
+        """Whether there are more peers than allowed."""
         return len(self._held) > self.most
 
     async def has_room_for(self, peer: str, place: str | None = None) -> bool:
-        """Whether we may talk with a peer, now that room was made where possible.
-
-        ``place``: where it calls from.
-        """
+        """Whether a peer has or may take a place, after making room. ``place``: where it calls
+        from."""
         while peer not in self._held:
             free = self.most - len(self._held)
             if free > 0 and (place is None or self._shares.has_room(place, free)):
@@ -66,7 +64,7 @@ class PeerLimit:
         return True
 
     def join(self, peer: str) -> None:
-        """There is a connection or a call more with a peer."""
+        """Count one more connection or call of a peer."""
         self._held[peer] += 1
 
     def leave(self, peer: str) -> None:
@@ -77,7 +75,7 @@ class PeerLimit:
 
     @contextmanager
     def with_(self, peer: str, place: str = "") -> Iterator[None]:
-        """A call of a peer is served."""
+        """Context in which a call of a peer is served."""
         caller = (peer, place)
         self.join(peer)
         self._calling[caller] += 1

@@ -1,12 +1,11 @@
-"""How often and how many at once: what one caller may take of the server, whoever it says it is.
+"""Rate limits of the server, by address and by peer.
 
-    an address   so many calls a minute without a good credential; then its calls are refused unread
-                 so many calls a minute of all its peers, and no more at once than leave some to others
-    a peer       so many calls a minute, and so many at once
-    both         who goes on calling beyond that loses its connection
+    an address   calls a minute without a valid credential; beyond that calls are refused unread
+                 calls a minute of all its peers, and calls at once that leave some to others
+    a peer       calls a minute, and calls at once
+    both         a caller that goes on beyond its limits loses its connection
 
-What a caller has not used comes back evenly. No clock of its own: time is an argument, seconds that
-never go back.
+Unused calls come back evenly. No clock: time is an argument (seconds, monotonic).
 """
 
 from collections import Counter
@@ -17,27 +16,26 @@ from dataclasses import replace
 from lowcomm_node.system.quota import Allowed, Quota, Shares, network_of, prefixes_of
 
 MAX_CALLS_PER_PEER = 8
-"""At once: exchanges of as many fragments as may be under way, a fetch, an introduction, a ping."""
+"""At once: as many fragments as may be exchanged, a fetch, an introduction and a ping."""
 UNBOUND = 1 << 40
-"""Of all callers together: a bound there would let a few lock out everybody."""
+"""For all callers together: with a bound there, a few could lock out everybody."""
 CALLS = Allowed(each=1200, all=UNBOUND, seconds=60.0)
-"""Calls of peers. A small model on a fast machine exchanges some times a second; the usual is some
-times a minute."""
+"""Of one peer. A small model on a fast machine exchanges a few times a second; usual is a few times
+a minute."""
 OF_ADDRESS = Allowed(each=4800, all=UNBOUND, seconds=60.0)
-"""Calls of all peers of an address of IPv4 or a /64 of IPv6, or behind one relay: four that call as
-often as they may, eighty that call once a second. Identities are free, so without it an address
-calls as often as it likes."""
+"""Of all peers of one IPv4 address, /64 of IPv6, or relay: four peers at their limit, or eighty
+that call once a second. Identities are free, so without this limit an address could call without
+bound."""
 MAX_CALLS = 128
-"""Of all peers at once. Each may have a window unread (transport/bandwidth.py): so much memory can
-be filled from outside."""
+"""Of all peers at once. Each may have an unread window (transport/bandwidth.py), which bounds the
+memory that others can fill."""
 BAD_CALLS = Allowed(each=300, all=UNBOUND, seconds=60.0)
-"""Calls without a good credential, by address: to check one costs a signature."""
+"""Of one address, without a valid credential: checking one costs a signature."""
 REFUSED = Allowed(each=100, all=UNBOUND, seconds=60.0)
-"""Refusals beyond these limits, until the connection is ended."""
+"""Refusals beyond these limits before the connection is ended."""
 
 TIMES_REFUSED = 10
-"""So many times as many of all peers of an address, until the connections of all that are refused
-are ended."""
+"""Factor for all peers of an address, before the connections of all that are refused are ended."""
 
 
 class RateLimits:
@@ -63,18 +61,18 @@ class RateLimits:
         self._open: Counter[str] = Counter()
 
     def refuses_place(self, place: str, now: float) -> str | None:
-        """Why no call from an address, or of whom libp2p vouches for, is looked at; None if it
-        is."""
+        """Why calls from an address, or from a peer that libp2p authenticated, are refused unread;
+        or None."""
         if self._bad.has(_caller(place), 1, now):
             return None
         return "too many calls without a good credential came from there: call again in a minute"
 
     def bad(self, place: str, now: float) -> None:
-        """A call from there had no good credential."""
+        """Count a call without a valid credential."""
         self._bad.take(_caller(place), 1, now)
 
     def refuses(self, peer: str, now: float, place: str = "") -> str | None:
-        """Why a call of an authenticated peer is not taken; None if it is, which counts it.
+        """Why a call of an authenticated peer is refused; None if it is accepted, which counts it.
 
         ``place``: where it comes from.
         """
@@ -93,10 +91,10 @@ class RateLimits:
         return None
 
     def is_flood(self, place: str, now: float, peer: str = "") -> bool:
-        """Count a refusal; whether its caller has had so many that its connection should end.
+        """Count a refusal. Returns whether the caller's connection should end.
 
-        A peer that has shown who it is answers for itself, so that it does not lose its connection
-        for a neighbour behind the same NAT, until its address has had ten times as many.
+        An authenticated peer has a count of its own, so that it does not lose its connection for a
+        neighbour behind the same NAT, until the address has had ten times as many.
         """
         if not peer:
             return not self._refused.take(_caller(place), 1, now)
@@ -105,12 +103,12 @@ class RateLimits:
 
     @property
     def open_calls(self) -> int:
-        """Of all peers."""
+        """Calls of all peers under way."""
         return self._open.total()
 
     @contextmanager
     def open(self, peer: str, place: str = "") -> Iterator[None]:
-        """While a call of a peer is open."""
+        """Context of a peer's call."""
         self._open[peer] += 1
         self._shares.take(place)
         try:
@@ -123,8 +121,8 @@ class RateLimits:
 
 
 def _caller(place: str) -> str:
-    """A household of IPv6 has more addresses than could be counted; what is no address counts as it
-    is."""
+    """The key of quotas: an IPv4 address or a /64, since a household of IPv6 has too many
+    addresses."""
     try:
         return network_of(place)
     except ValueError:

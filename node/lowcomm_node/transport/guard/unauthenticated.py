@@ -1,16 +1,15 @@
-"""Connections on which nobody has shown who it is: gRPC takes as many as come, so those that are
-too many are ended here.
+"""Bounds connections, above all those whose caller has not authenticated: gRPC accepts any number.
 
-    peers' connections    a call with a good credential has come over them; so many of one address, and of all together;
-                          beyond that those that have called least recently are ended, and those that carry too much
-                          beside messages (overhead.py)
-    strangers'            so many of one address, and of all together; beyond that the oldest are ended.
-                          Each has so many seconds to make a call with a good credential, and so many bytes
-    a flooding address    no new ones for a minute, and all of its strangers' are ended
+    authenticated     a valid credential has come over it. Bounded by address and in all; the least
+                      recently used is ended beyond that, and one with too many bytes beside
+                      messages (overhead.py)
+    unauthenticated   bounded by address and in all; the oldest is ended beyond that. Each has a few
+                      seconds, and some bytes, for a call with a valid credential
+    flooding address  no new connections for a minute, and all unauthenticated ones are ended
 
-A caller authenticates with its first call, a moment after it has connected, so the oldest are those
-that mean no good. gRPC tells nothing of frames that are no calls (PING, WINDOW_UPDATE,
-CONTINUATION); the kernel tells the bytes of each connection.
+A caller authenticates with its first call, a moment after it has connected, so old unauthenticated
+connections are of no use. gRPC reports no frames other than calls (PING, WINDOW_UPDATE,
+CONTINUATION); the kernel reports the bytes of each connection.
 """
 
 import asyncio
@@ -33,18 +32,17 @@ from lowcomm_protocol.refusals import Reason, Refusals, What
 EVERY = 1.0
 """Seconds between two looks."""
 MOST_OF_ONE, MOST = 32, 256
-"""Connections of strangers from one address of IPv4 or /64 of IPv6, and of all."""
+"""Unauthenticated connections of one address (IPv4, or /64 of IPv6), and of all."""
 UNPROVEN_SECONDS = 10.0
-"""For TLS and the first call with a good credential; over a line of 1 s there and back that takes
-5."""
+"""For TLS and the first call with a valid credential. Over a round trip of 1 s that takes 5."""
 UNPROVEN_BYTES = 64 * 1024
-"""That may come before it: TLS, a credential of 1 KiB and a record of 8 KiB are a quarter."""
+"""Before that call. TLS, a credential of 1 KiB and a record of 8 KiB take a quarter of it."""
 PROVEN_OF_ONE, PROVEN = 128, 1024
-"""Connections of peers from one address, and of all: a peer has one or two."""
+"""Authenticated connections of one address, and of all. A peer has one or two."""
 NOISY = 25
-"""As many connections that are too many as one on which too many bytes came counts for."""
+"""Weight of a connection that brought too many bytes, in surplus connections."""
 ENDED = Allowed(each=100, all=UNBOUND, seconds=60.0)
-"""Connections that may be too many, of one address, until it is a flood: then it is blocked."""
+"""Surplus connections of one address before it counts as a flood and is blocked."""
 MAX_KNOWN = 4096
 _TCP_INFO, _BYTES_RECEIVED = (
     192,
@@ -53,7 +51,7 @@ _TCP_INFO, _BYTES_RECEIVED = (
 
 
 class Unauthenticated:
-    """Tells which connections are too many."""
+    """Finds and ends surplus connections."""
 
     def __init__(
         self,
@@ -65,31 +63,31 @@ class Unauthenticated:
         unproven: float = UNPROVEN_SECONDS,
         proven_of_one: int = PROVEN_OF_ONE,
     ) -> None:
-        """``blocked``: seconds for which an address that floods us can't connect; ``unproven``: for
-        a first good call."""
+        """``blocked``: seconds for which a flooding address can't connect; ``unproven``: for the
+        first valid call."""
         self._unproven = unproven
         self._proven_of_one = proven_of_one
         self._refusals = refusals or Refusals()
         self.overhead = Overhead()
-        """What comes over connections of peers beside messages."""
+        """Bytes beside messages on authenticated connections."""
         self._most_of_one = most_of_one
         self._most = most
         self._blocklist = Blocklist(blocked)
         self._ration = Quota(ended)
         self._known: OrderedDict[Place, None] = OrderedDict()
-        """In the order of their last good call."""
+        """Authenticated connections, in the order of their last valid call."""
         self._vouched: set[Place] = set()
-        """On which there was a good call, also those that are a stranger's again: what they carry
-        may be an exchange."""
+        """Connections that ever had a valid call. If a later one was invalid, what they carry may
+        still be an exchange."""
         self._since: dict[Place, float] = {}
         self._noisy: set[Place] = set()
-        """On which too much came, as the last look has found."""
+        """Connections with too many bytes at the last look."""
         self._ending: set[Place] = set()
-        """Ended, but gRPC has not closed them yet."""
+        """Ended, but not closed by gRPC yet."""
         self.ended = 0
 
     def vouch(self, place: Place) -> None:
-        """A call from there had a good credential."""
+        """A call over this connection had a valid credential."""
         self._known[place] = None
         self._known.move_to_end(place)
         self._vouched.add(place)
@@ -98,20 +96,20 @@ class Unauthenticated:
             self._vouched.discard(self._known.popitem(last=False)[0])
 
     def knows(self, place: Place) -> bool:
-        """Whether somebody vouched for a connection, and it has not been forgotten."""
+        """Whether a connection is authenticated and remembered."""
         return place in self._known
 
     def forget(self, place: Place) -> None:
-        """A call from there had a bad credential: it is a stranger's again."""
+        """A call had an invalid credential: the connection counts as unauthenticated again."""
         self._known.pop(place, None)
 
     def block(self, host: str) -> None:
-        """An address floods us: take no new connections from there for a while, and end those of
-        strangers."""
+        """Block a flooding address: no new connections for a while, and its unauthenticated ones
+        end."""
         self._blocklist.block(host, monotonic())
 
     def surplus(self, there: Iterable[Place], now: float) -> list[Place]:
-        """Those of the connections that there are now which should end."""
+        """The connections among those present that should end."""
         present = set(there)
         for place in [place for place in self._known if place not in present]:
             del self._known[place]
@@ -145,9 +143,9 @@ class Unauthenticated:
         return over
 
     def noisy(self, received: Callable[[Place], int]) -> list[Place]:
-        """Strangers' connections on which too much has come, at this look and at the one before.
+        """Unauthenticated connections with too many bytes at this look and the one before.
 
-        Once is not enough: its first call may wait for our event loop, as we do.
+        Once is not enough: the first call may be waiting for our event loop, as this check was.
         """
         before = self._noisy
         self._noisy = {
@@ -156,8 +154,7 @@ class Unauthenticated:
         return sorted(self._noisy & before)
 
     def look(self, port: int) -> None:
-        """End those of a server's connections that are too many, and keep out whom we have
-        blocked."""
+        """End the surplus connections of a server, and enforce the blocklist."""
         with ExitStack() as opened:
             ours = [opened.enter_context(one) for one in connections(port)]
             there = {place: one for one in ours if (place := _other_end(one)) is not None}
@@ -198,8 +195,7 @@ class Unauthenticated:
 
 
 def _received(connection: socket.socket) -> int:
-    """Bytes that have come over a connection; 0 where the kernel does not tell (other than
-    Linux)."""
+    """Bytes received over a connection; 0 if the kernel does not report them (other than Linux)."""
     if sys.platform != "linux":
         return 0
     try:
@@ -214,7 +210,7 @@ def _listens(one: socket.socket) -> bool:
 
 
 def _other_end(connection: socket.socket) -> Place | None:
-    """Who is at the other end of a connection; None if nobody is."""
+    """Address and port of the other end; None if the socket is not connected."""
     try:
         host, number = connection.getpeername()[:2]
         return plain(host), number

@@ -1,10 +1,9 @@
-"""The caller's end of the tunnels to one peer: what gRPC dials, and what leads its connections
-there, whatever happens.
+"""The caller's end of the tunnels to one peer: gRPC dials it, and it keeps the connections alive.
 
-    gRPC ── unix socket ── Way: Session, Pipe ══ stream of the moment ══ peer
-                            └── cut off: open another one, again and again for KEEP seconds, and send on
+    gRPC ── unix socket ── TunnelDialer: Session, Pump ══ current stream ══ peer
+                            └── interrupted: open another one, repeatedly for KEEP seconds, and resume
 
-Each connection of gRPC is a session of its own.
+Each gRPC connection is a session of its own.
 """
 
 import asyncio
@@ -28,41 +27,40 @@ if TYPE_CHECKING:
     from lowcomm_node.transport.tunnel.tunnels import Tunnels
 
 MAX_OPENING = 8
-"""Connections of gRPC to one peer at once, which get a session each."""
+"""gRPC connections to one peer at once. Each gets a session."""
 KEEP = 30.0
-"""Seconds for which a session whose stream broke off is kept; gRPC's own patience must be longer
-(channels, service)."""
+"""Seconds for which an interrupted session is kept. gRPC's ping timeouts must be longer (channels,
+server)."""
 PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before each attempt to resume; the last one for all further ones."""
+"""Seconds before each attempt to resume; the last value repeats."""
 CLOSE_DEADLINE = 2.0
-"""Seconds for a session to end as it should when its way is closed."""
+"""Seconds for sessions to end in order when the dialer is closed."""
 
 
 class Forgotten(LinkLost):
-    """The other end does not know a session any more, so it can't be resumed."""
+    """The other end does not know the session any more, so it can't be resumed."""
 
 
 class TunnelDialer:
-    """The caller's end to one peer: a unix socket for gRPC, and a session for each of its
-    connections."""
+    """A unix socket for gRPC, and a session to one peer for each connection to it."""
 
     def __init__(self, tunnels: "Tunnels", peer_id: str, name: str) -> None:
         self._tunnels = tunnels
         self._peer_id = peer_id
         self.target = f"unix-abstract:{name}"
         self.entry_points: tuple[str, ...] = ()
-        """Where the peer can be dialed, as its newest record tells."""
+        """Where the peer can be dialed, by its newest record."""
         self.address = ""
         """Multiaddress of the connection that carries, or last carried, a stream."""
         self.reason = ""
-        """Why the last session could not be begun, or was lost."""
+        """Why the last session failed to begin, or was lost."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(f"\0{name}")
         self._socket.listen(MAX_OPENING)
         self._socket.setblocking(False)
         self._pumps: dict[asyncio.Task[None], Pump] = {}
         self._news = asyncio.Event()
-        """That a session has got a stream, or has ended."""
+        """Set when a session gets a stream, or ends."""
         self._accepting = asyncio.create_task(self._accept())
         self._accepting.add_done_callback(log_defect)
 
@@ -72,19 +70,17 @@ class TunnelDialer:
 
     @property
     def cut(self) -> str:
-        """Why no session has a stream though one had, while that is being resumed; empty if that is
-        not so."""
+        """Why all sessions are interrupted, while they are being resumed; empty otherwise."""
         pumps = self._pumps.values()
         return "" if any(pump.carried for pump in pumps) else next((pump.cut for pump in pumps if pump.cut), "")
 
     @property
     def relay(self) -> str | None:
-        """The peer id of the relay that the last stream went through; None if it went through
-        none."""
+        """The peer id of the relay of the last stream; None if there was none."""
         return relay_of(self.address)
 
     async def wait_carried(self) -> None:
-        """Wait while it is ``cut``. No deadline but KEEP."""
+        """Wait while it is ``cut``. The only deadline is KEEP."""
         while self.cut:
             self._news.clear()
             await self._news.wait()
@@ -98,7 +94,7 @@ class TunnelDialer:
         for pump in ending.values():
             pump.hang_up()
         try:
-            if ending:  # or the other end would keep them to be resumed
+            if ending:  # or the other end would keep them for KEEP seconds
                 await asyncio.wait(ending, timeout=CLOSE_DEADLINE)
         finally:
             for task in tasks:
@@ -118,7 +114,7 @@ class TunnelDialer:
                 await asyncio.sleep(1.0)
 
     def _take(self, local: socket.socket) -> None:
-        """Begin a session for a connection of gRPC."""
+        """Begin a session for a gRPC connection."""
         try:
             # Any process of this machine can dial the name; ours alone is gRPC.
             if caller(local) != os.getpid() or len(self._pumps) >= MAX_OPENING:
@@ -158,7 +154,7 @@ class TunnelDialer:
         self._news.set()
 
     async def _resume(self, pump: Pump, session_id: bytes) -> None:
-        """Lead a session that was cut off over another stream. Raises LinkLost."""
+        """Resume an interrupted session over another stream. Raises LinkLost."""
         why = pump.cut
         last = "did not answer in time"
         try:
@@ -182,6 +178,6 @@ class TunnelDialer:
 
 
 def log_defect(task: asyncio.Task[None]) -> None:
-    """Tell of a task that has ended as none should."""
+    """Log a task that ended with an exception."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("tunnel.defect", error=repr(error), exc_info=error)

@@ -24,7 +24,6 @@ from enum import IntEnum
 from lowcomm_protocol.errors import ProtocolViolation
 
 WORD, NUMBER, SESSION = 4, 8, 16
-"""Bytes of a word, of a number, of the name of a session."""
 OPENING, ANSWER = WORD + SESSION + NUMBER, WORD + NUMBER
 """Bytes of what the caller says first, and of what is answered."""
 MAX_LENGTH = 256 * 1024
@@ -34,7 +33,7 @@ ACK_EVERY = 512 * 1024
 
 
 class Signal(IntEnum):
-    """A word that is no length."""
+    """A word other than a length."""
 
     END = 0x8000_0000
     ACK = 0x8000_0001
@@ -51,37 +50,37 @@ class Opening:
 
     session: bytes
     number: int | None
-    """What it has received before; None: the session is new."""
+    """Bytes that it has received before; None: a new session."""
 
 
 @dataclass(frozen=True)
 class Ack:
-    """So many have come."""
+    """Acknowledges ``number`` bytes."""
 
     number: int
 
 
 Part = memoryview | Signal | Ack
-"""What a stream is made of: a piece, END or GONE, an ACK."""
+"""The elements of a stream: a piece, END or GONE, an ACK."""
 
 
 def word(number: int) -> bytes:
-    """A length or a signal, as it is sent."""
+    """Encode a length or a signal."""
     return number.to_bytes(WORD)
 
 
 def numbered(signal: Signal, number: int) -> bytes:
-    """A signal with its number: READY, BUSY, GONE as an answer, and ACK."""
+    """Encode a signal with its number: READY, BUSY, GONE as an answer, and ACK."""
     return word(signal) + number.to_bytes(NUMBER)
 
 
 def opening(session: bytes, number: int | None) -> bytes:
-    """``Opening``, as it is sent."""
+    """Encode an ``Opening``."""
     return word(Signal.NEW if number is None else Signal.RESUME) + session + (number or 0).to_bytes(NUMBER)
 
 
 def read_opening(data: bytes) -> Opening:
-    """The first OPENING bytes from a caller. Raises ProtocolViolation."""
+    """Decode the first OPENING bytes from a caller. Raises ProtocolViolation."""
     signal, session, number = data[:WORD], data[WORD : WORD + SESSION], int.from_bytes(data[WORD + SESSION :])
     if signal == word(Signal.RESUME):
         return Opening(session, number)
@@ -91,7 +90,7 @@ def read_opening(data: bytes) -> Opening:
 
 
 def read_answer(data: bytes) -> tuple[Signal, int]:
-    """The first ANSWER bytes from a callee: READY, BUSY or GONE, and a number.
+    """Decode the first ANSWER bytes from a callee: READY, BUSY or GONE, and a number.
 
     Raises ProtocolViolation.
     """
@@ -102,20 +101,15 @@ def read_answer(data: bytes) -> tuple[Signal, int]:
 
 
 class Decoder:
-    """Takes a stream apart, behind opening and answer.
-
-    Holds no bytes but those of a word that has not come whole.
-    """
+    """Splits a stream into parts, after opening and answer. It buffers an incomplete word only."""
 
     def __init__(self) -> None:
         self._missing = 0
         self._head = b""
 
     def feed(self, data: memoryview) -> Iterator[Part]:
-        """The pieces, ENDs, GONEs and ACKs in ``data``, in their order.
-
-        Raises ProtocolViolation at any other word.
-        """
+        """The pieces, ENDs, GONEs and ACKs in ``data``, in order. Raises ProtocolViolation at other
+        words."""
         while data:
             if self._missing:
                 piece, data = data[: self._missing], data[self._missing :]

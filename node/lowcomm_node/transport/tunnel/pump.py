@@ -1,8 +1,8 @@
-"""Carries the bytes of a session between a socket of this machine and the stream of the moment.
+"""Moves the bytes of a session between a local socket and the current stream.
 
-What is read from the one is offered to the other at once; where that takes no more, reading stops.
-A stream that breaks off is only a pause: ``wait_cut`` tells whoever can provide the next one, and
-``attach`` goes on where the last one ended.
+Bytes read from one are written to the other at once; while that takes no more, reading stops. A
+stream that breaks off is only a pause: ``wait_cut`` tells the provider of streams, and ``attach``
+goes on where the last one ended.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from lowcomm_node.transport.tunnel.session import Session
 from lowcomm_protocol.errors import ProtocolViolation
 
 BUFFER = 256 * 1024
-"""Bytes that are read from a stream at once, and the most that is held for the local end."""
+"""Bytes read from a stream at once, and the most held for the local end."""
 LINGER = 30.0
-"""Seconds from the first END, of whichever side, to the end of the pipe."""
+"""Seconds from the first END, of either side, to the end of the session."""
 MOST_PARTS = 64
-"""Parts of a stream that are taken in within one turn of the event loop, however small the other
-end has cut them."""
+"""Parts of a stream processed in one turn of the event loop, however small the other end cut
+them."""
 
 
 class _Watched:
@@ -73,9 +73,9 @@ class Pump:
         self._stream: _Watched | None = None
         self._buffer = memoryview(bytearray(BUFFER))
         self._pieces: list[memoryview] = []
-        """Places in the buffer that the local end has still to take."""
+        """Views of the buffer that the local end has still to take."""
         self._coming: Iterator[Part] | None = None
-        """What is in the buffer behind them."""
+        """The undecoded rest of the buffer."""
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._news = asyncio.Event()
         self._lingering: asyncio.TimerHandle | None = None
@@ -101,7 +101,7 @@ class Pump:
 
     @property
     def received(self) -> int:
-        """Numbers that have come from the other side, over all streams."""
+        """Bytes that have come from the other side, over all streams."""
         return self._session.received
 
     @property
@@ -116,26 +116,24 @@ class Pump:
 
     @property
     def resumed(self) -> int:
-        """How many streams took the place of an earlier one."""
+        """Streams that replaced an earlier one."""
         return max(0, self._streams - 1)
 
     @property
     def repeated(self) -> int:
-        """Numbers that were sent more than once."""
+        """Bytes that were sent more than once."""
         return self._session.repeated
 
     def attach(self, stream: socket.socket, number: int) -> None:
-        """Go on over a stream whose other end is ready and has received so many numbers.
-
-        Raises ProtocolViolation.
-        """
+        """Go on over a stream whose other end has received ``number`` bytes. Raises
+        ProtocolViolation."""
         self._attach(stream, number, b"")
 
     def accept(self, stream: socket.socket, number: int) -> bool:
-        """As ``attach``, and tell the other end first that we are ready. Takes the place of a
-        stream that there still is.
+        """As ``attach``, after telling the other end that we are ready. Replaces a stream that
+        still exists.
 
-        False for a stream that comes late: the other end has said since that it has received more.
+        False for an outdated stream: the other end has acknowledged more since.
         """
         if number < self._session.acked:
             stream.close()
@@ -145,7 +143,7 @@ class Pump:
         return True
 
     def cut_off(self, reason: str) -> None:
-        """Give the stream up, not the session."""
+        """Give up the stream, not the session."""
         self._drop_stream()
         if self._over.done():
             return
@@ -158,8 +156,7 @@ class Pump:
             self._tell()
 
     def hang_up(self) -> None:
-        """Take no more from the local end than what it has said; then the session ends as it
-        should."""
+        """Read no more from the local end; the session then ends in order."""
         with suppress(OSError):
             self._local.socket.shutdown(socket.SHUT_RD)
 
@@ -171,7 +168,7 @@ class Pump:
         self.close()
 
     def close(self) -> None:
-        """End the session: as it should if both sides have said all, else it is lost."""
+        """End the session: in order if both sides have finished, else it is lost."""
         if not self._over.done():
             if self._session.done:
                 self._over.set_result(None)
@@ -191,16 +188,17 @@ class Pump:
         self._tell()
 
     async def wait_cut(self) -> bool:
-        """Wait until there is no stream: True if another one is needed, False if all is done.
+        """Wait until there is no stream: True if another one is needed, False if the session is
+        done.
 
-        Raises whatever has ended the session: LinkLost, ProtocolViolation.
+        Raises what ended the session: LinkLost, ProtocolViolation.
         """
         while self._stream is not None and not self._over.done():
             await self._news.wait()
         return self._needs_stream()
 
     async def wait_carried(self) -> bool:
-        """Wait until there is a stream: True if there is one, False if all is done.
+        """Wait until there is a stream: True if there is one, False if the session is done.
 
         Raises as ``wait_cut``.
         """
@@ -209,17 +207,16 @@ class Pump:
         return not self._needs_stream() and self._stream is not None
 
     def idle(self, now: float) -> float:
-        """Seconds since a byte has moved, either way; ``now``: the event loop's time."""
+        """Seconds since a byte has moved in either direction; ``now``: the event loop's time."""
         return now - self._last_moved
 
     def blocked(self, now: float) -> tuple[float, float]:
-        """Seconds for which the local end, and the stream, have not taken what is held for them; 0:
-        they do."""
+        """Seconds for which the local end, and the stream, have taken nothing; 0: they take."""
         stream = max(now - self._blocked.get(what, now) for what in ("stream", "ack"))
         return now - self._blocked.get("local", now), stream
 
     def acknowledge(self) -> None:
-        """Tell the other end how far we are, so that it need not keep what we have."""
+        """Acknowledge what has come, so that the other end can free it."""
         if self._stream is not None:
             self._session.acknowledge()
             self._to_stream()
@@ -267,14 +264,14 @@ class Pump:
         return self._stream is None
 
     def _tell(self) -> None:
-        """Wake whoever waits."""
+        """Wake the waiting tasks."""
         self._news.set()
         self._news = asyncio.Event()
 
     # bytes
 
     def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What the event loop calls: whatever goes wrong ends the session."""
+        """A callback for the event loop. Any exception in it ends the session."""
 
         def call() -> None:
             if self._over.done():
@@ -307,7 +304,7 @@ class Pump:
         self._push()
 
     def _read_on(self) -> None:
-        """Read from the local end, unless too much is unacknowledged."""
+        """Read from the local end, unless too many bytes are unacknowledged."""
         if self._session.room() is not None:
             self._blocked.pop("ack", None)
             self._local.read(self._from_local)
@@ -317,7 +314,7 @@ class Pump:
             self._blocked.setdefault("ack", self._loop.time())
 
     def _push(self) -> None:
-        """Have the stream take what it can."""
+        """Write to the stream what it takes."""
         stream = self._stream
         if stream is None:
             return
@@ -355,7 +352,7 @@ class Pump:
         self._take_in()
 
     def _take_in(self) -> None:
-        """Take in some of what is in the buffer."""
+        """Process some of the buffer."""
         if self._coming is None or self._pieces:
             return
         parts = list(islice(self._coming, MOST_PARTS))
@@ -369,7 +366,7 @@ class Pump:
         self._push()
 
     def _pass_on(self) -> None:
-        """Have the local end take what has come."""
+        """Write to the local end what has come."""
         while self._pieces:
             try:
                 size = self._local.socket.sendmsg(self._pieces)

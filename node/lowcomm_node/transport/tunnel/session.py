@@ -1,13 +1,11 @@
-"""What outlives the streams of a tunnel: bytes that may have to be sent again, and how far both
-sides have come. No I/O.
+"""The state of a tunnel that outlives its streams: unacknowledged bytes, and progress. No I/O.
 
-    gRPC ── room, add, end ──► │         │ ── outgoing, sent ──► stream of the moment
+    gRPC ── room, add, end ──► │         │ ── outgoing, sent ──► current stream
                                │ Session │
-    gRPC ◄────── pieces ────── │         │ ◄────── feed ─────── stream of the moment
+    gRPC ◄────── pieces ────── │         │ ◄────── feed ─────── current stream
 
-Nothing that was taken from gRPC is dropped before the other side has acknowledged it. When a stream
-breaks off, each side tells the other on the next one how many numbers it has received, and sends on
-from there.
+Bytes taken from gRPC are kept until the other side acknowledges them. When a stream breaks off,
+each side tells the other on the next one how many bytes it has received, and both resume there.
 """
 
 from collections import deque
@@ -20,27 +18,27 @@ from lowcomm_protocol.errors import ProtocolViolation
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much memory sessions take, in bytes."""
+    """Memory of the sessions, in bytes."""
 
     slab: int = MAX_LENGTH
-    """What a session takes at once, and sends as one piece."""
+    """The unit that a session allocates, and sends as one piece."""
     window: int = 4 * 1024**2
-    """The most that one may hold: 4 MiB on the way are 40 MB/s over a tenth of a second."""
+    """Maximum of one session. 4 MiB under way are 40 MB/s at a round trip of a tenth of a
+    second."""
     shared: int = 64 * 1024**2
-    """What all may hold; beyond that, each its least."""
+    """Maximum of all sessions; beyond it each gets only its least."""
     spare: int = 16 * 1024**2
-    """What is kept for later use."""
+    """Freed memory kept for reuse."""
     ack_every: int = ACK_EVERY
 
     @property
     def least(self) -> int:
-        """What each session may hold, whatever the others do: with less, no ACK would ever be
-        due."""
+        """What a session may hold in any case. With less, no ACK would ever be due."""
         return 2 * self.ack_every + self.slab
 
 
 class Slabs:
-    """Memory that the sessions of one node share."""
+    """Memory shared by the sessions of one node."""
 
     def __init__(self, sizes: Sizes | None = None) -> None:
         self.sizes = sizes or Sizes()
@@ -49,8 +47,8 @@ class Slabs:
         """Bytes that sessions hold."""
 
     def take(self, held: int) -> memoryview | None:
-        """A slab for a session that holds so many bytes; None if it must wait until the other side
-        acknowledges."""
+        """A slab for a session that holds ``held`` bytes; None if it must wait for
+        acknowledgements."""
         sizes = self.sizes
         if held >= sizes.window or (held >= sizes.least and self.used >= sizes.shared):
             return None
@@ -58,15 +56,14 @@ class Slabs:
         return self._spare.pop() if self._spare else memoryview(bytearray(sizes.slab))
 
     def give_back(self, slab: memoryview) -> None:
-        """It may be overwritten."""
+        """Free a slab. It may be overwritten."""
         self.used -= self.sizes.slab
         if len(self._spare) * self.sizes.slab < self.sizes.spare:
             self._spare.append(slab)
 
 
 class Kept:
-    """The bytes of ours that are not acknowledged, up to ``end``; each slab but the last is
-    full."""
+    """Our unacknowledged bytes, up to ``end``; each slab but the last is full."""
 
     def __init__(self, slabs: Slabs) -> None:
         self._slabs = slabs
@@ -87,24 +84,24 @@ class Kept:
         return self._held[-1][(self.end - self._base) % self._size :]
 
     def add(self, size: int) -> None:
-        """So many bytes were put into the room."""
+        """Count bytes that were put into the room."""
         self.end += size
 
     def at(self, number: int) -> memoryview:
-        """The bytes from a number on, as far as they lie together."""
+        """The contiguous bytes from a number on."""
         if number >= self.end:
             return memoryview(b"")
         index, offset = divmod(number - self._base, self._size)
         return self._held[index][offset : self.end - self._base - self._size * index]
 
     def release(self, number: int) -> None:
-        """Bytes before a number are not needed any more."""
+        """Free the bytes before a number."""
         while self._held and number >= self._base + self._size:
             self._slabs.give_back(self._held.popleft())
             self._base += self._size
 
     def clear(self) -> None:
-        """None is needed any more, and no more will come."""
+        """Free everything; no more bytes will come."""
         while self._held:
             self._slabs.give_back(self._held.popleft())
         self._base = self.end
@@ -118,29 +115,27 @@ class Session:
         self._ack_every = slabs.sizes.ack_every
         self._decoder = Decoder()
         self._controls = b""
-        """Words that go out when the piece that is being sent is complete."""
+        """Words that go out after the current piece."""
         self._head = b""
         self._piece = 0
-        """What the stream has still to take: words, and behind them so many bytes from ``_next``
-        on."""
+        """Unsent remainder: ``_head`` holds words, and then this many bytes from ``_next`` on."""
         self._next = 0
         self._furthest = 0
-        """The most that ``_next`` has ever been: what was lost on the way to the other side is sent
-        again."""
+        """The maximum of ``_next``. Bytes lost on the way to the other side are sent again."""
         self.acked = 0
-        """Numbers that the other side has told to have received."""
+        """Bytes that the other side has acknowledged."""
         self._told = 0
         self.received = 0
-        """Numbers that have come from the other side."""
+        """Bytes that have come from the other side."""
         self.repeated = 0
-        """Numbers that were sent more than once."""
+        """Bytes that were sent more than once."""
         self.ended = self.got_end = self.is_gone = False
-        """Whether this side has no more to send; the other side neither; the other side has given
-        the session up."""
+        """``ended``: this side has finished; ``got_end``: so has the other; ``is_gone``: it gave
+        up."""
 
     @property
     def done(self) -> bool:
-        """Whether both sides have said all, and ours was acknowledged."""
+        """Whether both sides have finished, and our end was acknowledged."""
         return self.got_end and self.ended and self.acked == self._kept.end + 1
 
     # bytes of ours
@@ -151,15 +146,15 @@ class Session:
         return None if self.ended else self._kept.room()
 
     def add(self, size: int) -> None:
-        """So many bytes were put into the room."""
+        """Count bytes that were put into the room."""
         self._kept.add(size)
 
     def end(self) -> None:
-        """No more will come."""
+        """Finish: no more bytes will come."""
         self.ended = True
 
     def outgoing(self) -> list[bytes | memoryview]:
-        """What the stream is to take next; empty: nothing."""
+        """What to write to the stream next; empty: nothing."""
         if not self._head and not self._piece:
             self._begin_piece()
         parts: list[bytes | memoryview] = [self._head] if self._head else []
@@ -168,7 +163,7 @@ class Session:
         return parts
 
     def sent(self, size: int) -> None:
-        """The stream has taken so many bytes of ``outgoing``."""
+        """The stream has taken ``size`` bytes of ``outgoing``."""
         words = min(size, len(self._head))
         self._head = self._head[words:]
         size = size - words
@@ -192,12 +187,11 @@ class Session:
     # what comes in
 
     def decode(self, data: memoryview) -> Iterator[Part]:
-        """The parts of what has come from the stream, each to be fed before the stream is lost, or
-        never."""
+        """The parts of received data. Feed each before the stream is lost, or never."""
         return self._decoder.feed(data)
 
     def feed(self, parts: Iterable[Part]) -> list[memoryview]:
-        """The bytes for gRPC in these parts. Raises ProtocolViolation."""
+        """Process parts; returns the bytes for gRPC. Raises ProtocolViolation."""
         pieces: list[memoryview] = []
         for part in parts:
             if isinstance(part, memoryview):
@@ -216,7 +210,7 @@ class Session:
         return pieces
 
     def acknowledge(self) -> None:
-        """Tell the other side how much has come, if it does not know."""
+        """Queue an ACK, unless the other side already has one."""
         if self.received > self._told:
             self._told = self.received
             self._controls += numbered(Signal.ACK, self.received)
@@ -235,15 +229,16 @@ class Session:
     # streams come and go
 
     def break_off(self) -> None:
-        """The stream is lost, with what was on its way."""
+        """The stream is lost, with the bytes under way."""
         self._decoder = Decoder()
         self._head = self._controls = b""
         self._piece = 0
 
     def resume(self, number: int, greeting: bytes = b"") -> None:
-        """There is a stream, on which ``greeting`` goes first; the other side has received so many.
+        """Continue on a new stream, which begins with ``greeting``; the other side has ``number``
+        bytes.
 
-        Raises ProtocolViolation if it can't have.
+        Raises ProtocolViolation if it can't have that many.
         """
         self._acknowledged(number, self._furthest)
         self.repeated += self._next - number
@@ -252,11 +247,10 @@ class Session:
         self._told = self.received
 
     def farewell(self) -> bytes:
-        """What tells the other side that the session is over; nothing where it could be taken for
-        something else."""
+        """The word that ends the session; empty where the other side could misread it."""
         return b"" if self._head or self._piece else word(Signal.GONE)
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Free the memory."""
         self.ended = True
         self._kept.clear()

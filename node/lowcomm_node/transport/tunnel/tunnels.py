@@ -51,48 +51,47 @@ from lowcomm_protocol.errors import LowcommError
 MAX_TUNNELS = 64
 """Sessions that others hold with us at once."""
 MAX_UNAUTHENTICATED = MAX_TUNNELS // 2
-"""Of these, sessions of which no call was accepted yet: libp2p brings anybody here."""
+"""Sessions among these without an accepted call: libp2p lets anybody open one."""
 MAX_TUNNELS_PER_PEER = 4
-"""gRPC needs one; for a moment there are two, when a better connection has been found."""
+"""gRPC needs one; there are two for a moment when a better connection has been found."""
 MAX_FINISHED = 256
-"""Sessions that are remembered for a caller that has missed the last word."""
+"""Ended sessions remembered for callers that missed the last word."""
 OPEN_DEADLINE = 14.0
-"""Seconds to a stream that the other end has taken: a relay may have to be dialed first, and a dead
-connection noticed."""
+"""Seconds to open a stream that the other end takes: a relay may have to be dialed first, and a
+dead connection noticed."""
 ANSWER_DEADLINE = 4.0
-"""Seconds for the answer on a connection, before that is taken for dead."""
+"""Seconds for an answer before the connection counts as dead."""
 OPENING_DEADLINE = 5.0
-"""Seconds for the first words of a caller, and for a caller that was refused to close its
-stream."""
+"""Seconds for a caller's first words, and for a refused caller to close its stream."""
 IDLE = 600.0
-"""Seconds without a byte after which a session is closed."""
+"""Seconds without a byte before a session is closed."""
 STALL = 60.0
-"""Seconds for which a stream may take nothing of what is held for it before it is given up; for
-gRPC, the session."""
+"""Seconds without progress before a stream is given up; if gRPC stalls, the session."""
 UNACCEPTED = 20.0
-"""Seconds for the first accepted call over a session: whatever else goes over it is of no use."""
+"""Seconds for the first accepted call over a session. A session without one is of no use."""
 SWEEP_EVERY = 5.0
 
 
 def protocol_of(run_id: str) -> str:
-    """The name of our streams in libp2p: a peer of another run does not get through."""
+    """The name of our streams in libp2p. It contains the run, so peers of other runs don't get
+    through."""
     return f"/lowcomm/exchange/1/{run_id[:32]}"
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What became of the tunnels so far."""
+    """Counters of the tunnels."""
 
     refused: int
-    """Streams that were turned away because there were too many."""
+    """Streams refused because there were too many."""
     resumed: int
-    """Streams that took the place of one that broke off, of ours and of others."""
+    """Streams that replaced an interrupted one, in both directions."""
     repeated: int
-    """Bytes that were sent more than once because of that."""
+    """Bytes sent again because of that."""
 
 
 _Key = tuple[str, bytes]
-"""Peer id and name of a session: nobody can resume what another peer has begun."""
+"""Peer id and session id: a peer can't resume another peer's session."""
 
 
 @dataclass(eq=False)
@@ -134,7 +133,7 @@ class Tunnels:
         self._refused = self._resumed = self._repeated = 0
 
     def statistics(self) -> Statistics:
-        """What became of the tunnels so far."""
+        """Counters of the tunnels so far."""
         resumed = sum(pump.resumed for pump in self._pumps)
         repeated = sum(pump.repeated for pump in self._pumps)
         return Statistics(self._refused, self._resumed + resumed, self._repeated + repeated)
