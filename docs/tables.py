@@ -25,7 +25,7 @@ from lowcomm_node.sync.driver import HELLO_DEADLINE
 from lowcomm_node.system import quota
 from lowcomm_node.transport import call, nonces, ping, server
 from lowcomm_node.transport.guard import blocklist, eviction, overhead, peer_limit, rate_limits, unauthenticated
-from lowcomm_node.transport.tunnel import dialer, tunnels
+from lowcomm_node.transport.tunnel import callee, dialer
 from lowcomm_protocol.peers import probes, records
 from lowcomm_protocol.plan import clock
 from lowcomm_protocol.spec.document import ADDED
@@ -139,7 +139,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ("TLS and the beginning of HTTP/2", f"within {server.HANDSHAKE_SECONDS:.0f} s"),
         (
             "first call with a good credential over a connection",
-            f"within {unauthenticated.UNPROVEN_SECONDS:.0f} s and {_bytes(unauthenticated.UNPROVEN_BYTES)}; then the connection ends",
+            f"within {unauthenticated.UNPROVEN_SECONDS:.0f} s and "
+            f"{_bytes(unauthenticated.UNPROVEN_BYTES)}; then the connection ends",
         ),
         (
             "connections without a good credential from one address (IPv4, or a /64 of IPv6); of all",
@@ -173,20 +174,20 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
     ]
     tunnels = [
-        ("sessions of one peer", f"{tunnels.MAX_TUNNELS_PER_PEER}"),
+        ("sessions of one peer", f"{callee.MAX_TUNNELS_PER_PEER}"),
         (
             "sessions of one address; behind one relay",
             f"as many as are free, at least {one}; twice as many, at least {wide}",
         ),
         (
             "sessions of all",
-            f"{tunnels.MAX_TUNNELS}, {tunnels.MAX_UNAUTHENTICATED} of them without an accepted call. When it is full, the oldest "
+            f"{callee.MAX_TUNNELS}, {callee.MAX_UNAUTHENTICATED} of them without an accepted call. When it is full, the oldest "
             "such session of the peer that holds most of them makes way for a peer that holds fewer",
         ),
-        ("first accepted call over a session", f"within {tunnels.UNACCEPTED:.0f} s"),
+        ("first accepted call over a session", f"within {callee.UNACCEPTED:.0f} s"),
         (
             "new streams of one peer",
-            f"{eviction.MAX_NEW} a second; 4 that have not sent their first words, for {tunnels.OPENING_DEADLINE:.0f} s; "
+            f"{eviction.MAX_NEW} a second; 4 that have not sent their first words, for {callee.OPENING_DEADLINE:.0f} s; "
             "64 of all, which make way in the same manner",
         ),
         ("a session that is cut off", f"kept for {dialer.KEEP:.0f} s; makes way for a new one of the same peer"),

@@ -119,7 +119,7 @@ async def test_contents_go_both_ways_at_once_and_the_caller_is_known(net: Net, t
     assert set(bob.callers) == {ada.peer_id}
     told = ada.channels.describe(bob.peer_id)
     assert told["route"] == "punched"
-    assert ("quic" in (bob.tunnels.caller_at(ada.peer_id) or "")) == (transport == QUIC)
+    assert ("quic" in (bob.tunnels.callee.caller_at(ada.peer_id) or "")) == (transport == QUIC)
     await swap(bob, ada, 4, 2**20)
     assert bob.channels.describe(ada.peer_id)["route"] == "punched"
 
@@ -170,10 +170,10 @@ async def test_nothing_that_grpc_wrote_is_lost_and_its_end_is_seen_though_each_s
         await one_exchange(ada, bob, number, pairs[number % len(pairs)])
 
     async def all_gone() -> bool:
-        return not bob.tunnels._names and not bob.tunnels._pumps
+        return not bob.tunnels.callee._names and not bob.tunnels._pumps
 
     await until_async(all_gone, 10, "no session is left at the callee: it has seen the end of each")
-    assert len(bob.tunnels._finished) == runs, "and each has ended as it should"
+    assert len(bob.tunnels.callee._finished) == runs, "and each has ended as it should"
 
 
 @pytest.mark.parametrize("transport", [TCP, QUIC])
@@ -500,13 +500,13 @@ async def test_a_caller_that_is_killed_leaves_nothing_at_the_callee(
         assert child.stdout is not None
         async with asyncio.timeout(120):
             assert await child.stdout.readline() == b"under way\n"
-        assert len(bob.tunnels._names) == 1
+        assert len(bob.tunnels.callee._names) == 1
     finally:
         child.kill()
         await child.wait()
 
     async def gone() -> bool:
-        return not bob.tunnels._names and not bob.tunnels._pumps and not bob.service.open_calls
+        return not bob.tunnels.callee._names and not bob.tunnels._pumps and not bob.service.open_calls
 
     await until_async(gone, 60, "call and tunnel have ended")
 
@@ -524,7 +524,7 @@ async def test_a_flood_of_streams_is_bounded_and_others_get_through(net: Net) ->
         stream.socket.close()
 
     async def gone() -> bool:
-        return not bob.tunnels._held_by(eve.peer_id)
+        return not bob.tunnels.callee._held_by(eve.peer_id)
 
     await until_async(gone, 30, "the flood is gone")
 

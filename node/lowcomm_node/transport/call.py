@@ -80,7 +80,7 @@ class Call:
             if not self._endings.end(caller):
                 return
         elif self._tunnels is not None:
-            self._tunnels.break_off(unquote(name))
+            self._tunnels.callee.break_off(unquote(name))
         log.info("call.broken_off", caller=caller, reason=reason)
 
     def _hurry(self) -> None:

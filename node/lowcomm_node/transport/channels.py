@@ -151,7 +151,11 @@ class Channels:
             if peer_channel is not None
             else {"route": None, "route_reason": None, "round_trip": None}
         )
-        if route["route"] is None and self._tunnels is not None and (address := self._tunnels.caller_at(peer_id)):
+        if (
+            route["route"] is None
+            and self._tunnels is not None
+            and (address := self._tunnels.callee.caller_at(peer_id))
+        ):
             route["route"] = name_tunnel(address)  # it calls us
         return {**route, "rate_up": meter.up.last, "rate_down": meter.down.last}
 

@@ -260,7 +260,7 @@ class ExchangeService:
         if connection is not None:
             return connection[0]
         name = context.peer().partition(":")[2]
-        return (self._tunnels.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
+        return (self._tunnels.callee.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
 
     def _address(self, context: Any) -> str:
         """The key of quotas by address: the caller's address, or the relay if it comes through
@@ -268,7 +268,11 @@ class ExchangeService:
         connection = self._connection(context)
         if connection is not None:
             return connection[0]
-        return self._tunnels.place_of(unquote(context.peer().partition(":")[2])) if self._tunnels is not None else ""
+        return (
+            self._tunnels.callee.place_of(unquote(context.peer().partition(":")[2]))
+            if self._tunnels is not None
+            else ""
+        )
 
     def _caller(self, context: Any) -> str:
         metadata = dict(context.invocation_metadata() or ())
@@ -276,11 +280,11 @@ class ExchangeService:
         if kind in INTERNET:  # the kernel names the source, so no caller can claim another one
             return self._gatekeeper.caller(metadata, self._address(context))
         name = unquote(name)
-        peer = self._tunnels.peer_of(name) if self._tunnels is not None and kind == "unix-abstract" else None
+        peer = self._tunnels.callee.peer_of(name) if self._tunnels is not None and kind == "unix-abstract" else None
         if self._tunnels is None or peer is None:
             raise RecordError("A call from this machine that comes through none of our tunnels is refused.")
         caller = self._gatekeeper.tunneled(peer, metadata, self._address(context))
-        self._tunnels.accept(name)
+        self._tunnels.callee.accept(name)
         return caller
 
     async def _guard(self, call: Call, peer: str, work: Callable[[], Awaitable[None]]) -> None:

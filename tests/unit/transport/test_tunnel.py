@@ -21,7 +21,9 @@ from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import new_certificate
 from lowcomm_node.transport import peer_channel
 from lowcomm_node.transport.guard import eviction
+from lowcomm_node.transport.tunnel import callee as callee_module
 from lowcomm_node.transport.tunnel import dialer as dialer_module
+from lowcomm_node.transport.tunnel import pumps as pumps_module
 from lowcomm_node.transport.tunnel import tunnels as tunnels_module
 from lowcomm_node.transport.tunnel.dialer import Forgotten
 from lowcomm_node.transport.tunnel.frames import ANSWER, SESSION, Signal, numbered, opening
@@ -78,7 +80,7 @@ async def test_a_unix_socket_that_is_none_of_our_tunnels_is_refused(tmp_path, na
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id, "so that a sound name is known"
         forged = name.format(ada=ada.peer_id, token=bob.tunnels._token)
-        assert forged not in bob.tunnels._names
+        assert forged not in bob.tunnels.callee._names
         async with forwarded(forged, bob.server.local) as target, aio.insecure_channel(target) as channel:
             metadata = ada.channels.metadata(bob.peer_id)
             with pytest.raises(aio.AioRpcError) as caught:
@@ -156,14 +158,14 @@ async def begin(caller: End, callee: End, words: bytes) -> tuple[OpenStream, byt
 
 
 async def test_a_flood_of_streams_is_bounded_and_passes(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 6)
+    monkeypatch.setattr(callee_module, "MAX_TUNNELS", 6)
     monkeypatch.setattr(eviction, "MAX_NEW", 100)
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         flood = await asyncio.gather(*(begin(eve, bob, opening(name(), None)) for _ in range(50)))
         answers = [answer for _, answer in flood]
-        assert answers.count(numbered(Signal.READY, 0)) == tunnels_module.MAX_TUNNELS_PER_PEER
-        assert answers.count(numbered(Signal.BUSY, 0)) == 50 - tunnels_module.MAX_TUNNELS_PER_PEER
-        assert bob.tunnels.statistics().refused == 50 - tunnels_module.MAX_TUNNELS_PER_PEER
+        assert answers.count(numbered(Signal.READY, 0)) == callee_module.MAX_TUNNELS_PER_PEER
+        assert answers.count(numbered(Signal.BUSY, 0)) == 50 - callee_module.MAX_TUNNELS_PER_PEER
+        assert bob.tunnels.statistics().refused == 50 - callee_module.MAX_TUNNELS_PER_PEER
         assert await soon(ada.introduce(bob.info())) == ada.peer_id, "others get through"
         with pytest.raises(LinkLost, match="no room"):
             await soon(eve.tunnels.open(bob.peer_id, (), name()))
@@ -171,21 +173,21 @@ async def test_a_flood_of_streams_is_bounded_and_passes(tmp_path, monkeypatch):
             stream.socket.close()
 
         async def served_again() -> bool:
-            return not bob.tunnels._held_by(eve.peer_id)
+            return not bob.tunnels.callee._held_by(eve.peer_id)
 
         await until_async(served_again, 30, "the flood has ended")
         assert await soon(eve.introduce(bob.info())) == eve.peer_id
 
 
 async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnels_module, "OPENING_DEADLINE", 0.5)
+    monkeypatch.setattr(callee_module, "OPENING_DEADLINE", 0.5)
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         silent = [await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for _ in range(50)]
-        assert bob.tunnels.statistics().refused == 50 - tunnels_module.MAX_TUNNELS_PER_PEER
+        assert bob.tunnels.statistics().refused == 50 - callee_module.MAX_TUNNELS_PER_PEER
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
 
         async def dropped() -> bool:
-            return not bob.tunnels._greeted
+            return not bob.tunnels.callee._greeted
 
         await until_async(dropped, 30, "nobody waits for the silent ones")
         for stream in silent:
@@ -193,7 +195,7 @@ async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out
 
 
 async def test_strangers_with_many_silent_streams_keep_nobody_else_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 4)
+    monkeypatch.setattr(callee_module, "MAX_TUNNELS", 4)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         silent = [await who.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for who in (eve, eve, dan, dan)]
         loop = asyncio.get_running_loop()
@@ -204,39 +206,39 @@ async def test_strangers_with_many_silent_streams_keep_nobody_else_out(tmp_path,
         assert await soon(loop.sock_recv(fourth.socket, ANSWER)) == numbered(Signal.BUSY, 0), (
             "nobody takes from its equals"
         )
-        assert len(bob.tunnels._greeted) == 4
+        assert len(bob.tunnels.callee._greeted) == 4
         for stream in (*silent, third, fourth):
             stream.socket.close()
 
 
 async def test_strangers_hold_no_more_than_their_part_and_make_room_for_who_is_accepted(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 4)
+    monkeypatch.setattr(callee_module, "MAX_TUNNELS", 4)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         held = [await begin(eve, bob, opening(name(), None)) for _ in range(4)]
         assert [answer for _, answer in held] == [numbered(Signal.READY, 0)] * 4
         assert await soon(ada.introduce(bob.info())) == ada.peer_id, "though all places were taken"
-        assert [peer for peer, _ in bob.tunnels._sessions] == [eve.peer_id] * 3 + [ada.peer_id]
+        assert [peer for peer, _ in bob.tunnels.callee._sessions] == [eve.peer_id] * 3 + [ada.peer_id]
         held += [await begin(dan, bob, opening(name(), None)) for _ in range(5)]
-        assert [peer for peer, _ in bob.tunnels._sessions].count(ada.peer_id) == 1, "accepted once, it stays"
-        assert len(bob.tunnels._sessions) == 4
+        assert [peer for peer, _ in bob.tunnels.callee._sessions].count(ada.peer_id) == 1, "accepted once, it stays"
+        assert len(bob.tunnels.callee._sessions) == 4
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         assert ada.tunnels.statistics().resumed == 0
-        monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 40)
-        monkeypatch.setattr(tunnels_module, "MAX_UNAUTHENTICATED", 3)
+        monkeypatch.setattr(callee_module, "MAX_TUNNELS", 40)
+        monkeypatch.setattr(callee_module, "MAX_UNAUTHENTICATED", 3)
         held.append(await begin(eve, bob, opening(name(), None)))
-        assert len(bob.tunnels._sessions) == 4, "where there is room, but not for strangers"
+        assert len(bob.tunnels.callee._sessions) == 4, "where there is room, but not for strangers"
         for stream, _ in held:
             stream.socket.close()
 
 
 async def test_whose_call_was_accepted_makes_room_for_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 1)
+    monkeypatch.setattr(callee_module, "MAX_TUNNELS", 1)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         first, _ = await begin(eve, bob, opening(name(), None))
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         second, answer = await begin(dan, bob, opening(name(), None))
         assert answer == numbered(Signal.BUSY, 0)
-        assert [peer for peer, _ in bob.tunnels._sessions] == [ada.peer_id]
+        assert [peer for peer, _ in bob.tunnels.callee._sessions] == [ada.peer_id]
         for stream in (first, second):
             stream.socket.close()
 
@@ -256,7 +258,7 @@ async def test_a_peer_that_takes_streams_and_never_answers_is_given_up_in_time(t
 
 async def test_who_sends_on_where_nothing_is_due_is_not_read_on(tmp_path, monkeypatch):
     async with pair(tmp_path, EVE) as (_, bob, eve):
-        monkeypatch.setattr(tunnels_module, "OPENING_DEADLINE", 3600.0)
+        monkeypatch.setattr(callee_module, "OPENING_DEADLINE", 3600.0)
         stream, answer = await begin(eve, bob, opening(name(), 7))
         assert answer == numbered(Signal.GONE, 0)
         with stream.socket:
@@ -308,7 +310,7 @@ async def test_a_peer_of_another_run_does_not_get_through(tmp_path):
 
 def keep(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have both ends keep sessions for so long."""
-    for module in (tunnels_module, dialer_module):
+    for module in (callee_module, dialer_module):
         monkeypatch.setattr(module, "KEEP", seconds)
 
 
@@ -345,15 +347,15 @@ async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lo
             return "broke off; it is being resumed" in (ada.channels.describe(bob.peer_id)["route_reason"] or "")
 
         await until_async(told, 10, "the break is told")
-        assert len(bob.tunnels._sessions) == 1
+        assert len(bob.tunnels.callee._sessions) == 1
         with pytest.raises(LinkLost):
             await soon(stream.receive())
 
         async def gone() -> bool:
-            return not bob.tunnels._sessions and not bob.tunnels._names and not bob.tunnels._pumps
+            return not bob.tunnels.callee._sessions and not bob.tunnels.callee._names and not bob.tunnels._pumps
 
         await until_async(gone, 30, "the callee gives it up, too")
-        assert bob.tunnels.slabs.used == ada.tunnels.slabs.used == 0
+        assert bob.tunnels._pumps.slabs.used == ada.tunnels._pumps.slabs.used == 0
         network.served.update(served)
         for _ in range(3):
             assert await soon(ada.introduce(bob.info())) == ada.peer_id
@@ -387,7 +389,7 @@ async def test_grpc_is_more_patient_than_a_session_that_is_cut_off(tmp_path, mon
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
         assert await soon(stream.receive()) == chunk(0, 8)
-        before = list(bob.tunnels._sessions)
+        before = list(bob.tunnels.callee._sessions)
         network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
         served = dict(network.served)
         network.served.clear()
@@ -398,7 +400,7 @@ async def test_grpc_is_more_patient_than_a_session_that_is_cut_off(tmp_path, mon
             await soon(stream.receive(), 38)
         network.served.update(served)
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        assert list(bob.tunnels._sessions) == before, "gRPC has kept its connection"
+        assert list(bob.tunnels.callee._sessions) == before, "gRPC has kept its connection"
         assert bob.tunnels.statistics().resumed == 1
 
 
@@ -407,7 +409,7 @@ async def test_nobody_else_can_resume_a_session(tmp_path):
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
         assert await soon(stream.receive()) == chunk(0, 8)
-        ((_, session),) = bob.tunnels._sessions
+        ((_, session),) = bob.tunnels.callee._sessions
         for number in (0, 1, 100):
             with pytest.raises(Forgotten):
                 await soon(eve.tunnels.open(bob.peer_id, (), session, number))
@@ -425,7 +427,7 @@ async def test_a_session_that_is_not_known_can_not_be_resumed(tmp_path):
 async def test_sessions_that_are_cut_off_give_way_to_new_ones_of_the_same_peer(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         bob_loses, kept = asyncio.get_running_loop(), []
-        for _ in range(tunnels_module.MAX_TUNNELS_PER_PEER):
+        for _ in range(callee_module.MAX_TUNNELS_PER_PEER):
             stream, number = await soon(ada.tunnels.open(bob.peer_id, (), name()))
             kept.append(stream)
             await bob_loses.sock_sendall(stream.socket, (1).to_bytes(4) + b"P")
@@ -434,11 +436,11 @@ async def test_sessions_that_are_cut_off_give_way_to_new_ones_of_the_same_peer(t
         kept[2].socket.close()
 
         async def is_cut() -> bool:
-            return any(inbound.pump.cut for inbound in bob.tunnels._sessions.values())
+            return any(inbound.pump.cut for inbound in bob.tunnels.callee._sessions.values())
 
         await until_async(is_cut, 30, "bob has noticed")
         stream, number = await soon(ada.tunnels.open(bob.peer_id, (), name()))
-        assert number == 0 and len(bob.tunnels._sessions) == tunnels_module.MAX_TUNNELS_PER_PEER
+        assert number == 0 and len(bob.tunnels.callee._sessions) == callee_module.MAX_TUNNELS_PER_PEER
         for one in (*kept, stream):
             one.socket.close()
 
@@ -452,7 +454,7 @@ async def test_a_caller_that_claims_impossible_numbers_loses_its_session_and_not
         assert answer == b""
 
         async def gone() -> bool:
-            return not bob.tunnels._sessions
+            return not bob.tunnels.callee._sessions
 
         await until_async(gone, 30, "the session is lost")
         for one in (first, second):
@@ -464,12 +466,12 @@ async def test_sessions_in_which_nothing_moves_are_closed(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         loop = asyncio.get_running_loop()
-        bob.tunnels.sweep(loop.time() + tunnels_module.IDLE - 60)
+        bob.tunnels.callee.sweep(loop.time() + pumps_module.IDLE - 60)
         assert bob.tunnels._pumps
-        bob.tunnels.sweep(loop.time() + tunnels_module.IDLE + 60)
+        bob.tunnels.callee.sweep(loop.time() + pumps_module.IDLE + 60)
 
         async def gone() -> bool:
-            return not bob.tunnels._pumps and not ada.tunnels._pumps and not bob.tunnels._names
+            return not bob.tunnels._pumps and not ada.tunnels._pumps and not bob.tunnels.callee._names
 
         await until_async(gone, 30, "the session is closed at both ends")
 
@@ -477,9 +479,9 @@ async def test_sessions_in_which_nothing_moves_are_closed(tmp_path):
 async def test_what_has_come_is_acknowledged_when_nothing_more_comes(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        later = asyncio.get_running_loop().time() + tunnels_module.SWEEP_EVERY + 1
+        later = asyncio.get_running_loop().time() + pumps_module.SWEEP_EVERY + 1
         for end in (ada, bob):
-            end.tunnels.sweep(later)
+            end.tunnels.callee.sweep(later)
 
         async def acknowledged() -> bool:
             (pump,) = ada.tunnels._pumps
@@ -638,7 +640,7 @@ async def test_a_stranger_of_this_machine_can_not_use_our_way_to_a_peer(tmp_path
             subprocess.run, [sys.executable, "-c", code, name], capture_output=True, text=True
         )
         assert done.stdout.strip() == "0", done.stderr
-        assert not bob.tunnels._sessions
+        assert not bob.tunnels.callee._sessions
 
 
 @pytest.mark.parametrize("error", [OSError("no memory"), RuntimeError("a defect")])

@@ -10,8 +10,8 @@ import asyncio
 import os
 import secrets
 import socket
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
@@ -20,11 +20,9 @@ from lowcomm_node.libp2p.streams import caller
 from lowcomm_node.system.logs import log
 from lowcomm_node.transport.tunnel.frames import SESSION
 from lowcomm_node.transport.tunnel.pump import Pump
+from lowcomm_node.transport.tunnel.pumps import Pumps
 from lowcomm_node.transport.tunnel.session import Session
 from lowcomm_protocol.errors import LowcommError
-
-if TYPE_CHECKING:
-    from lowcomm_node.transport.tunnel.tunnels import Tunnels
 
 MAX_OPENING = 8
 """gRPC connections to one peer at once. Each gets a session."""
@@ -35,6 +33,13 @@ PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Seconds before each attempt to resume; the last value repeats."""
 CLOSE_DEADLINE = 2.0
 """Seconds for sessions to end in order when the dialer is closed."""
+OPEN_DEADLINE = 14.0
+"""Seconds to open a stream that the other end takes: a relay may have to be dialed first, and a
+dead connection noticed."""
+
+Open = Callable[[str, Sequence[str], bytes, int | None], Awaitable[tuple[OpenStream, int]]]
+"""Opens a stream: peer id, its entry points, session id, and how many bytes came before (None: a new
+session). Returns the stream and how many bytes the other end has received."""
 
 
 class Forgotten(LinkLost):
@@ -44,9 +49,14 @@ class Forgotten(LinkLost):
 class TunnelDialer:
     """A unix socket for gRPC, and a session to one peer for each connection to it."""
 
-    def __init__(self, tunnels: "Tunnels", peer_id: str, name: str) -> None:
-        self._tunnels = tunnels
+    def __init__(
+        self, peer_id: str, name: str, pumps: Pumps, open_: Open, on_close: Callable[["TunnelDialer"], None]
+    ) -> None:
+        """``name``: of the unix socket; ``pumps``: those of the node; ``on_close``: called once."""
         self._peer_id = peer_id
+        self._all_pumps = pumps
+        self._open = open_
+        self._on_close = on_close
         self.target = f"unix-abstract:{name}"
         self.entry_points: tuple[str, ...] = ()
         """Where the peer can be dialed, by its newest record."""
@@ -87,7 +97,7 @@ class TunnelDialer:
 
     async def close(self) -> None:
         """End its sessions."""
-        self._tunnels.forget(self)
+        self._on_close(self)
         self._accepting.cancel()
         tasks = [self._accepting, *self._pumps]
         ending = {task: pump for task, pump in self._pumps.items() if pump.carried}
@@ -120,7 +130,7 @@ class TunnelDialer:
             if caller(local) != os.getpid() or len(self._pumps) >= MAX_OPENING:
                 local.close()
                 return
-            pump = Pump(local, Session(self._tunnels.slabs), calls=True)
+            pump = Pump(local, Session(self._all_pumps.slabs), calls=True)
         except BaseException:
             local.close()
             raise
@@ -137,8 +147,8 @@ class TunnelDialer:
         """Carry a session to its end, over as many streams as it takes."""
         session_id = secrets.token_bytes(SESSION)
         try:
-            with self._tunnels.minding(pump):
-                stream, number = await self._tunnels.open(self._peer_id, self.entry_points, session_id)
+            with self._all_pumps.minding(pump):
+                stream, number = await self._open(self._peer_id, self.entry_points, session_id, None)
                 self._attach(pump, stream, number)
                 while await pump.wait_cut():
                     log.debug("tunnel.cut", peer=self._peer_id, end="caller", reason=pump.cut)
@@ -162,9 +172,7 @@ class TunnelDialer:
                 for attempt in count():
                     await asyncio.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
                     try:
-                        stream, number = await self._tunnels.open(
-                            self._peer_id, self.entry_points, session_id, pump.received
-                        )
+                        stream, number = await self._open(self._peer_id, self.entry_points, session_id, pump.received)
                     except Forgotten as error:
                         raise LinkLost(f"{why}, and can't be resumed: {error}") from None
                     except (LowcommError, OSError) as error:

@@ -14,6 +14,7 @@ from itertools import islice
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.transport.tunnel.frames import Part, Signal, numbered
 from lowcomm_node.transport.tunnel.session import Session
+from lowcomm_node.transport.tunnel.watched import Watched
 from lowcomm_protocol.errors import ProtocolViolation
 
 BUFFER = 256 * 1024
@@ -25,41 +26,6 @@ MOST_PARTS = 64
 them."""
 
 
-class _Watched:
-    """A socket, and what the event loop watches it for."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        self._loop = loop
-        self.socket = sock
-        self._reader: Callable[[], None] | None = None
-        self._writer: Callable[[], None] | None = None
-
-    def read(self, then: Callable[[], None] | None) -> None:
-        """Call ``then`` whenever there is something to read; None: no more."""
-        if then is self._reader:
-            return
-        if then is None:
-            self._loop.remove_reader(self.socket)
-        else:
-            self._loop.add_reader(self.socket, then)
-        self._reader = then
-
-    def write(self, then: Callable[[], None] | None) -> None:
-        """Call ``then`` whenever there is room to write; None: no more."""
-        if then is self._writer:
-            return
-        if then is None:
-            self._loop.remove_writer(self.socket)
-        else:
-            self._loop.add_writer(self.socket, then)
-        self._writer = then
-
-    def close(self) -> None:
-        self.read(None)
-        self.write(None)
-        self.socket.close()
-
-
 class Pump:
     """Both directions between ``local`` and the streams of one session; it closes them all."""
 
@@ -67,10 +33,10 @@ class Pump:
         """``calls``: whether this is the caller's end."""
         self._loop = asyncio.get_running_loop()
         local.setblocking(False)
-        self._local = _Watched(self._loop, local)
+        self._local = Watched(self._loop, local)
         self._session = session
         self._calls = calls
-        self._stream: _Watched | None = None
+        self._stream: Watched | None = None
         self._buffer = memoryview(bytearray(BUFFER))
         self._pieces: list[memoryview] = []
         """Views of the buffer that the local end has still to take."""
@@ -233,7 +199,7 @@ class Pump:
             stream.close()
             self.fail(error)
             raise
-        self._stream = _Watched(self._loop, stream)
+        self._stream = Watched(self._loop, stream)
         self.cut = ""
         self._streams += 1
         self._last_moved = self._loop.time()
