@@ -28,19 +28,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def overlong(text: str) -> list[str]:
-    """Lines of prose and examples beyond 100 columns; a row of a table can't be broken."""
-    return [line for line in text.splitlines() if len(line) > COLUMNS and not line.startswith("|")]
-
-
-def reachable(page: Path) -> set[Path]:
-    """The pages of this repository to which links lead from a page, over any number of pages."""
-    found, waiting = {page}, [page]
-    while waiting:
-        for target, _ in links(waiting.pop()):
-            if target.suffix == ".md" and target not in found:
-                found.add(target)
-                waiting.append(target)
-    return found
+    """Lines beyond 100 columns. A row of a table can't be broken, and neither can one word, such as a link."""
+    return [line for line in text.splitlines() if len(line) > COLUMNS and line[0] != "|" and " " in line.strip()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -51,3 +40,25 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target))
     ]
     assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_line_but_those_of_tables_and_bare_links_fits_100_columns(page: Path) -> None:
+    assert not overlong(page.read_text())
+
+
+def test_the_readme_can_be_read_in_one_sitting() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = {target for target, _ in links(DOCS / "README.md")}
+    pages = {page for page in PAGES if page not in (DOCS / "README.md", ROOT / "README.md")}
+    assert not {page.name for page in pages - listed}
+    assert DOCS / "README.md" in {target for target, _ in links(ROOT / "README.md")}
+
+
+def test_the_readme_shows_the_panel_and_every_command_that_it_takes_to_begin() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert "](docs/panel.svg)" in text
+    assert "make demo" in text and "lowcomm-node join --peers ADDR" in text
