@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-quick test-tools check format proto table tables soak memory fuzz mutants installed release clean
+.PHONY: setup demo test test-quick test-tools check format proto table tables picture soak memory fuzz mutants installed release clean
 
 setup: $(READY)
 
@@ -66,6 +66,9 @@ table: $(READY)  ## the table of methods in README.md: real processes, three see
 
 tables: $(READY)  ## write the tables in docs/ that come from the code
 	$(BIN)/python docs/tables.py
+
+picture: $(READY)  ## draw docs/panel.svg: the panel of a node in a demo
+	$(BIN)/python docs/picture.py
 
 MINUTES ?= 60
 soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds
