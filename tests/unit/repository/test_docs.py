@@ -32,7 +32,7 @@ def overlong(text: str) -> list[str]:
     return [line for line in text.splitlines() if len(line) > COLUMNS and line[0] != "|" and " " in line.strip()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     broken = [
         f"{target.relative_to(ROOT)}#{anchor}"
@@ -42,7 +42,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert not broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_line_but_those_of_tables_and_bare_links_fits_100_columns(page: Path) -> None:
     assert not overlong(page.read_text())
 
@@ -62,3 +62,13 @@ def test_the_readme_shows_the_panel_and_every_command_that_it_takes_to_begin() -
     text = (ROOT / "README.md").read_text()
     assert "](docs/panel.svg)" in text
     assert "make demo" in text and "lowcomm-node join --peers ADDR" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_test_that_a_page_names_exists(page: Path) -> None:
+    spans = re.findall(r"`([^`\n]+)`", page.read_text())
+    files = [span for span in spans if re.fullmatch(r"(tests|benchmarks|docker|docs)/[\w./-]+\.\w+", span)]
+    tests = [span for span in spans if re.fullmatch(r"test_\w+", span)]
+    known = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert not [name for name in files if not (ROOT / name).exists()]
+    assert not [name for name in tests if name not in known]
