@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, run_async, show
-from lowcomm_node.cli.members import Run, publish, with_entry_points
+from lowcomm_node.cli.members import Run
 from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.logs import configure_logs
@@ -47,6 +47,7 @@ def amend(
 
     Example: lowcomm-node amend --set run.steps=20000 --set train.learning_rate=0.005 --at 12000
     """
+    from lowcomm_node.cli.publishing import publish_amendment, with_entry_points
     from lowcomm_node.owner.sources import load_settings
     from lowcomm_node.swarm.created_runs import created_run
     from lowcomm_protocol.spec.amendments import SCHEDULE
@@ -60,7 +61,7 @@ def amend(
         )
     settings = load_settings({"home": home, "peers": peers}).settings
     identity, signed = created_run(settings.paths, run)
-    chain = run_async(_publish(with_entry_points(settings), identity, signed, at, changes))
+    chain = run_async(publish_amendment(with_entry_points(settings), identity, signed, at, changes))
     name, made = f"{signed.spec.run.name}@{signed.fingerprint}", chain.links[-1]
     content = {"run": name, "number": made.number, "at": made.at, "settings": dict(made.settings)}
     show(
@@ -88,21 +89,3 @@ def parse_change(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         raise ConfigError(f"--set {text[:80]}: {value[:40]!r} is no number.") from None
-
-
-async def _publish(settings, identity, run, at: int | None, changes: dict[str, Any]):  # noqa: ANN202
-    """Publish the next amendment."""
-    from lowcomm_node.dht.keys import amendments_key
-    from lowcomm_node.storage.files import read_small
-    from lowcomm_node.swarm.amendments import AMENDMENTS_LIFE
-    from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, newest, write_amendment
-
-    path = settings.paths.amendments(run.fingerprint)
-
-    def write(told: bytes):  # noqa: ANN202
-        chain = newest(run.spec, run.run_id, [read_small(path, MAX_CHAIN_BYTES), told]).chain
-        last = chain.links[-1].at if chain.links else 0
-        return write_amendment(identity, run, chain, last if at is None else at, changes)
-
-    key = amendments_key(run.run_id, identity.peer_id)
-    return await publish(settings, key, identity.peer_id, path, AMENDMENTS_LIFE, write)

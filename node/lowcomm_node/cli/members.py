@@ -1,22 +1,17 @@
 """``invite`` and ``remove``: who may take part in a run that was created in this home."""
 
-import asyncio
 import re
 import secrets
-import shlex
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.cli.options import setting
-from lowcomm_node.errors import ConfigError, NoPeers, NotRunning, Unhealthy
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.logs import configure_logs
 
-PUBLISH_DEADLINE = 30.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"([1-9]\d{0,8})([smhdw])")
 _MAX_DAYS = 3660
@@ -109,13 +104,14 @@ def remove(
 
     Example: lowcomm-node remove 12D3KooW... --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
+    from lowcomm_node.cli.publishing import publish_removals, with_entry_points
     from lowcomm_node.swarm.created_runs import created_run
 
     configure_logs(verbose - quiet - 1)
     names = frozenset(_name_of(text) for text in who)
     settings = read_settings({"home": home, "peers": peers}).settings
     identity, signed = created_run(settings.paths, run)
-    removals = run_async(_change(with_entry_points(settings), identity, signed, names, undo))
+    removals = run_async(publish_removals(with_entry_points(settings), identity, signed, names, undo))
     name = f"{signed.spec.run.name}@{signed.fingerprint}"
     content = {"run": name, "version": removals.version, "removed": sorted(removals.ids)}
     told = f"{'let in again' if undo else 'removed'}: {', '.join(sorted(names))}"
@@ -129,72 +125,6 @@ def parse_duration(text: str) -> int:
     if not 0 < seconds <= _MAX_DAYS * 86_400:
         raise ConfigError(f"--expires {text[:40]}: expected a time such as 12h, 7d or 8w, at most {_MAX_DAYS}d.")
     return seconds
-
-
-async def _change(settings, identity, run, names: frozenset[str], undo: bool):  # noqa: ANN202
-    """Publish the next list."""
-    from lowcomm_node.dht.keys import removals_key
-    from lowcomm_node.swarm.admission import REMOVALS_LIFE, newest_removals
-    from lowcomm_protocol.peers.removals import write_removals
-
-    path = settings.paths.removals(run.fingerprint)
-
-    def write(told: bytes):  # noqa: ANN202
-        before = newest_removals(run, path, told)
-        ids = before.ids - names if undo else before.ids | names
-        return write_removals(identity, run.run_id, before.version + 1, ids)
-
-    key = removals_key(run.run_id, identity.peer_id)
-    return await publish(settings, key, identity.peer_id, path, REMOVALS_LIFE, write)
-
-
-async def publish(settings, key: str, creator: str, path: Path, life: float, write: Callable[[bytes], Any]) -> Any:
-    """What ``write`` makes of what the DHT tells: keep it in the home, and publish it for so many seconds.
-
-    Under a passing identity: our node may run under ours. Raises NoPeers.
-    """
-    from lowcomm_node.storage.files import ephemeral_identity, write_atomic
-    from lowcomm_node.swarm.find_run import open_discovery
-
-    settings = settings.model_copy(update={"dht_port": 0})
-    with ephemeral_identity() as (passing, key_file):
-        discovery = open_discovery(settings, passing, key_file=key_file)
-        try:
-            await discovery.start()
-            made = write((await discovery.lookup(key)).get(creator, b""))
-            write_atomic(path, made.data)
-            deadline = time.monotonic() + PUBLISH_DEADLINE
-            while time.monotonic() < deadline:
-                await discovery.publish(key, creator, made.data, life)
-                # A store that says yes may not have arrived: read it back, from others than ourselves.
-                if await discovery.held_by_others(key, creator) == made.data:
-                    return made
-                await asyncio.sleep(1.0)
-        finally:
-            await discovery.close()
-    raise NoPeers(
-        f"It could not be published within {PUBLISH_DEADLINE:.0f} s. It is kept in {path}, and the node of this home will "
-        "publish it when it runs; or try again."
-    )
-
-
-def with_entry_points(settings):  # noqa: ANN201
-    """These settings, with the addresses of our own node where they name none. Raises ConfigError, Unhealthy."""
-    return settings if settings.peers else settings.model_copy(update={"peers": _entry_points(settings)})
-
-
-def _entry_points(settings) -> tuple[str, ...]:
-    from lowcomm_node.control.client import ControlClient
-
-    try:
-        with ControlClient(settings.home) as client:
-            return tuple(client.status()["entry_points"])
-    except NotRunning:
-        raise ConfigError(
-            f"No address of the swarm is known, and no node runs in {shlex.quote(str(settings.home))}: give one with --peers."
-        ) from None
-    except Unhealthy as error:
-        raise Unhealthy(f"{error} Or give an address of the swarm with --peers.") from None
 
 
 def _name_of(text: str) -> str:

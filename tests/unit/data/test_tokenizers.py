@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.cli.create import name_tokenizer
+from lowcomm_node.cli.new_run import name_tokenizer
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.models.inference import generate_from

@@ -1,6 +1,6 @@
 """``create`` tells which servers keep a run, and what to do where none does."""
 
-from lowcomm_node.cli.create import keeping_in_words
+from lowcomm_node.cli.new_run import keeping_in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import Keeping, read_kept
 

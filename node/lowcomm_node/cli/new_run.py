@@ -1,0 +1,89 @@
+"""What `init` and `create` check of a new run, and what they tell its creator."""
+
+from collections.abc import Mapping
+
+from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, open_tokenizer
+from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.peers.probes import Keeping
+from lowcomm_protocol.spec.run import RunSpec
+
+
+def check_size(spec: RunSpec) -> str | None:
+    """A warning about how many peers a run is for. Raises ConfigError if it begins with too many."""
+    group, begins_with = spec.sync.group, spec.run.start_peers
+    if spec.sync.realigns_among(begins_with):
+        raise ConfigError(
+            f"start_peers = {begins_with}, but group = {group} and consensus = 0: most exchanges of "
+            f"more than {group} peers would be realignments in fp32. Set start_peers = {group} or "
+            'less, codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
+        )
+    if not spec.sync.realigns_among(group + 1):
+        return None
+    return (
+        f"this run is for at most {group} peers: with more, most exchanges are realignments in "
+        'fp32, for consensus = 0. For a larger swarm set codec = "bf16" and consensus = 1.0, or '
+        'method = "lowcomm".'
+    )
+
+
+def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
+    """Put the SHA-256 of its creator's tokenizer into a specification. Raises ConfigError."""
+    if spec.data.tokenizer != "local":
+        return spec
+    if path is None:
+        if not spec.data.tokenizer_sha256:
+            raise ConfigError(
+                'data.tokenizer = "local", but nobody knows which file: name yours with --tokenizer '
+                "PATH, so that the run carries its SHA-256 and refuses others."
+            )
+        return spec
+    found = open_tokenizer_file(path)
+    check_tokenizer(found, spec.data.tokenizer_sha256, spec.model.vocab)
+    data = spec.data.model_copy(update={"tokenizer_sha256": found.sha256})
+    return spec.model_copy(update={"data": data})
+
+
+def open_tokenizer_file(path: str) -> Tokenizer:
+    """The tokenizer of a file that a run can name by its SHA-256. Raises ConfigError."""
+    found = open_tokenizer(path)
+    if not found.sha256:
+        raise ConfigError("--tokenizer bytes needs no file: leave it away, runs use bytes unless they say otherwise.")
+    return found
+
+
+def how_to_join(spec: RunSpec, address: str) -> str:
+    """The command by which others join a run, and what else they need."""
+    data = " --data PATH" if spec.data.source == "local" else ""
+    tokenizer = " --tokenizer PATH" if spec.data.tokenizer == "local" else ""
+    needs = {
+        "invite": " --invite ...\nwhich you make with\n  lowcomm-node invite",
+        "list": "\nas one of its members",
+    }.get(spec.run.admission, "")
+    return f"lowcomm-node join --peers {address}{data}{tokenizer}{needs}"
+
+
+def keeping_in_words(kept: Mapping[str, Keeping]) -> str:
+    """How many servers keep a run, for how long, and what to do if none does."""
+    keepers = [keeping for keeping in kept.values() if keeping.kept]
+    refused = {peer: keeping.reason for peer, keeping in kept.items() if not keeping.kept}
+    lines = [f"{peer[-6:]} does not keep it: {reason}" for peer, reason in refused.items()]
+    seconds = [keeping.seconds for keeping in keepers if keeping.seconds is not None]
+    if keepers:
+        lasts = (
+            f"for {_duration(min(seconds))} without a peer that answers, and for as long as one does"
+            if seconds
+            else "for good"
+        )
+        servers = "server" if len(kept) == 1 else "servers"
+        lines.insert(0, f"kept by {len(keepers)} of {len(kept)} {servers}, {lasts}")
+    else:
+        lines += [
+            "no server keeps it: it stays in the DHT for up to half an hour, and for as long as a "
+            "node trains it. Start one soon, name another server with --peers, or ask the operator "
+            "of this one to serve it with --run"
+        ]
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds / 3600))} h"
