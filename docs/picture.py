@@ -1,4 +1,4 @@
-"""Draws docs/panel.svg: trains the demo, and takes what `lowcomm-node status` shows after half of it. `make picture`."""
+"""Draws docs/panel.svg, what `lowcomm-node status` shows after half of a demo: `make picture`."""
 
 import io
 import json
@@ -23,9 +23,10 @@ PROGRAM = (sys.executable, "-m", "lowcomm_node")
 
 
 def main() -> None:
-    """Train until half of the steps are done, draw the panel of the first node, and end the demo."""
+    """Train until half of the steps are done, draw the first node's panel, and end the demo."""
     with tempfile.TemporaryDirectory() as folder:
-        demo = subprocess.Popen([*PROGRAM, "demo", f"--nodes={NODES}", f"--steps={STEPS}", f"--home={folder}"])
+        settings = (f"--nodes={NODES}", f"--steps={STEPS}", f"--home={folder}")
+        demo = subprocess.Popen([*PROGRAM, "demo", *settings])
         try:
             PICTURE.write_text(drawn(_half_way(demo, f"--home={folder}/node-1")), encoding="utf-8")
         finally:
@@ -34,12 +35,13 @@ def main() -> None:
 
 
 def drawn(printed: str) -> str:
-    """What a terminal shows for ``printed``, escape sequences included, as SVG that loads nothing from elsewhere."""
+    """What a terminal shows for ``printed``, which holds escape sequences, as SVG without remote fonts."""
     console = Console(file=io.StringIO(), record=True, width=COLUMNS)
     console.print("[bold]$ lowcomm-node status[/]", highlight=False)
     console.print(Text.from_ansi(printed.rstrip("\n")))
     svg = console.export_svg(title="lowcomm-node", theme=MONOKAI, unique_id="panel")
-    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, monospace", FONTS)
+    local = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    return local.replace("Fira Code, monospace", FONTS)
 
 
 def _half_way(demo: "subprocess.Popen[bytes]", home: str) -> str:
@@ -47,7 +49,8 @@ def _half_way(demo: "subprocess.Popen[bytes]", home: str) -> str:
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline and demo.poll() is None:
         time.sleep(POLL)
-        asked = subprocess.run([*PROGRAM, "status", "--json", home], capture_output=True, check=False)
+        command = [*PROGRAM, "status", "--json", home]
+        asked = subprocess.run(command, capture_output=True, check=False)
         status = json.loads(asked.stdout) if asked.returncode == 0 else {}
         if ((status.get("trainer") or {}).get("swarm_step") or 0) >= STEPS // 2:
             panel = _panel(home)
@@ -57,9 +60,11 @@ def _half_way(demo: "subprocess.Popen[bytes]", home: str) -> str:
 
 
 def _panel(home: str) -> str:
-    terminal = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
-    asked = [*PROGRAM, "status", home]
-    return subprocess.run(asked, env=os.environ | terminal, check=True, capture_output=True, text=True).stdout
+    terminal = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}
+    environment = os.environ | terminal | {"COLUMNS": str(COLUMNS)}
+    command = [*PROGRAM, "status", home]
+    asked = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return asked.stdout
 
 
 if __name__ == "__main__":

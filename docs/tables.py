@@ -1,6 +1,6 @@
-"""Writes the tables in docs/*.md that the code knows best: `make tables`. A test holds that they are up to date.
+"""Writes the tables in docs/*.md that the code knows best: `make tables`. A test keeps them up to date.
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; what is there is replaced as a whole.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, and is replaced as a whole.
 """
 
 import ast
@@ -57,7 +57,8 @@ def settings() -> Iterator[str]:
 def owner() -> Iterator[str]:
     """Every setting of a node's owner, by section."""
     for section in Section:
-        yield from (f"### {section}", "", "| flag | bounds | if not set | what it is |", "|---|---|---|---|")
+        yield from (f"### {section}", "")
+        yield from ("| flag | bounds | if not set | what it is |", "|---|---|---|---|")
         for name, setting in SETTINGS.items():
             if setting.section is section:
                 flag = f"{flag_of(name)} {setting.unit}".strip().replace("|", "\\|")
@@ -85,11 +86,12 @@ def added() -> Iterator[str]:
 
 
 def limits() -> Iterator[str]:
-    """What one peer, one address and all together may take of a node, as a list: the entries are sentences."""
+    """What one peer, one address and all together may take of a node: a list, as entries are sentences."""
     for title, entries in _limits().items():
         yield from ("", f"**{title}**", "")
         for what, most in entries:
-            yield from textwrap.wrap(f"- {what}: {most}", 100, subsequent_indent="  ", break_on_hyphens=False)
+            entry = f"- {what}: {most}"
+            yield from textwrap.wrap(entry, 100, subsequent_indent="  ", break_on_hyphens=False)
     yield ""
 
 
@@ -97,6 +99,7 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
     one, wide = quota.AT_LEAST
     few, few_wide = quota.OF_FEW
     skip = clock.largest_jump(1)
+    longest = NodeSettings.model_fields["exchange_deadline"].default
     calls = [
         ("message", _bytes(server.MAX_MESSAGE)),
         ("metadata of a call", _bytes(server.MAX_METADATA)),
@@ -120,20 +123,25 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "calls refused for that",
-            f"{rate_limits.REFUSED.each} a minute; then the connection ends; of peers that have proved their id, "
-            f"{rate_limits.REFUSED.each} of each, and {rate_limits.TIMES_REFUSED * rate_limits.REFUSED.each:,} of their address",
+            f"{rate_limits.REFUSED.each} a minute; then the connection ends; of peers that have proved their "
+            f"id, {rate_limits.REFUSED.each} of each, and "
+            f"{rate_limits.TIMES_REFUSED * rate_limits.REFUSED.each:,} of their address",
         ),
         ("calls of unknown methods", "count as calls without a good credential"),
         (
             "nonces of one peer; of one address; of all",
             f"{nonces.OF_PEER:,}; {nonces.OF_ADDRESS:,}; {nonces.OF_ALL:,}, kept for "
-            f"{2 * records.CREDENTIAL_LIFE / 60:.0f} minutes. Beyond that the node forgets the oldest of the same peer or "
-            "address, or of the address with most, and refuses that peer's credentials issued by then",
+            f"{2 * records.CREDENTIAL_LIFE / 60:.0f} minutes. Beyond that the node forgets the oldest of the "
+            "same peer or address, or of the address with most, and refuses that peer's credentials "
+            "issued by then",
         ),
         ("the request of `Describe` and `Fetch`", f"within {server.REQUEST_DEADLINE:.0f} s"),
         ("first frame of a `Swap`", f"within {HELLO_DEADLINE:.0f} s"),
         ("content of a ping or pong", _bytes(probes.MAX_CONTENT)),
-        ("calls of `Ping` of all peers at once", f"{ping.MAX_AT_ONCE}, of {ping.CALL_SECONDS:.0f} s each"),
+        (
+            "calls of `Ping` of all peers at once",
+            f"{ping.MAX_AT_ONCE}, of {ping.CALL_SECONDS:.0f} s each",
+        ),
     ]
     connections = [
         ("TLS and the beginning of HTTP/2", f"within {server.HANDSHAKE_SECONDS:.0f} s"),
@@ -148,12 +156,14 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "such connections of one address that end for being too many",
-            f"{unauthenticated.ENDED.each} a minute; then the kernel drops its new connections for {blocklist.BLOCKED:.0f} s, "
+            f"{unauthenticated.ENDED.each} a minute; "
+            f"then the kernel drops its new connections for {blocklist.BLOCKED:.0f} s, "
             f"of at most {blocklist.MOST} addresses",
         ),
         (
             "connections of peers from one address; of all",
-            f"{unauthenticated.PROVEN_OF_ONE}; {unauthenticated.PROVEN:,}; then those that have called least recently end",
+            f"{unauthenticated.PROVEN_OF_ONE}; {unauthenticated.PROVEN:,}; "
+            "then those that have called least recently end",
         ),
         ("a connection without calls", f"{server.IDLE_SECONDS / 60:.0f} minutes"),
         (
@@ -181,16 +191,21 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "sessions of all",
-            f"{callee.MAX_TUNNELS}, {callee.MAX_UNAUTHENTICATED} of them without an accepted call. When it is full, the oldest "
-            "such session of the peer that holds most of them makes way for a peer that holds fewer",
+            f"{callee.MAX_TUNNELS}, {callee.MAX_UNAUTHENTICATED} of them without an accepted call. When it is "
+            "full, the oldest such session of the peer that holds most of them makes way for a peer that "
+            "holds fewer",
         ),
         ("first accepted call over a session", f"within {callee.UNACCEPTED:.0f} s"),
         (
             "new streams of one peer",
-            f"{eviction.MAX_NEW} a second; 4 that have not sent their first words, for {callee.OPENING_DEADLINE:.0f} s; "
+            f"{eviction.MAX_NEW} a second; 4 that have not sent their first words, "
+            f"for {callee.OPENING_DEADLINE:.0f} s; "
             "64 of all, which make way in the same manner",
         ),
-        ("a session that is cut off", f"kept for {dialer.KEEP:.0f} s; makes way for a new one of the same peer"),
+        (
+            "a session that is cut off",
+            f"kept for {dialer.KEEP:.0f} s; makes way for a new one of the same peer",
+        ),
         (
             "requests of `/lowcomm/punch/1` heard at once; of one address; of one relay",
             f"{punching.MAX_HEARD}; as many as are free, at least {one}; twice as many, at least {wide}",
@@ -199,8 +214,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
     exchanges = [
         (
             "an exchange",
-            f"a deadline that each end sets itself: {exchanger.FIRST_DEADLINE:.0f} s at first and `seconds` of the offers, "
-            f"at most {NodeSettings.model_fields['exchange_deadline'].default:.0f} s; `--exchange-deadline`",
+            f"a deadline that each end sets itself: {exchanger.FIRST_DEADLINE:.0f} s at first and `seconds` "
+            f"of the offers, at most {longest:.0f} s; `--exchange-deadline`",
         ),
         (
             "exchanges at once that peers of one address begin by a call; of a /24 or /48",
@@ -214,7 +229,10 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
     ]
     state = [
-        ("joiners served at once; in the queue", f"{donor.MAX_JOINERS}; {donor.MAX_WAITING}, one place a peer"),
+        (
+            "joiners served at once; in the queue",
+            f"{donor.MAX_JOINERS}; {donor.MAX_WAITING}, one place a peer",
+        ),
         (
             "for a joiner to take a chunk of a snapshot, or the end of its call",
             f"{call.TAKE_DEADLINE:.0f} s; then its connection ends",
@@ -249,7 +267,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
 
 def filled(text: str) -> str:
     """A page with its tables as the code has them now."""
-    return BLOCK.sub(lambda found: f"{found[1]}{chr(10).join(TABLES[found['name']]())}\n{found[3]}", text)
+    return BLOCK.sub(lambda found: found[1] + "\n".join([*TABLES[found["name"]](), found[3]]), text)
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:

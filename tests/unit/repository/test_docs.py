@@ -1,4 +1,4 @@
-"""The pages that people read: links lead somewhere, lines fit, and the index leads to every page."""
+"""The pages that people read: links work, lines fit, and the index lists every page."""
 
 import re
 from collections.abc import Iterator
@@ -14,9 +14,10 @@ LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Each link of a page into this repository: the file that it names, and the heading if it names one."""
+    """Each link of a page into this repository: its file, and its heading if it names one."""
     for found in LINK.finditer(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
-        yield (page.parent / found["path"]).resolve() if found["path"] else page, found["anchor"] or ""
+        target = (page.parent / found["path"]).resolve() if found["path"] else page
+        yield target, found["anchor"] or ""
 
 
 def anchors(page: Path) -> set[str]:
@@ -28,8 +29,9 @@ def anchors(page: Path) -> set[str]:
 
 
 def overlong(text: str) -> list[str]:
-    """Lines beyond 100 columns. A row of a table can't be broken, and neither can one word, such as a link."""
-    return [line for line in text.splitlines() if len(line) > COLUMNS and line[0] != "|" and " " in line.strip()]
+    """Lines beyond 100 columns. Neither a row of a table nor one word, such as a link, can be broken."""
+    long = [line for line in text.splitlines() if len(line) > COLUMNS]
+    return [line for line in long if line[0] != "|" and " " in line.strip()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -67,7 +69,8 @@ def test_the_readme_shows_the_panel_and_every_command_that_it_takes_to_begin() -
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_and_test_that_a_page_names_exists(page: Path) -> None:
     spans = re.findall(r"`([^`\n]+)`", page.read_text())
-    files = [span for span in spans if re.fullmatch(r"(tests|benchmarks|docker|docs)/[\w./-]+\.\w+", span)]
+    file = re.compile(r"(tests|benchmarks|docker|docs)/[\w./-]+\.\w+")
+    files = [span for span in spans if file.fullmatch(span)]
     tests = [span for span in spans if re.fullmatch(r"test_\w+", span)]
     known = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert not [name for name in files if not (ROOT / name).exists()]
