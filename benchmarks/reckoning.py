@@ -16,10 +16,11 @@ from typing import Any
 
 import kit
 
-from lowcomm_node.trainer.interface import Ready, TrainerSettings
 from lowcomm_node.trainer.memory import DAEMON, MIB, count_parameters, reckon
 from lowcomm_node.trainer.memory_watch import memory_of
+from lowcomm_node.trainer.messages import Ready, Stepped
 from lowcomm_node.trainer.process import Trainer, TrainerProcess
+from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
 SHAPES: dict[str, dict[str, dict[str, Any]]] = {
@@ -104,7 +105,7 @@ async def step(trainer: Trainer) -> None:
     await trainer.train(True)
     taken = 0
     while taken < STEPS:
-        taken += (await trainer.news.get())["event"] == "step"
+        taken += isinstance(await trainer.news.get(), Stepped)
     await trainer.train(False)
 
 

@@ -28,7 +28,7 @@ class _OtherTrainer:
 
     def Popen(self, command: list[str], **options: Any) -> Any:  # noqa: N802 - as there
         """Start a process."""
-        descriptors = command[command.index("lowcomm_node.trainer.process") + 1 :]
+        descriptors = command[command.index("lowcomm_node.trainer.host") + 1 :]
         return subprocess.Popen([*self._command, TRAINER, *descriptors], **options)
 
 
@@ -36,7 +36,7 @@ def run(arguments: int, wrap_daemon: Callable[[], None], wrap_trainer: Callable[
     """Run what the command line of this process asks for, after so many arguments of the program's own."""
     own, rest = sys.argv[: arguments + 1], sys.argv[arguments + 1 :]
     if rest[0] == TRAINER:
-        from lowcomm_node.trainer.process import main as trainer
+        from lowcomm_node.trainer.host import main as trainer
 
         wrap_trainer()
         sys.argv = [own[0], *rest[1:]]

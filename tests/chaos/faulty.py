@@ -18,6 +18,8 @@ from typing import Any
 from disguised import run
 from faults import Boundary, Fault, Injector, Kind, Plan
 
+from lowcomm_node.trainer.messages import Refused
+
 FOREVER = 1e6
 """Seconds. What sleeps here is the fault itself: a delay, or a stall that somebody else must end."""
 
@@ -133,14 +135,12 @@ class Injection:
         return faulty
 
     def _wrap_request(self, carry_out: Any) -> Any:
-        def faulty(loop: Any, request: dict[str, Any]) -> None:
-            fault = self.due(Boundary.PIPE, request["do"])
+        def faulty(loop: Any, request: Any, number: int) -> None:
+            fault = self.due(Boundary.PIPE, request.wire_name)
             self._sleep(fault)
             if fault is None or fault.kind is not Kind.OUT_OF_MEMORY:
-                return carry_out(loop, request)
-            return loop._pipe.send(
-                {"re": request["id"], "error": "CUDA out of memory", "exit_code": 1, "unusable": False}
-            )
+                return carry_out(loop, request, number)
+            return loop._pipe.answer(number, Refused(text="CUDA out of memory"))
 
         return faulty
 

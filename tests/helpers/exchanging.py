@@ -28,7 +28,8 @@ from lowcomm_node.sync.history import History, Outcome
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_node.testing.scripted_trainer import REALIGN_SIZE, SIZE, ScriptedTrainer, contribution, set_event
 from lowcomm_node.testing.wire import DEADLINE, new_certificate, record, soon
-from lowcomm_node.trainer.interface import Ready, slots_each
+from lowcomm_node.trainer.arena import slots_each
+from lowcomm_node.trainer.messages import Ready
 from lowcomm_node.transport import stream as stream_module
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.server import ExchangeServer, ExchangeService

@@ -43,6 +43,8 @@ from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.malloc import keep_freed_memory
+from lowcomm_node.trainer.lines import Event
+from lowcomm_node.trainer.messages import Stepped
 from lowcomm_node.trainer.process import REAP_DEADLINE, STOP_DEADLINE, Trainer, TrainerProcess
 from lowcomm_node.trainer.supervisor import Supervisor
 from lowcomm_node.transport.bandwidth import flow_options
@@ -442,10 +444,10 @@ class Daemon:
         stopped_now = self._main is not None and self._main.cancelling() > 0
         return self.supervisor.runs and self.bulletin.phase != "finished" and not stopped_now
 
-    def _on_news(self, event: dict[str, Any]) -> None:
+    def _on_news(self, event: Event) -> None:
         assert self.training  # which starts the trainer
         self.training.on_news(event)
-        if event["event"] == "step" and self.run_admission.reach(event["swarm_step"]):
+        if isinstance(event, Stepped) and self.run_admission.reach(event.swarm_step):
             self._drop_removed()  # and the next look at the swarm sees whether we may stay ourselves
 
     async def _unless_finished(self, work: Any) -> Any:

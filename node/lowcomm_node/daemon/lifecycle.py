@@ -11,6 +11,7 @@ run ──► turn: start the trainer ─► sync ─► train and exchange ─�
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import asdict
 from time import monotonic, time
 from typing import Any
 
@@ -29,7 +30,19 @@ from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import Outcome
 from lowcomm_node.system.logs import log
 from lowcomm_node.trainer.failures import Failures
-from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.lines import Event
+from lowcomm_node.trainer.messages import (
+    Evaluated,
+    Evaluating,
+    Finished,
+    Held,
+    NotSaved,
+    Ready,
+    Saved,
+    Stepped,
+    Tokenizing,
+)
+from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_node.trainer.supervisor import Supervisor
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.channels import Channels
@@ -341,56 +354,56 @@ class Training:
         try:
             await self._supervisor.train(False)
             saved = await self._supervisor.trainer.save()
-            self._bulletin.checkpoint = {"step": saved["swarm_step"], "path": saved["path"]}
+            self._bulletin.checkpoint = {"step": saved.swarm_step, "path": saved.path}
             # It takes its last steps after its last word on them.
-            self._bulletin.progress |= {name: saved[name] for name in ("swarm_step", "steps", "tokens")}
+            reached = {"swarm_step": saved.swarm_step, "steps": saved.steps, "tokens": saved.tokens}
+            self._bulletin.progress |= reached
         except TrainerError as error:
             self._bulletin.warn(f"the last checkpoint could not be saved: {error}")
 
     # the trainer
 
-    def on_news(self, event: dict[str, Any]) -> None:
+    def on_news(self, event: Event) -> None:
         """What the trainer tells."""
-        match event["event"]:
-            case "step":
-                self._bulletin.progress |= {key: value for key, value in event.items() if key != "event"}
-                self._failures.stepped(event["steps"])
-                self._exchanger.on_step(
-                    event["swarm_step"], event["steps"], event["tokens"], float(event.get("seconds", 0.0))
-                )
-                self._bulletin.tell_step(event)
+        match event:
+            case Stepped():
+                self._bulletin.progress |= asdict(event)
+                self._failures.stepped(event.steps)
+                self._exchanger.on_step(event.swarm_step, event.steps, event.tokens, event.seconds)
+                self._bulletin.tell_step(event.to_json())
                 return
-            case "evaluating":
+            case Evaluating():
                 if self._bulletin.waiting in (None, EVALUATING) or self._bulletin.phase in ("syncing", "finishing"):
                     self._bulletin.show(EVALUATING)
                 return
-            case "evaluated" if event["loss"] is not None:
+            case Evaluated():
                 self._evaluated()
-                self._bulletin.progress.setdefault("val_loss_first", event["loss"])
-                self._bulletin.progress["val_loss_last"] = event["loss"]
-            case "evaluated":
-                self._evaluated()
-            case "saved":
+                if event.loss is not None:
+                    self._bulletin.progress.setdefault("val_loss_first", event.loss)
+                    self._bulletin.progress["val_loss_last"] = event.loss
+            case Saved():
                 self._held_no_more()
-                self._save_seconds = event.get("seconds")
-                self._bulletin.checkpoint = {"step": event["swarm_step"], "path": event["path"]}
-                if event["after_trouble"]:
+                self._save_seconds = event.seconds
+                self._bulletin.checkpoint = {"step": event.swarm_step, "path": event.path}
+                if event.after_trouble:
                     self._bulletin.withdraw(NOT_SAVED)
                     self._bulletin.tell({"event": "saving-again"})
-            case "not-saved":
+            case NotSaved():
                 self._held_no_more()
                 self._bulletin.withdraw(NOT_SAVED)
-                self._bulletin.warn(f"{NOT_SAVED} {event['reason']}")
-            case "held":
+                self._bulletin.warn(f"{NOT_SAVED} {event.reason}")
+            case Held():
                 self._bulletin.show(HELD)
                 return
-            case "tokenizing":
-                self._bulletin.tokenizing = {key: value for key, value in event.items() if key != "event"}
-                self._bulletin.show(tokenizing_in_words(event))
+            case Tokenizing():
+                self._bulletin.tokenizing = asdict(event)
+                self._bulletin.show(tokenizing_in_words(self._bulletin.tokenizing))
                 return
-            case "finished":
+            case Finished():
                 self._over.set()
-        self._bulletin.tell(event)
+            case _:
+                pass
+        self._bulletin.tell(event.to_json())
 
     def _evaluated(self) -> None:
         if self._bulletin.waiting == EVALUATING:

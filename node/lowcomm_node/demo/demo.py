@@ -27,7 +27,7 @@ from lowcomm_node.status.panel import swarm_panel
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_node.system.formatting import clean, loss, seconds, short_peer, size
 from lowcomm_node.system.support import program
-from lowcomm_node.trainer.process import die_with_parent
+from lowcomm_node.trainer.host import die_with_parent
 from lowcomm_protocol.spec.run import parse_toml
 
 POLL = 1.0

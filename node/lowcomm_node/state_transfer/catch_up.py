@@ -16,7 +16,7 @@ from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.state_transfer.fetch import Fetcher
 from lowcomm_node.storage.quota import DiskQuota
 from lowcomm_node.swarm.membership import Membership
-from lowcomm_node.trainer.interface import Ready
+from lowcomm_node.trainer.messages import Ready
 from lowcomm_node.trainer.process import Trainer
 from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels

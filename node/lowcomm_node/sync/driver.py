@@ -23,7 +23,7 @@ from lowcomm_node.sync import offers
 from lowcomm_node.sync.history import Outcome
 from lowcomm_node.sync.link import Link
 from lowcomm_node.system.logs import log
-from lowcomm_node.trainer.interface import Merged
+from lowcomm_node.trainer.messages import Merged
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation

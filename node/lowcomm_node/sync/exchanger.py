@@ -26,8 +26,8 @@ from lowcomm_node.sync.own_line import OwnLine
 from lowcomm_node.sync.pair_driver import PairRound
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
-from lowcomm_node.trainer.arena import Arena
-from lowcomm_node.trainer.interface import Merged, Ready, slots_each
+from lowcomm_node.trainer.arena import Arena, slots_each
+from lowcomm_node.trainer.messages import Merged, Ready
 from lowcomm_node.trainer.process import Trainer
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.channels import Channels

@@ -17,7 +17,7 @@ from lowcomm_node.errors import LinkLost, TrainerError
 from lowcomm_node.sync import driver, frames
 from lowcomm_node.sync.driver import Round
 from lowcomm_node.sync.link import GroupLink, Incoming
-from lowcomm_node.trainer.interface import Merged, Shared
+from lowcomm_node.trainer.messages import Merged, Shared
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds

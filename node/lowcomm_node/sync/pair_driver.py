@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lowcomm_node.sync import driver
 from lowcomm_node.sync.driver import Round
 from lowcomm_node.sync.link import PairLink
-from lowcomm_node.trainer.interface import Again, Captured, Merged
+from lowcomm_node.trainer.messages import Again, Captured, Merged
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import base

@@ -4,28 +4,37 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lowcomm_node.testing.tiny import tiny_settings
-from lowcomm_node.trainer import loop
+from lowcomm_node.trainer import loop, messages
 from lowcomm_node.trainer.arena import create_file
+from lowcomm_node.trainer.lines import A, Answer, Event, Request
 from lowcomm_node.trainer.loop import TrainerLoop
+from lowcomm_node.trainer.messages import Again, Part, Refused
 from lowcomm_node.trainer.replica import Replica
+
+E = TypeVar("E", bound=Event)
 
 
 class Heard:
-    """The trainer's end of the pipe: keeps what it tells."""
+    """The trainer's end of the pipe: keeps what the trainer says."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.answers: dict[int, Answer] = {}
+        self.told: list[Event] = []
 
-    def send(self, message: dict[str, Any]) -> None:
+    def answer(self, number: int, answer: Answer) -> None:
         """See Pipe."""
-        self.told.append(message)
+        self.answers[number] = answer
 
-    def start_reading(self, consume: Callable[[dict[str, Any] | None], None]) -> None:
+    def tell(self, event: Event) -> None:
+        """See Pipe."""
+        self.told.append(event)
+
+    def start_reading(self, consume: Callable[..., None], gone: Callable[[], None]) -> None:
         """See Pipe: nothing comes but what the test asks."""
 
 
@@ -42,19 +51,20 @@ class Driven:
             if not (text / name).exists():
                 (text / name).write_text(words * 300)
         told = tiny_settings(folder, peer, more + '\n[data]\nsource = "local"\n', data=f"text:{text}", **settings)
-        self.built = self.ask("build", settings=told.to_dict())
+        self.built = self.ask(messages.Build(settings=told))
 
     @property
     def replica(self) -> Replica:
         """What it trains."""
         return self.loop.replica
 
-    def send(self, do: str, **request: Any) -> int:
+    def send(self, request: Request[Any]) -> int:
         """Ask for something; it is begun, and its number is returned."""
         self._number += 1
-        self.loop._boundary.put({"do": do, "id": self._number, **request})
+        number = self._number
+        self.loop._boundary.put(lambda: self.loop._carry_out(request, number))
         self.loop._serve(wait=False)
-        return self._number
+        return number
 
     def settle(self) -> None:
         """All that was begun on other threads is done, and its results are taken in."""
@@ -62,25 +72,41 @@ class Driven:
             executor.submit(lambda: None).result()
         self.loop._serve(wait=False)
 
-    def answer(self, number: int) -> dict[str, Any] | None:
+    def answer(self, number: int) -> Answer | None:
         """What was answered to a request, if anything."""
-        return next((one for one in self.heard.told if one.get("re") == number), None)
+        return self.heard.answers.get(number)
 
-    def ask(self, do: str, **request: Any) -> dict[str, Any]:
-        """Ask for something; the answer."""
-        number = self.send(do, **request)
+    def ask(self, request: Request[A]) -> A:
+        """Ask for something that the trainer can do; the answer."""
+        number = self.send(request)
         self.settle()
+        return self.answered(number, request)
+
+    def answered(self, number: int, request: Request[A]) -> A:
+        """What this request was answered."""
         answer = self.answer(number)
-        assert answer is not None, f"{do} was not answered"
+        assert isinstance(answer, request.answer), f"{request} was answered {answer}"
+        return answer  # type: ignore[return-value]
+
+    def refusal(self, request: Request[Any]) -> Refused:
+        """Ask for something that the trainer can't do; why."""
+        number = self.send(request)
+        self.settle()
+        return self.refused(number)
+
+    def refused(self, number: int) -> Refused:
+        """Why the request of this number failed."""
+        answer = self.answer(number)
+        assert isinstance(answer, Refused), answer
         return answer
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """News of this name."""
-        return [one for one in self.heard.told if one.get("event") == name]
+    def events(self, kind: type[E]) -> list[E]:
+        """News of this kind."""
+        return [one for one in self.heard.told if isinstance(one, kind)]
 
     def steps(self, count: int) -> None:
         """Take inner steps, and do between them what is due."""
-        self.ask("train", on=True)
+        self.ask(messages.Train(on=True))
         for _ in range(count):
             self.loop._serve(wait=False)
             self.loop._step()
@@ -88,7 +114,7 @@ class Driven:
 
     def slot(self, slot: int, size: int) -> memoryview:
         """Bytes of the arena."""
-        return self.loop._arena.view(slot, size)
+        return self.loop.arena.view(slot, size)
 
 
 @contextmanager
@@ -111,30 +137,43 @@ def driven(folder: Path, *peers: str, more: str = "", **settings: Any) -> Iterat
 
 
 def begin(one: Driven, other: Driven, fragment: int = 0, realign: bool = False) -> None:
-    """Both capture a fragment and take in what the other brings: all of an exchange in a pair but the merge."""
-    for here in (one, other):
-        captured = here.ask("capture", fragment=fragment, slot=0, realign=realign, ahead=0)
-        assert "error" not in captured, captured
-        here.size = captured["size"]  # type: ignore[attr-defined]
+    """Both capture a fragment and decode what the other brings: a whole pair exchange but the merge."""
+    capture = messages.Capture(fragment=fragment, slot=0, realign=realign, ahead=0)
+    sizes = {here.peer: here.ask(capture).whole.size for here in (one, other)}
     for here, there in ((one, other), (other, one)):
-        size = there.size  # type: ignore[attr-defined]
-        here.slot(1, size)[:] = there.slot(0, size)
-        got = here.ask("receive", fragment=fragment, peer=there.peer, slot=1, size=size)
-        assert "error" not in got, got
-        if got["again"]:  # blocks of a modulo codec whose range was too narrow
-            size = there.ask("resend", fragment=fragment, slot=0, blocks=got["again"])["size"]
-            here.slot(1, size)[:] = there.slot(0, size)
-            patched = here.ask("patch", fragment=fragment, peer=there.peer, slot=1, size=size)
-            assert "error" not in patched, patched
+        again = bring(here, there, fragment, Part.WHOLE, sizes[there.peer])
+        if again is not None:  # blocks of a modulo codec whose range was too narrow
+            resent = there.ask(messages.Resend(fragment=fragment, slot=0, blocks=again.blocks))
+            bring(here, there, fragment, Part.AGAIN, resent.size)
+
+
+def bring(here: Driven, there: Driven, fragment: int, part: Part, size: int) -> Again | None:
+    """Pass what lies in the slot of one to the other, which decodes it."""
+    here.slot(1, size)[:] = there.slot(0, size)
+    receive = messages.Receive(fragment=fragment, part=part, peer=there.peer, slot=1, offset=0, size=size)
+    return here.ask(receive).again
 
 
 def finish(one: Driven, other: Driven, fragment: int = 0, **more: Any) -> tuple[int, int]:
     """Both are told to merge; the numbers of these requests."""
     tokens = {here.peer: 10 for here in sorted((one, other), key=lambda here: here.peer)}
-    numbers = [
-        here.send("merge", fragment=fragment, swarm_step=here.replica.clock.step, tokens=tokens, **more)
-        for here in (one, other)
-    ]
+    numbers = [here.send(merge_of(here, tokens, fragment, **more)) for here in (one, other)]
     for here in (one, other):
         here.settle()
     return numbers[0], numbers[1]
+
+
+def merge_of(
+    one: Driven,
+    over: dict[str, int],
+    fragment: int = 0,
+    swarm_step: int | None = None,
+    keep_momentum: bool = False,
+) -> messages.Merge:
+    """A merge; without ``swarm_step`` at the one where the trainer is."""
+    return messages.Merge(
+        fragment=fragment,
+        over=over,
+        swarm_step=one.replica.clock.step if swarm_step is None else swarm_step,
+        keep_momentum=keep_momentum,
+    )

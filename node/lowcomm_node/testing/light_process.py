@@ -4,16 +4,32 @@ python light_process.py BEHAVIOUR SOCKET MEMORY        BEHAVIOUR: "", "die:N", "
                                                                  "eat:N:BYTES"
 """
 
-import json
 import os
 import socket
 import sys
 import threading
 import time
-from typing import Any
+
+from lowcomm_node.trainer.failures import Kind
+from lowcomm_node.trainer.lines import Message, decode, encode
+from lowcomm_node.trainer.messages import (
+    Build,
+    Done,
+    Failed,
+    Ready,
+    Refused,
+    Stepped,
+    Stop,
+    Train,
+)
 
 STEP = 0.01
 """Seconds of a step: its work is to take time."""
+READY = Ready(
+    device="none", parameters=1, plan="", numels=(1,), sizes=((1, 1),), realign_sizes=(1,),
+    slots=2, slot_bytes=4096, swarm_step=0, steps=0, tokens=0, progress=({},),
+    slow_digests=("",), resumed=None,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -23,9 +39,9 @@ def main() -> None:
     training = threading.Event()
     eaten: list[bytes] = []
 
-    def send(message: dict[str, Any]) -> None:
+    def send(message: Message, number: int | None = None) -> None:
         with lock:
-            sock.sendall(json.dumps(message).encode() + b"\n")
+            sock.sendall(encode(message, number))
 
     def train() -> None:
         steps = 0
@@ -36,29 +52,27 @@ def main() -> None:
             if what == "die" and steps == int(details[0]):
                 os.kill(os.getpid(), 9)
             if what == "fail" and steps == int(details[0]):
-                send({"event": "failed", "kind": details[1], "reason": details[2], "exit_code": 1})
+                send(Failed(reason=details[2], kind=Kind(details[1])))
                 os._exit(1)
             if what == "eat" and steps == int(details[0]):
                 eaten.append(b"x" * int(details[1]))
-            send({"event": "step", "steps": steps, "swarm_step": steps, "tokens": steps, "loss": 1.0})
+            send(Stepped(steps=steps, swarm_step=steps, tokens=steps, loss=1.0))
 
     threading.Thread(target=train, daemon=True).start()
     with sock.makefile("rb") as lines:
         for line in lines:
-            request = json.loads(line)
-            answer: dict[str, Any] = {"re": request["id"]}
-            if request["do"] == "build" and what == "refuse":
-                answer |= {"error": details[1], "exit_code": int(details[0])}
-            elif request["do"] == "build":
-                answer |= {
-                    "device": "none", "parameters": 1, "plan": "", "numels": [1], "sizes": [[1, 1]], "realign_sizes": [1],
-                    "slots": 2, "slot_bytes": 4096, "swarm_step": 0, "steps": 0, "tokens": 0, "progress": [{}],
-                    "slow_digests": [""], "resumed": None, "skipped": [],
-                }  # fmt: skip
-            elif request["do"] == "train":
-                (training.set if request["on"] else training.clear)()
-            send(answer)
-            if request["do"] == "stop":
+            request, number = decode(line)
+            match request:
+                case Build() if what == "refuse":
+                    send(Refused(text=details[1], exit_code=int(details[0])), number)
+                case Build():
+                    send(READY, number)
+                case Train(on=on):
+                    (training.set if on else training.clear)()
+                    send(Done(), number)
+                case _:
+                    send(Done(), number)
+            if isinstance(request, Stop):
                 os._exit(0)
 
 

@@ -10,7 +10,7 @@ from hashlib import sha256
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_node.trainer.arena import Arena, create_file
-from lowcomm_node.trainer.interface import Again, Captured, Merged, Reduced, Shared
+from lowcomm_node.trainer.messages import Again, Captured, Merged, Reduced, Shared
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 
@@ -140,7 +140,7 @@ class ScriptedTrainer:
         mean = mean_of(self.peer_id, {peer: one.received[peer] for peer in tokens})
         self._view(slot, offset + len(mean))[offset:] = mean
         one.means[self.peer_id] = mean
-        return Reduced(len(mean), sha256(mean).digest(), {})
+        return Reduced(size=len(mean), digest=sha256(mean).digest(), refused={})
 
     async def receive_mean(self, fragment: int, owner: str, slot: int, offset: int, size: int) -> None:
         """See Trainer."""

@@ -1,12 +1,24 @@
 """Shared memory in slots: where coded fragments pass between the daemon and its trainer.
 
-The memory is an anonymous file that both hold open: it has no name that could be left behind, and it is gone with the last
-of the two processes, also after SIGKILL. Pages are taken only when a slot is written for the first time.
+The memory is an anonymous file that both processes hold open. It has no name that could be left
+behind, and it is gone with the last of the two, also after SIGKILL. Pages are taken only when a
+slot is written for the first time.
 """
 
 import mmap
 import os
 import tempfile
+
+PAIR_SLOTS = 2
+"""Slots of an exchange in a pair: our contribution, and theirs."""
+GROUP_SLOTS = 3
+"""Slots of an exchange in a group of any size: what we contribute to the shards of the others, what
+they contribute to ours, and the means of all shards."""
+
+
+def slots_each(group: int) -> int:
+    """How many slots one exchange takes."""
+    return GROUP_SLOTS if group > 2 else PAIR_SLOTS
 
 
 def create_file() -> int:
@@ -18,10 +30,11 @@ def create_file() -> int:
 
 
 class Arena:
-    """``slots`` pieces of ``slot_bytes`` bytes. Used by both processes; only the daemon takes and gives back."""
+    """``slots`` pieces of ``slot_bytes`` bytes; only the daemon takes them and gives them back."""
 
     def __init__(self, descriptor: int, slots: int, slot_bytes: int) -> None:
-        self.slots, self.slot_bytes = slots, slot_bytes
+        self.slots = slots
+        self.slot_bytes = slot_bytes
         size = max(1, slots * slot_bytes)
         if os.fstat(descriptor).st_size < size:
             os.ftruncate(descriptor, size)

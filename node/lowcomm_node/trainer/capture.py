@@ -5,13 +5,14 @@ where there is one. Vectors are flat, float32, in host memory.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lowcomm_node.trainer.messages import Again, Part
 from lowcomm_protocol.codecs import BLOCK, Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.deeds import Deed
@@ -88,6 +89,18 @@ class Capture(ABC):
     def forget(self) -> None:
         """Nothing is applied."""
 
+    @abstractmethod
+    def code(self, out: memoryview) -> tuple[int, ...]:
+        """Code the contribution into ``out``: what each member gets, one after the other; bytes."""
+
+    @abstractmethod
+    def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
+        """Decode a part that a peer brings; what of it must come again."""
+
+    @abstractmethod
+    def pool(self, over: Mapping[str, int]) -> None:
+        """Take the mean over these members, weighted where nobody has done so yet."""
+
 
 @dataclass(kw_only=True)
 class PairCapture(Capture):
@@ -99,6 +112,18 @@ class PairCapture(Capture):
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
         # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
         return self.coder.encode(self.sent.numpy(), out)
+
+    def code(self, out: memoryview) -> tuple[int, ...]:
+        """See Capture."""
+        return (self.encode(out),)
+
+    def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
+        """See Capture."""
+        if part is Part.AGAIN:
+            self.patch(peer, data)
+            return None
+        blocks = self.receive(peer, data)
+        return Again(blocks=blocks, size=self.coder.resent_size(blocks)) if blocks else None
 
     def receive(self, peer: str, data: memoryview) -> bytes:
         """Decode the partner's contribution; a bitmap of blocks that must come again, or empty.
@@ -131,10 +156,10 @@ class PairCapture(Capture):
         self._compare(peer, torch.from_numpy(self.coder.lattice_steps), self.sent)
         self.norms[peer] = norm
 
-    def pool(self, tokens: Mapping[str, int]) -> None:
-        """Take the mean over the peers in ``tokens``, in the order that all of them sum in, weighted by tokens."""
-        shares = [self.sent if peer == self.me else self.received[peer] for peer in tokens]
-        self.mean = mean_contribution(shares, token_weights(list(tokens.values())))
+    def pool(self, over: Mapping[str, int]) -> None:
+        """Take the mean over these peers, in the order that all of them sum in, weighted by tokens."""
+        shares = [self.sent if peer == self.me else self.received[peer] for peer in over]
+        self.mean = mean_contribution(shares, token_weights(list(over.values())))
         self.worst_block = worst_block_spread(shares)
         self.ranges = ((0, self.sent.numel()),)
 
@@ -172,6 +197,18 @@ class GroupCapture(Capture):
     def encode(self, out: memoryview) -> list[int]:
         """Code what every other owner gets, one after the other, into ``out``; bytes of each, 0 for our own shard."""
         return self.coder.encode(self.sent.numpy(), self.mine, self.bounds, out)
+
+    def code(self, out: memoryview) -> tuple[int, ...]:
+        """See Capture."""
+        return tuple(self.encode(out))
+
+    def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
+        """See Capture."""
+        if part is Part.MEAN:
+            self.receive_mean(peer, data)
+        else:
+            self.receive(peer, data)
+        return None
 
     def receive(self, peer: str, data: memoryview) -> None:
         """Decode a member's contribution to our shard. Raises CodecError or ImplausibleError if it can't be used."""
@@ -241,10 +278,10 @@ class GroupCapture(Capture):
         self.coder.decode(data, mean.numpy())
         self.norms[owner] = self._check(owner, mean, self.members.index(owner), "sent a mean")
 
-    def pool(self, owners: Sequence[str]) -> None:
+    def pool(self, over: Collection[str]) -> None:
         """Only the shards of these owners are applied."""
-        self.ranges = [self.bounds[self.members.index(owner)] for owner in owners]
-        self.norms = {owner: norm for owner, norm in self.norms.items() if owner in owners}
+        self.ranges = [self.bounds[self.members.index(owner)] for owner in over]
+        self.norms = {owner: norm for owner, norm in self.norms.items() if owner in over}
 
     def commit(self) -> None:
         """See Capture."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lowcomm_node.trainer.interface import slots_each
+from lowcomm_node.trainer.arena import slots_each
 from lowcomm_protocol.spec.run import ModelSettings, RunSpec, TrainSettings
 
 FLOAT = 4

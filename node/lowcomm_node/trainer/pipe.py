@@ -1,44 +1,50 @@
-"""The trainer's end of the socket to its daemon: JSON objects, one a line."""
+"""The trainer's end of the socket to its daemon: one message a line."""
 
-import json
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from lowcomm_node.trainer.interface import MAX_LINE
+from lowcomm_node.errors import TrainerError
+from lowcomm_node.trainer.lines import MAX_LINE, Answer, Event, Request, decode, encode
+from lowcomm_node.trainer.messages import Failed
 
 END_DEADLINE = 10.0
 """Seconds for the reader to end once nothing comes any more."""
 
 
 class Pipe:
-    """Sends from any thread; received objects go to one consumer, None when the daemon is gone."""
+    """Sends answers and events from any thread; hands requests to one consumer."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send one object. A daemon that is gone is noticed by the reader, so it is no error here."""
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        with self._lock:
-            try:
-                self._sock.sendall(line)
-            except OSError:
-                return
+    def answer(self, number: int, answer: Answer) -> None:
+        """Answer the request of this number."""
+        self._send(encode(answer, number))
 
-    def start_reading(self, consume: Callable[[dict[str, Any] | None], None]) -> None:
-        """Read on a thread of its own until the daemon closes."""
-        self._reader = threading.Thread(target=self._read, args=(consume,), name="pipe", daemon=True)
+    def tell(self, event: Event) -> None:
+        """Report an event."""
+        self._send(encode(event))
+
+    def _send(self, line: bytes) -> None:
+        # The reader notices a daemon that is gone, so that is no error here.
+        with self._lock, suppress(OSError):
+            self._sock.sendall(line)
+
+    def start_reading(self, consume: Callable[[Request[Any], int], None], gone: Callable[[], None]) -> None:
+        """Read on a thread of its own until the daemon closes; then call ``gone``."""
+        self._reader = threading.Thread(target=self._read, args=(consume, gone), name="pipe", daemon=True)
         self._reader.start()
 
     def close(self) -> None:
         """Hang up, and wait for the reader to let go of its consumer.
 
-        It must not be the last to hold tensors when Python ends: what torch frees then, on another thread, aborts the process.
+        The reader must not be the last to hold tensors when Python ends: torch would free them on
+        another thread, which aborts the process.
         """
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -46,12 +52,22 @@ class Pipe:
             self._reader.join(END_DEADLINE)
         self._sock.close()
 
-    def _read(self, consume: Callable[[dict[str, Any] | None], None]) -> None:
+    def _read(self, consume: Callable[[Request[Any], int], None], gone: Callable[[], None]) -> None:
         try:
             with self._sock.makefile("rb") as lines:
                 while line := lines.readline(MAX_LINE):
-                    consume(json.loads(line))
-        except (OSError, ValueError):
+                    consume(*read_request(line))
+        except OSError:
             pass
+        except TrainerError as error:
+            self.tell(Failed(reason=f"The daemon can't be understood: {error}"))
         finally:
-            consume(None)
+            gone()
+
+
+def read_request(line: bytes) -> tuple[Request[Any], int]:
+    """The request in a line, and its number. Raises TrainerError for any other line."""
+    message, number = decode(line)
+    if not isinstance(message, Request) or number is None:
+        raise TrainerError(f"{message.wire_name} is no request with a number.")
+    return message, number

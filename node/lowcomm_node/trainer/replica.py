@@ -210,6 +210,10 @@ class Replica:
         """The capture of an exchange in a group that is under way."""
         return self._captured(fragment, GroupCapture)
 
+    def capture_of(self, fragment: int) -> Capture:
+        """The capture of an exchange that is under way."""
+        return self._captured(fragment, Capture)
+
     def _captured(self, fragment: int, kind: type[Kind]) -> Kind:
         capture = self.captures.get(fragment)
         if not isinstance(capture, kind):
@@ -228,7 +232,7 @@ class Replica:
         Slow weights are replaced, never changed in place, so that this can run beside inner steps and snapshots. Raises
         NotFinite, and keeps nothing, where the outcome is not.
         """
-        capture = self._captured(fragment, Capture)
+        capture = self.capture_of(fragment)
         phi, delta = self.phi[fragment].clone(), self.delta[fragment].clone()
         for start, stop in capture.ranges:
             part = slice(start, stop)
@@ -259,7 +263,7 @@ class Replica:
 
         Raises NotFinite, and changes nothing, where the outcome is not.
         """
-        capture = self._captured(fragment, Capture)
+        capture = self.capture_of(fragment)
         assert capture.outcome is not None
         phi, delta = capture.outcome
         theta = self.fast(fragment)

@@ -12,14 +12,15 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.trainer.failures import Failure, Kind
 from lowcomm_node.trainer.hang import LEAST, Pace
-from lowcomm_node.trainer.interface import Ready, TrainerSettings
+from lowcomm_node.trainer.lines import Event
 from lowcomm_node.trainer.memory_watch import memory_of, too_much
+from lowcomm_node.trainer.messages import Ended, Failed, Finished, Ready, Stepped
 from lowcomm_node.trainer.process import STEP_DEADLINE, Trainer
+from lowcomm_node.trainer.settings import TrainerSettings
 
 TICK = 1.0
 END_DEADLINE = 180.0
@@ -36,7 +37,7 @@ class Supervisor:
     def __init__(
         self,
         make: Callable[[], Trainer],
-        on_news: Callable[[dict[str, Any]], None],
+        on_news: Callable[[Event], None],
         first: Trainer | None = None,
         least_silence: float = LEAST,
     ) -> None:
@@ -140,18 +141,20 @@ class Supervisor:
     async def _follow(self, trainer: Trainer) -> None:
         while True:
             event = await trainer.news.get()
-            match event["event"]:
-                case "step":
-                    self._steps = event["steps"]
+            match event:
+                case Stepped():
+                    self._steps = event.steps
                     self._pace.stepped(monotonic())
                     trainer.patience = max(STEP_DEADLINE, self._pace.deadline)
-                case "finished":
+                case Finished():
                     self._training = False
-                case "failed":
-                    self._lose(kind_of(event["reason"], event.get("exit_code", 1), event.get("kind")), event["reason"])
-                case "ended":
-                    self._lose(Kind.DIED, event["reason"])
+                case Failed():
+                    self._lose(kind_of(event.reason, event.exit_code, event.kind), event.reason)
+                case Ended():
+                    self._lose(Kind.DIED, event.reason)
                     return
+                case _:
+                    pass
             self._on_news(event)
 
     async def _watch(self, trainer: Trainer, max_memory: float | None) -> None:
@@ -178,7 +181,7 @@ class Supervisor:
             self._lost.set()
 
 
-def kind_of(reason: str, exit_code: int, told: str | None = None) -> Kind:
+def kind_of(reason: str, exit_code: int, told: Kind | None = None) -> Kind:
     """What went wrong, by what a trainer told of it."""
     if told == Kind.MEMORY or "out of memory" in reason.lower():
         return Kind.MEMORY

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from lowcomm_node.data import Dataset, Tokenized, open_data, open_tokenizer
 from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.quota import DiskQuota
-from lowcomm_node.trainer.interface import TrainerSettings
+from lowcomm_node.trainer.messages import Tokenizing
+from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
 TELL_EVERY = 1.0
@@ -17,7 +17,7 @@ TELL_EVERY = 1.0
 
 
 def open_text(
-    spec: RunSpec, settings: TrainerSettings, disk_quota: DiskQuota, tell: Callable[[dict[str, Any]], None]
+    spec: RunSpec, settings: TrainerSettings, disk_quota: DiskQuota, tell: Callable[[Tokenizing], None]
 ) -> Dataset:
     """Open the text and the tokenizer that a run asks for; ``tell`` gets news of tokenizing.
 
@@ -45,8 +45,9 @@ def _tokenizer_of(spec: RunSpec, settings: TrainerSettings) -> Tokenizer:
 class Telling:
     """Turns what is tokenized into news with a rate and the time that remains."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None], clock: Callable[[], float] = monotonic) -> None:
-        self._tell, self._clock = tell, clock
+    def __init__(self, tell: Callable[[Tokenizing], None], clock: Callable[[], float] = monotonic) -> None:
+        self._tell = tell
+        self._clock = clock
         self._began = self._told = clock()
 
     def __call__(self, tokenized: Tokenized) -> None:
@@ -57,12 +58,11 @@ class Telling:
         self._told = now
         rate = tokenized.done / (now - self._began)
         self._tell(
-            {
-                "event": "tokenizing",
-                "done": tokenized.done,
-                "total": tokenized.total,
-                "tokens": tokenized.tokens,
-                "rate": rate,
-                "remaining": (tokenized.total - tokenized.done) / rate if rate else None,
-            }
+            Tokenizing(
+                done=tokenized.done,
+                total=tokenized.total,
+                tokens=tokenized.tokens,
+                rate=rate,
+                remaining=(tokenized.total - tokenized.done) / rate if rate else None,
+            )
         )

@@ -12,6 +12,8 @@ from helpers.waiting import until_async
 from lowcomm_node.daemon.lifecycle import EVALUATING, HELD, LEAVE_DEADLINE, LONGEST_LEAVE, NOT_SAVED, Training
 from lowcomm_node.status.board import Bulletin
 from lowcomm_node.sync.history import Outcome
+from lowcomm_node.trainer.lines import Event
+from lowcomm_node.trainer.messages import Checkpoint, Evaluated, Evaluating, Held, NotSaved, Saved, Tokenizing
 from lowcomm_node.trainer.saving import HANGS
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
@@ -23,8 +25,8 @@ SAVED = {"swarm_step": 700, "steps": 350, "tokens": 89_600}
 class OneThatRunsOn:
     """A trainer whose last steps nobody has heard of when it saves."""
 
-    async def save(self) -> dict[str, Any]:
-        return {**SAVED, "path": "/checkpoints/700"}
+    async def save(self) -> Checkpoint:
+        return Checkpoint(path="/checkpoints/700", **SAVED)
 
 
 async def test_a_node_that_saves_tells_of_the_steps_in_its_checkpoint() -> None:
@@ -43,12 +45,12 @@ async def test_a_node_that_saves_tells_of_the_steps_in_its_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("then", [
-    {"event": "saved", "swarm_step": 700, "path": "/checkpoints/700", "after_trouble": False},
-    {"event": "not-saved", "reason": "No room."},
+    Saved(swarm_step=700, path="/checkpoints/700", seconds=1.0, after_trouble=False),
+    NotSaved(reason="No room."),
 ])  # fmt: skip
-def test_a_node_whose_training_waits_for_its_disk_says_so_until_that_is_over(then: dict[str, Any]) -> None:
+def test_a_node_whose_training_waits_for_its_disk_says_so_until_that_is_over(then: Event) -> None:
     training = hearing()
-    training.on_news({"event": "held"})
+    training.on_news(Held())
     assert training._bulletin.waiting == HELD
     training.on_news(then)
     assert training._bulletin.waiting is None
@@ -56,25 +58,31 @@ def test_a_node_whose_training_waits_for_its_disk_says_so_until_that_is_over(the
 
 def test_what_else_a_node_waits_for_by_now_is_not_taken_back() -> None:
     training = hearing()
-    training.on_news({"event": "held"})
+    training.on_news(Held())
     training._bulletin.show("peers")
-    training.on_news({"event": "not-saved", "reason": "No room."})
+    training.on_news(NotSaved(reason="No room."))
     assert training._bulletin.waiting == "peers"
 
 
 def test_the_newest_reason_why_nothing_is_saved_takes_the_place_of_the_one_before() -> None:
     training = hearing()
     for reason in (HANGS, "The disk is gone."):
-        training.on_news({"event": "not-saved", "reason": reason})
+        training.on_news(NotSaved(reason=reason))
     assert training._bulletin.warnings == [f"{NOT_SAVED} The disk is gone."]
-    training.on_news({"event": "saved", "swarm_step": 700, "path": "/checkpoints/700", "after_trouble": True})
+    training.on_news(Saved(swarm_step=700, path="/checkpoints/700", seconds=1.0, after_trouble=True))
     assert not training._bulletin.warnings
 
 
 def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() -> None:
     training = hearing()
-    progress = {"done": 52_000_000, "total": 400_000_000, "tokens": 11_000_000, "rate": 2.9e6, "remaining": 120.0}
-    training.on_news({"event": "tokenizing", **progress})
+    progress: dict[str, Any] = {
+        "done": 52_000_000,
+        "total": 400_000_000,
+        "tokens": 11_000_000,
+        "rate": 2.9e6,
+        "remaining": 120.0,
+    }
+    training.on_news(Tokenizing(**progress))
     assert training._bulletin.tokenizing == progress
     expected = "tokenizing the text: 13 %, 52.0 MB of 400.0 MB, 2.9 MB/s, about 2:00 left"
     assert training._bulletin.waiting == expected
@@ -84,9 +92,9 @@ def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() ->
 def test_a_node_that_evaluates_says_so(phase: str, before: str | None) -> None:
     training = hearing()
     training._bulletin.enter(phase, before)
-    training.on_news({"event": "evaluating"})
+    training.on_news(Evaluating())
     assert training._bulletin.waiting == EVALUATING
-    training.on_news({"event": "evaluated", "loss": 1.5, "tokens": 512, "swarm_step": 3, "steps": 3})
+    training.on_news(Evaluated(loss=1.5, tokens=512, swarm_step=3, steps=3))
     assert training._bulletin.waiting is None
 
 
@@ -101,8 +109,7 @@ def test_a_node_gets_as_long_to_leave_as_a_step_and_a_checkpoint_take(
     training.ready, training._exchanger = SimpleNamespace(parameters=110_000_000), SimpleNamespace(step_seconds=step)
     training._save_seconds = None
     if saved is not None:
-        news = {"event": "saved", "swarm_step": 700, "path": "/checkpoints/700", "after_trouble": False}
-        training.on_news({**news, "seconds": saved})
+        training.on_news(Saved(swarm_step=700, path="/checkpoints/700", seconds=saved, after_trouble=False))
     assert training.leave_seconds == pytest.approx(seconds)
     training.ready = None
     assert training.leave_seconds == LEAVE_DEADLINE
@@ -125,7 +132,7 @@ async def test_a_node_that_leaves_saves_at_once_and_again_after_a_merge_before_i
         history.outcomes[Outcome.APPLIED] += applied
 
     trainer = SimpleNamespace(
-        save=partial(act, "save", SAVED | {"path": "/700"}), evaluate=partial(act, "evaluate", 1.5)
+        save=partial(act, "save", Checkpoint(path="/700", **SAVED)), evaluate=partial(act, "evaluate", 1.5)
     )
     training = hearing()
     training._supervisor = SimpleNamespace(train=partial(act, "hold", None), trainer=trainer)

@@ -706,7 +706,7 @@ def test_news_of_tokenizing_come_each_second_with_rate_and_the_time_that_remains
     for second, done in ((0.5, 1), (2.0, 400), (2.5, 500), (4.0, 800), (5.0, 1000)):
         now[0] = 100.0 + second
         telling(Tokenized(done, 1000, done // 4))
-    assert [(each["done"], each["rate"], each["remaining"]) for each in news] == [
+    assert [(each.done, each.rate, each.remaining) for each in news] == [
         (400, 200.0, 3.0),
         (800, 200.0, 1.0),
         (1000, 200.0, 0.0),

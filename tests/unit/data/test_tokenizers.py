@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_create_refuses_a_run_whose_peers_could_not_train_it(files: tuple[Path, 
 async def refused(folder: Path, spec: RunSpec, tokenizer: Path) -> str:
     """How a trainer refuses to start."""
     settings = tiny_settings(folder, "checkpoints", tokenizer=str(tokenizer))
-    settings = type(settings)(**settings.to_dict() | {"spec": spec.canonical().decode()})
+    settings = replace(settings, spec=spec.canonical().decode())
     trainer = TrainerThread()
     try:
         with pytest.raises(TrainerError) as caught:
@@ -143,11 +144,11 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
     text.write_text("one two three four five\n" * 500)
     table = f'[data]\nsource = "local"\ntokenizer = "local"\ntokenizer_sha256 = "{sha256(mine)}"\n'
     settings = tiny_settings(tmp_path / "run", "checkpoints", table, tokenizer=str(mine), data=str(text))
-    settings = type(settings)(**settings.to_dict() | {"spec": settings.spec.replace('"vocab":256', f'"vocab":{VOCAB}')})
+    settings = replace(settings, spec=settings.spec.replace('"vocab":256', f'"vocab":{VOCAB}'))
     trainer = TrainerThread()
     try:
         await trainer.start(settings)
-        path = Path((await trainer.save())["path"])
+        path = Path((await trainer.save()).path)
         running = await trainer.generate("one two", 5, 0.0, 0)
     finally:
         await trainer.stop()

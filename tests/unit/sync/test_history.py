@@ -10,7 +10,7 @@ from lowcomm_node.sync.group_driver import GroupRound
 from lowcomm_node.sync.history import MAX_PEERS, MAX_ROUNDS, History, Outcome, PeerHistory
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.pair_driver import PairRound
-from lowcomm_node.trainer.interface import Captured
+from lowcomm_node.trainer.messages import Captured
 from lowcomm_protocol.exchange.base import Accepted, Refused
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 from virtual import OFFER

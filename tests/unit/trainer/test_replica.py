@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
+from lowcomm_node.trainer.messages import Merged
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_protocol.codecs.shards import shard_bounds
@@ -40,7 +41,7 @@ def exchange(one: Driven, other: Driven) -> None:
     begin(one, other)
     for here, number in zip((one, other), finish(one, other), strict=True):
         answer = here.answer(number)
-        assert answer is not None and "error" not in answer
+        assert isinstance(answer, Merged)
 
 
 def bound(replica: Replica, **how: int) -> Bound:

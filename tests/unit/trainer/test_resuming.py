@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
+from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.trainer import state
+from lowcomm_node.trainer.messages import Capture, Drop, Finished, Merged, Reduce, Stepped, Train
 from lowcomm_protocol.spec.run import PRESETS
 
 PAIRS = ("lowcomm", "noloco", "gossip")
@@ -60,7 +61,7 @@ def exchange(one: Driven, other: Driven, fragment: int = 0) -> None:
     for here, number in zip((one, other), numbers, strict=True):
         here.steps(here.replica.spec.sync.overlap)
         answer = here.answer(number)
-        assert answer is not None and "error" not in answer
+        assert isinstance(answer, Merged)
 
 
 def resumed(one: Driven, again: Driven) -> None:
@@ -84,7 +85,7 @@ def test_training_goes_on_to_the_bit(folder: Path, method: str, optimizer: str) 
         for here in (one, again):
             here.steps(2)
         check_same(one, again)
-        assert one.events("step")[-1]["loss"] == again.events("step")[-1]["loss"]
+        assert one.events(Stepped)[-1].loss == again.events(Stepped)[-1].loss
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -109,19 +110,19 @@ def alone(one: Driven) -> None:
     number = reduce(one)
     one.steps(one.replica.spec.sync.overlap)
     answer = one.answer(number)
-    assert answer is not None and "error" not in answer
+    assert isinstance(answer, Merged)
 
 
 def share(one: Driven) -> None:
     """Begin an exchange in a group of three."""
-    shared = one.ask("share", fragment=0, slot=0, realign=False, members=["a", "b", "c"], ahead=0)
-    assert len(shared["shares"]) == 3
+    shared = one.ask(Capture(fragment=0, slot=0, realign=False, ahead=0, members=("a", "b", "c")))
+    assert len(shared.sizes) == 3
 
 
 def reduce(one: Driven) -> int:
     """Average our shard of the first fragment, in which nobody else's contribution is; the number of the merge."""
-    assert "error" not in one.ask("reduce", fragment=0, tokens={"a": 1}, slot=2, offset=0)
-    number = one.send("merge", fragment=0, swarm_step=one.replica.clock.step, owners=["a"])
+    one.ask(Reduce(fragment=0, tokens={"a": 1}, slot=2, offset=0))
+    number = one.send(merge_of(one, {"a": 0}))
     one.settle()
     return number
 
@@ -144,9 +145,9 @@ def test_a_start_in_the_middle_of_an_exchange_in_a_pair_is_as_if_it_had_failed(
         check_same(one, never)
         for here in (one, partner, never):
             here.steps(2)
-        one.ask("capture", fragment=0, slot=0, realign=False, ahead=0)
+        one.ask(Capture(fragment=0, slot=0, realign=False, ahead=0))
         check_as_if_it_had_failed(one, again, never)
-        one.ask("drop", fragment=0)
+        one.ask(Drop(fragment=0))
         begin(one, partner)
         check_as_if_it_had_failed(one, again, never)
         number, _ = finish(one, partner)
@@ -204,7 +205,9 @@ def test_a_merge_waits_for_the_steps_that_overlap_it(folder: Path) -> None:
             assert torch.equal(one.replica.phi[0], before)
         one.steps(1)
         answer = one.answer(number)
-        assert answer is not None and answer["merged_steps"] == 2, "what came after the capture is still to be shared"
+        assert isinstance(answer, Merged) and answer.merged_steps == 2, (
+            "what came after the capture is still to be shared"
+        )
         assert not torch.equal(one.replica.phi[0], before)
 
 
@@ -214,7 +217,7 @@ def test_what_waits_is_merged_once_training_is_held(folder: Path) -> None:
             here.steps(2)
         begin(one, partner)
         number, _ = finish(one, partner)
-        one.ask("train", on=False)
+        one.ask(Train(on=False))
         assert one.answer(number) is not None
 
 
@@ -224,11 +227,11 @@ def test_a_merge_takes_over_the_swarm_step_of_one_that_is_ahead_and_can_end_the_
             here.steps(2)
         begin(one, partner)
         last = one.replica.spec.run.steps
-        number = one.send("merge", fragment=0, swarm_step=last, tokens={"a": 1, "b": 1})
+        number = one.send(merge_of(one, {"a": 1, "b": 1}, swarm_step=last))
         one.settle()
         answer = one.answer(number)
-        assert answer is not None and answer["swarm_step"] == last == one.replica.clock.step
-        assert [event["swarm_step"] for event in one.events("finished")] == [last]
+        assert isinstance(answer, Merged) and answer.swarm_step == last == one.replica.clock.step
+        assert [event.swarm_step for event in one.events(Finished)] == [last]
         assert one.replica.schedule[0].version == 1 and one.replica.schedule[1].version == 0
 
 

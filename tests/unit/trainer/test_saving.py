@@ -10,6 +10,8 @@ import pytest
 
 from lowcomm_node.storage.checkpoint import CheckpointInfo, CheckpointStore
 from lowcomm_node.testing.tiny import tiny_settings
+from lowcomm_node.trainer import lines
+from lowcomm_node.trainer.messages import Held, Saved, Stepped
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_node.trainer.saving import FIRST_PAUSE, HANGS, LONGEST_PAUSE, PATIENCE, Saving
 
@@ -144,33 +146,33 @@ async def test_a_trainer_waits_for_a_disk_that_is_slower_and_goes_on_once_all_is
     await trainer.start(tiny_settings(tmp_path, "a", checkpoint_every=EVERY))
     try:
         await trainer.train(True)
-        seen = await until_told(trainer, "held")
-        assert seen[-1] == {"event": "held"} and [one["steps"] for one in steps_of(seen)] == list(range(1, EVERY + 1))
+        seen = await until_told(trainer, Held)
+        assert [one.steps for one in steps_of(seen)] == list(range(1, EVERY + 1))
         assert (await trainer.evaluate()) > 0, "it serves requests meanwhile"
         assert not steps_of(drain(trainer))
         written.set()
-        seen = await until_told(trainer, "saved")
+        seen = await until_told(trainer, Saved)
         assert not steps_of(seen), "no step before it was written"
-        await until_told(trainer, "step")
+        await until_told(trainer, Stepped)
     finally:
         written.set()
         await trainer.stop()
 
 
-async def until_told(trainer: TrainerThread, event: str) -> list[dict[str, Any]]:
-    """News up to an event."""
-    seen = [{"event": ""}]
-    while seen[-1]["event"] != event:
+async def until_told(trainer: TrainerThread, kind: type[lines.Event]) -> list[lines.Event]:
+    """News up to one of this kind."""
+    seen: list[lines.Event] = []
+    while not (seen and isinstance(seen[-1], kind)):
         seen.append(await asyncio.wait_for(trainer.news.get(), 60))
-        assert len(seen) < 200, f"{event} is not told"
-    return seen[1:]
+        assert len(seen) < 200, f"{kind} is not told"
+    return seen
 
 
-def drain(trainer: TrainerThread) -> list[dict[str, Any]]:
+def drain(trainer: TrainerThread) -> list[lines.Event]:
     """News that have come."""
     return [trainer.news.get_nowait() for _ in range(trainer.news.qsize())]
 
 
-def steps_of(news: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def steps_of(news: list[lines.Event]) -> list[Stepped]:
     """Those of steps."""
-    return [one for one in news if one["event"] == "step"]
+    return [one for one in news if isinstance(one, Stepped)]

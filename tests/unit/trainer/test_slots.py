@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.trainer.arena import Arena, create_file
-from lowcomm_node.trainer.interface import slots_each
-from lowcomm_node.trainer.loop import slot_bytes
+from lowcomm_node.trainer.arena import Arena, create_file, slots_each
+from lowcomm_node.trainer.building import slot_bytes
 from lowcomm_protocol.codecs import CODECS, codec, coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.spec.names import codecs_for_groups

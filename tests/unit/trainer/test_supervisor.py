@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from time import monotonic
-from typing import Any
 
 import psutil
 import pytest
@@ -16,11 +15,14 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.testing.light_trainer import LightTrainer
 from lowcomm_node.trainer import supervisor as supervisor_module
+from lowcomm_node.trainer.error_reports import failure_of
 from lowcomm_node.trainer.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
 from lowcomm_node.trainer.hang import FACTOR, FIRST_STEP, Pace
-from lowcomm_node.trainer.interface import TrainerSettings
+from lowcomm_node.trainer.lines import Event
 from lowcomm_node.trainer.memory_watch import GIB, memory_of
-from lowcomm_node.trainer.process import describe_end, fate
+from lowcomm_node.trainer.messages import Stepped
+from lowcomm_node.trainer.process import fate
+from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_node.trainer.supervisor import END_DEADLINE, Supervisor
 
 SETTINGS = TrainerSettings(spec="", peer_id="", checkpoints="", data_cache="")
@@ -28,11 +30,9 @@ DEADLINE = 20.0
 
 
 @asynccontextmanager
-async def supervised(
-    *behaviours: str, least_silence: float = 60.0
-) -> AsyncIterator[tuple[Supervisor, list[dict[str, Any]]]]:
+async def supervised(*behaviours: str, least_silence: float = 60.0) -> AsyncIterator[tuple[Supervisor, list[Event]]]:
     """A supervisor whose trainers behave so, one after the other; all are ended."""
-    told: list[dict[str, Any]] = []
+    told: list[Event] = []
     lives, before = iter(behaviours), psutil.Process().children()
     one = Supervisor(lambda: LightTrainer(next(lives)), told.append, least_silence=least_silence)
     try:
@@ -40,6 +40,10 @@ async def supervised(
     finally:
         await one.stop()
         assert set(psutil.Process().children()) <= set(before)
+
+
+def steps_of(told: list[Event]) -> list[int]:
+    return [event.steps for event in told if isinstance(event, Stepped)]
 
 
 async def lost(one: Supervisor) -> TrainerLost:
@@ -58,7 +62,7 @@ async def test_one_that_takes_more_memory_than_is_allowed_is_ended_with_the_reas
         await one.start(replace(SETTINGS, max_memory=allowed))
         await one.train(True)
         error = await lost(one)
-        assert "--max-memory allows" in str(error) and [event["steps"] for event in told][:4] == [1, 2, 3, 4]
+        assert "--max-memory allows" in str(error) and steps_of(told)[:4] == [1, 2, 3, 4]
         assert (await one.explain(error)).kind is Kind.MEMORY
 
 
@@ -68,7 +72,7 @@ async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_
         first = one.pid
         await one.train(True)
         error = await lost(one)
-        assert [event["steps"] for event in told] == [1, 2]
+        assert steps_of(told) == [1, 2]
         failure = await one.explain(error)
         assert (failure.kind, failure.step) == (Kind.DIED, 2) and "SIGKILL" in failure.reason
         assert not one.runs
@@ -260,5 +264,5 @@ def test_running_out_of_memory_is_told_from_other_errors() -> None:
     import torch
 
     for error in (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), MemoryError()):
-        assert describe_end(error)["kind"] == "memory"
-    assert describe_end(RuntimeError("CUDA error: an illegal memory access was encountered"))["kind"] == "error"
+        assert failure_of(error).kind is Kind.MEMORY
+    assert failure_of(RuntimeError("CUDA error: an illegal memory access was encountered")).kind is Kind.ERROR

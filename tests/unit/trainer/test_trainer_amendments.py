@@ -9,6 +9,7 @@ import pytest
 from lowcomm_node.simulation import simulate
 from lowcomm_node.testing import tiny
 from lowcomm_node.testing.driven_trainer import begin, driven, finish
+from lowcomm_node.trainer.messages import Amend, Finished, Merged, Save, Stepped
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
@@ -39,7 +40,7 @@ def amended(run: SignedRun, *changes: tuple[int, dict[str, Any]]) -> Chain:
 
 
 def rates(one: Any) -> list[float]:
-    return [event["learning_rate"] for event in one.events("step")]
+    return [event.learning_rate for event in one.events(Stepped)]
 
 
 CONSTANT = {"train.learning_rate": 0.125, "train.final_learning_rate": 1.0, "train.warmup": 0}
@@ -48,10 +49,10 @@ CONSTANT = {"train.learning_rate": 0.125, "train.final_learning_rate": 1.0, "tra
 def test_the_learning_rate_changes_at_the_named_step_whenever_that_was_heard(run: SignedRun, tmp_path: Path) -> None:
     chain = amended(run, (5, CONSTANT)).data.decode()
     with driven(tmp_path, "early", "late", more=MORE) as (early, late):
-        early.ask("amend", amendments=chain)
+        early.ask(Amend(amendments=chain))
         early.steps(7)
         late.steps(6)
-        assert late.ask("amend", amendments=chain)["swarm_step"] == 6
+        assert late.ask(Amend(amendments=chain)).swarm_step == 6
         late.steps(1)
     assert [rate == 0.125 for rate in rates(early)] == [False] * 4 + [True] * 3
     assert rates(late)[:4] == rates(early)[:4] and 0.125 not in rates(late)[:6]
@@ -62,43 +63,43 @@ def test_the_learning_rate_changes_at_the_named_step_whenever_that_was_heard(run
 
 def test_peers_on_both_sides_of_an_amendment_exchange(run: SignedRun, tmp_path: Path) -> None:
     with driven(tmp_path, "ada", "bob", more=MORE) as (ada, bob):
-        ada.ask("amend", amendments=amended(run, (1, {"train.learning_rate": 0.004})).data.decode())
+        ada.ask(Amend(amendments=amended(run, (1, {"train.learning_rate": 0.004})).data.decode()))
         for one in (ada, bob):
             one.steps(4)
-        assert ada.built["plan"] == bob.built["plan"] and ada.replica.run_id == bob.replica.run_id == run.run_id
+        assert ada.built.plan == bob.built.plan and ada.replica.run_id == bob.replica.run_id == run.run_id
         begin(ada, bob)
         numbers = finish(ada, bob)
         for one, number in zip((ada, bob), numbers, strict=True):
-            assert (one.answer(number) or {}).get("error") is None
+            assert isinstance(one.answer(number), Merged)
             assert one.replica.schedule[0].version == 1
 
 
 def test_a_run_that_is_over_goes_on_when_its_creator_makes_it_longer(run: SignedRun, tmp_path: Path) -> None:
     with driven(tmp_path, "ada", more=MORE) as (ada,):
         ada.steps(STEPS)
-        assert [event["swarm_step"] for event in ada.events("finished")] == [STEPS]
-        ada.ask("amend", amendments=amended(run, (0, {"run.steps": STEPS + 2})).data.decode())
+        assert [event.swarm_step for event in ada.events(Finished)] == [STEPS]
+        ada.ask(Amend(amendments=amended(run, (0, {"run.steps": STEPS + 2})).data.decode()))
         assert ada.loop._can_step()
         ada.steps(2)
-        assert [event["swarm_step"] for event in ada.events("finished")] == [STEPS, STEPS + 2]
+        assert [event.swarm_step for event in ada.events(Finished)] == [STEPS, STEPS + 2]
         assert not ada.loop._can_step()
 
 
 def test_a_run_that_is_made_shorter_ends_at_once_where_that_is_behind(run: SignedRun, tmp_path: Path) -> None:
     with driven(tmp_path, "ada", more=MORE) as (ada,):
         ada.steps(6)
-        ada.ask("amend", amendments=amended(run, (2, {"run.steps": 4})).data.decode())
-        assert [event["swarm_step"] for event in ada.events("finished")] == [6]
+        ada.ask(Amend(amendments=amended(run, (2, {"run.steps": 4})).data.decode()))
+        assert [event.swarm_step for event in ada.events(Finished)] == [6]
 
 
 def test_a_resume_knows_the_amendments_of_its_checkpoint(run: SignedRun, tmp_path: Path) -> None:
     chain = amended(run, (2, CONSTANT), (2, {"run.steps": 50}))
     with driven(tmp_path, "ada", more=MORE) as (ada,):
-        ada.ask("amend", amendments=chain.data.decode())
+        ada.ask(Amend(amendments=chain.data.decode()))
         ada.steps(3)
-        ada.ask("save")
+        ada.ask(Save())
     with driven(tmp_path, "ada", more=MORE) as (again,):
-        assert again.built["resumed"] == 3
+        assert again.built.resumed == 3
         assert again.replica.course.chain == chain
         again.steps(1)
         assert rates(again) == [0.125]
@@ -113,7 +114,7 @@ def test_what_the_creator_has_not_signed_changes_nothing(run: SignedRun, tmp_pat
     forged = write_amendment(stranger, foreign, Chain(), 1, CONSTANT).data.decode()
     with driven(tmp_path, "ada", more=MORE) as (ada,):
         for text in (forged, "", "nonsense"):
-            ada.ask("amend", amendments=text)
+            ada.ask(Amend(amendments=text))
         assert ada.replica.course.chain == Chain()
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.testing.tiny import tiny_settings
-from lowcomm_node.trainer.interface import GROUP_SLOTS
+from lowcomm_node.trainer.arena import GROUP_SLOTS
+from lowcomm_node.trainer.messages import Stepped
 from lowcomm_node.trainer.process import TrainerThread
 
 IN_GROUPS = """
@@ -37,7 +38,7 @@ async def step(trainers: dict[str, TrainerThread]) -> None:
     for trainer in trainers.values():
         await trainer.train(True)
         for _ in range(8):
-            while (await trainer.news.get())["event"] != "step":
+            while not isinstance(await trainer.news.get(), Stepped):
                 pass
         await trainer.train(False)
 

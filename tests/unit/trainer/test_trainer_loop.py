@@ -4,19 +4,35 @@ import math
 import socket
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
-from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
+from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import create_file
+from lowcomm_node.trainer.failures import Kind
+from lowcomm_node.trainer.host import serve
+from lowcomm_node.trainer.lines import Request, decode
 from lowcomm_node.trainer.loop import MOST_SKIPPED, TrainerLoop
+from lowcomm_node.trainer.messages import (
+    Adopt,
+    Capture,
+    Drop,
+    Failed,
+    Generate,
+    Merged,
+    Part,
+    Receive,
+    Resend,
+    Save,
+    Skipped,
+    Snapshot,
+    Stepped,
+)
 from lowcomm_node.trainer.pipe import Pipe
-from lowcomm_node.trainer.process import serve
 
 PAIRS = """
 [sync]
@@ -36,10 +52,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("loops")
 
 
-def adopt(one: Driven, donor: Driven, folder: Path) -> dict:
+CAPTURE = Capture(fragment=0, slot=0, realign=False, ahead=0)
+
+
+def receive(part: Part) -> Receive:
+    """What the partner is said to have brought."""
+    return Receive(fragment=0, part=part, peer="b", slot=1, offset=0, size=4)
+
+
+def adopt(one: Driven, donor: Driven, folder: Path) -> None:
     """Copy a state, as a node does that has drifted."""
     name = transfer.Snapshot(donor.replica).write(folder)
-    return one.ask("adopt", folder=str(folder / name))
+    one.ask(Adopt(folder=str(folder / name)))
 
 
 # What is under way when a state is copied
@@ -52,12 +76,12 @@ def test_a_merge_that_ripens_while_a_state_is_copied_is_void_and_training_goes_o
         begin(one, other)
         number, _ = finish(one, other)
         assert one.answer(number) is None, "it ripens for three more steps"
-        assert "error" not in adopt(one, other, tmp_path)
+        adopt(one, other, tmp_path)
         copied = one.replica.phi[0].clone()
         one.steps(5)
-        assert "void" in one.answer(number)["error"]
+        assert "void" in one.refused(number).text
         assert torch.equal(one.replica.phi[0], copied), "nothing of it is merged into the copied state"
-        assert len(one.events("step")) == 7
+        assert len(one.events(Stepped)) == 7
 
 
 def test_a_merge_that_is_asked_for_while_a_state_is_copied_is_void(folder: Path, tmp_path: Path) -> None:
@@ -67,11 +91,11 @@ def test_a_merge_that_is_asked_for_while_a_state_is_copied_is_void(folder: Path,
         begin(one, other)
         held = threading.Event()
         one.loop._coder.submit(held.wait)
-        number = one.send("merge", fragment=0, swarm_step=2, tokens={"a": 1, "b": 1})
+        number = one.send(merge_of(one, {"a": 1, "b": 1}))
         threading.Timer(0.05, held.set).start()
-        assert "error" not in adopt(one, other, tmp_path)
+        adopt(one, other, tmp_path)
         one.steps(5)
-        assert "void" in one.answer(number)["error"]
+        assert "void" in one.refused(number).text
 
 
 def test_a_merge_of_an_exchange_that_is_over_does_not_touch_the_next_one(folder: Path) -> None:
@@ -80,10 +104,10 @@ def test_a_merge_of_an_exchange_that_is_over_does_not_touch_the_next_one(folder:
             here.steps(2)
         begin(one, other)
         number, _ = finish(one, other)
-        one.ask("drop", fragment=0)
+        one.ask(Drop(fragment=0))
         begin(one, other)
         one.steps(4)
-        assert "void" in one.answer(number)["error"]
+        assert "void" in one.refused(number).text
         assert 0 in one.replica.captures, "the next one goes on"
 
 
@@ -94,28 +118,28 @@ def test_what_is_dropped_late_is_the_exchange_that_was_meant(folder: Path) -> No
         begin(one, other)
         held = threading.Event()
         one.loop._coder.submit(held.wait)
-        one.send("drop", fragment=0)
-        one.send("capture", fragment=0, slot=0, realign=False, ahead=0)
+        one.send(Drop(fragment=0))
+        one.send(CAPTURE)
         held.set()
         one.settle()
         assert 0 in one.replica.captures
 
 
 @pytest.mark.parametrize("codec", ["fp32", "mod3"])
-@pytest.mark.parametrize("what", ["receive", "resend", "patch"])
-def test_what_comes_once_an_exchange_is_dropped_is_nobody_s_fault(folder: Path, what: str, codec: str) -> None:
+@pytest.mark.parametrize("what", [receive(Part.WHOLE), receive(Part.AGAIN), Resend(fragment=0, blocks=b"", slot=1)])
+def test_what_comes_once_an_exchange_is_dropped_is_nobody_s_fault(folder: Path, what: Request, codec: str) -> None:
     with driven(folder, "a", "b", more=PAIRS.replace("fp32", codec)) as (one, other):
         for here in (one, other):
             here.steps(2)
         begin(one, other)
         held = threading.Event()
         one.loop._coder.submit(held.wait)
-        one.send("drop", fragment=0)
-        number = one.send(what, fragment=0, peer="b", slot=1, size=4, blocks="")
+        one.send(Drop(fragment=0))
+        number = one.send(what)
         held.set()
         one.settle()
-        answer = one.answer(number)
-        assert "void" in answer["error"] and not answer["unusable"]
+        answer = one.refused(number)
+        assert "void" in answer.text and not answer.unusable
 
 
 # What nobody foresaw
@@ -124,12 +148,11 @@ def test_what_comes_once_an_exchange_is_dropped_is_nobody_s_fault(folder: Path, 
 def test_an_error_on_the_coding_thread_that_nobody_foresaw_is_answered(folder: Path) -> None:
     with driven(folder, "a", more=PAIRS) as (one,):
         one.steps(1)
-        one.ask("capture", fragment=0, slot=0, realign=False, ahead=0)
-        answer = one.ask("resend", fragment=0, slot=0, blocks=None)
-        assert "TypeError" in answer["error"] and "report it" in answer["error"]
-        assert "error" not in one.ask("drop", fragment=0)
-        assert "not captured any more" in one.ask("receive", fragment=0, peer="b", slot=0, size=4)["error"]
-        assert "AttributeError" in one.ask("dance")["error"], "nor does a request that does not exist end it"
+        one.ask(CAPTURE)
+        answer = one.refusal(merge_of(one, {"a": 1, "b": 1}))  # though nothing came of b
+        assert "KeyError" in answer.text and "report it" in answer.text
+        one.ask(Drop(fragment=0))
+        assert "not captured any more" in one.refusal(receive(Part.WHOLE)).text
 
 
 def test_whatever_ends_the_loop_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,16 +164,13 @@ def test_whatever_ends_the_loop_is_told_with_its_place(monkeypatch: pytest.Monke
     ended: list[int] = []
     thread = threading.Thread(target=lambda: ended.append(serve(theirs, create_file())))
     thread.start()
-    told: list[dict] = []
-    over = threading.Event()
-    Pipe(ours).start_reading(lambda message: told.append(message) if message else over.set())
-    assert over.wait(20)
+    with ours, ours.makefile("rb") as lines:
+        (told,) = map(decode, lines)
     thread.join(20)
-    ours.close()
     assert ended == [1]
-    (event,) = told
-    assert event["event"] == "failed" and event["kind"] == "error"
-    assert event["reason"].startswith("KeyError in test_trainer_loop.py, line") and "report it" in event["reason"]
+    event, _ = told
+    assert isinstance(event, Failed) and event.kind is Kind.ERROR
+    assert event.reason.startswith("KeyError in test_trainer_loop.py, line") and "report it" in event.reason
 
 
 def test_no_thread_holds_the_loop_any_more_when_the_trainer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +182,9 @@ def test_no_thread_holds_the_loop_any_more_when_the_trainer_ends(monkeypatch: py
             self._pipe = pipe
 
         def run(self) -> None:
-            self._pipe.start_reading(self._take)
+            self._pipe.start_reading(lambda *_: None, self._gone)
 
-        def _take(self, request: dict[str, Any] | None) -> None:
+        def _gone(self) -> None:
             outlived.append(returned.wait(0.2))
 
     monkeypatch.setattr(loop_module, "TrainerLoop", Loop)
@@ -203,14 +223,14 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_counters(
         one.steps(1)
         assert all(torch.equal(weight, before[name]) for name, weight in one.replica.weights.items())
         assert all(torch.equal(now, moments[name]) for name, now in one.replica.optimizer.moments().items())
-        step = one.events("step")[-1]
-        assert (step["steps"], step["swarm_step"], step["skipped_steps"]) == (3, 3, 1)
-        assert step["tokens"] == 2 * one.replica.spec.tokens_per_step, "nothing was learned from the third batch"
-        assert step["loss"] is None or where == "gradient"
+        step = one.events(Stepped)[-1]
+        assert (step.steps, step.swarm_step, step.skipped_steps) == (3, 3, 1)
+        assert step.tokens == 2 * one.replica.spec.tokens_per_step, "nothing was learned from the third batch"
+        assert step.loss is None or where == "gradient"
         assert one.replica.stream.batches == 3, "it is not met again"
-        assert [event["steps"] for event in one.events("skipped")] == [3]
+        assert [event.steps for event in one.events(Skipped)] == [3]
         one.steps(1)
-        assert one.replica.skipped_in_a_row == 0 and math.isfinite(one.events("step")[-1]["loss"])
+        assert one.replica.skipped_in_a_row == 0 and one.events(Stepped)[-1].loss is not None
         assert any(not torch.equal(weight, before[name]) for name, weight in one.replica.weights.items())
 
 
@@ -223,22 +243,22 @@ def test_so_many_skipped_steps_in_a_row_end_training_with_a_remedy(
         one.steps(len(pattern) - 1)
         with pytest.raises(Diverged, match=r"10 inner steps in a row .* by step 20, .*learning_rate is too high"):
             one.steps(1)
-        assert len(one.events("skipped")) == 2, "once for each row"
+        assert len(one.events(Skipped)) == 2, "once for each row"
 
 
 def test_after_a_divergence_the_next_start_goes_back_one_checkpoint_and_on_with_other_text(tmp_path: Path) -> None:
     with driven(tmp_path, "a", more=PAIRS, checkpoint_every=1000) as (one,):
         for _ in range(2):
             one.steps(3)
-            one.ask("save")
+            one.ask(Save())
         one.steps(1)
         one.replica.loss = lambda tokens, targets: one.replica.model.loss(tokens, targets) * math.nan
         with pytest.raises(Diverged):
             one.loop.run()
         drawn = one.replica.stream.batches
     with driven(tmp_path, "a", more=PAIRS) as (again,):
-        assert again.built["resumed"] == 3 and again.replica.steps == 3
-        assert "step 6: training went on from it and diverged: 10 inner steps" in again.built["skipped"][0]
+        assert again.built.resumed == 3 and again.replica.steps == 3
+        assert "step 6: training went on from it and diverged: 10 inner steps" in again.built.skipped[0]
         assert again.replica.stream.batches == drawn == 7 + MOST_SKIPPED
         again.steps(1)
 
@@ -246,22 +266,23 @@ def test_after_a_divergence_the_next_start_goes_back_one_checkpoint_and_on_with_
 def test_weights_that_are_not_finite_are_neither_saved_nor_sent_nor_handed_on(folder: Path, tmp_path: Path) -> None:
     with driven(folder, "nan", more=PAIRS) as (one,):
         one.steps(1)
-        assert "error" not in one.ask("save")
+        one.ask(Save())
         saved = one.loop.store.steps()
         with torch.no_grad():
             one.replica.weights["norm.weight"][5] = math.nan
         for fragment in range(2):
             for realign in (False, True):
-                answer = one.ask("capture", fragment=fragment, slot=0, realign=realign, ahead=0)
-                assert ("not finite" in answer.get("error", "")) == (fragment == 1)
-        assert "not finite" in one.ask("snapshot", folder=str(tmp_path))["error"]
+                number = one.send(Capture(fragment=fragment, slot=0, realign=realign, ahead=0))
+                one.settle()
+                assert ("not finite" in str(one.answer(number))) == (fragment == 1)
+        assert "not finite" in one.refusal(Snapshot(folder=str(tmp_path))).text
         assert list(tmp_path.iterdir()) == []
         one.replica.clock.step += 1
         with pytest.raises(Diverged, match="NaN or infinity"):
-            one.ask("save")
-        assert "NaN or infinity" in one.heard.told[-1]["error"]
+            one.ask(Save())
+        assert "NaN or infinity" in one.refused(max(one.heard.answers)).text
         assert one.loop.store.steps() == saved
-        assert "no finite" in one.ask("generate", prompt="a", tokens=2, temperature=1.0, seed=0)["error"]
+        assert "no finite" in one.refusal(Generate(prompt="a", tokens=2, temperature=1.0, seed=0)).text
 
 
 @pytest.mark.parametrize("part", ["phi", "delta", "moments"])
@@ -274,7 +295,7 @@ def test_slow_weights_and_moments_that_are_not_finite_are_not_saved(folder: Path
         else:
             getattr(one.replica, part)[1][3] = math.nan
         with pytest.raises(Diverged, match="NaN or infinity"):
-            one.ask("save")
+            one.ask(Save())
         assert one.loop.store.steps() == []
 
 
@@ -293,10 +314,10 @@ def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) ->
                 one.replica.phi[0][7] = 2e38
                 before[1][7] = 2e38
             number, _ = finish(one, other)
-            assert "not finite" in one.answer(number)["error"], spoil
+            assert "not finite" in one.refused(number).text, spoil
             after = one.replica.fast(0), one.replica.phi[0], one.replica.delta[0]
             assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
-            assert "error" not in one.ask("drop", fragment=0)
+            one.ask(Drop(fragment=0))
             one.steps(1)
 
 
@@ -368,32 +389,30 @@ outer_lr = 0.4
 """
 
 
-def exchanged(one: Driven, other: Driven, **how: bool) -> list[dict]:
+def exchanged(one: Driven, other: Driven, **how: bool) -> list[Merged]:
     """Both take a few steps and exchange the first fragment; what each is answered."""
     for here in (one, other):
         here.steps(2)
     begin(one, other, realign=how.get("realign", False))
     numbers = finish(one, other, keep_momentum=how.get("keep_momentum", False))
-    answers = [here.answer(number) for here, number in zip((one, other), numbers, strict=True)]
-    assert all(answer is not None and "error" not in answer for answer in answers)
-    return answers  # type: ignore[return-value]
+    return [here.answered(number, merge_of(here, {})) for here, number in zip((one, other), numbers, strict=True)]
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_realignment_keeps_the_momentum_where_all_have_the_same(folder: Path, keep: bool) -> None:
     with driven(folder, "a", "b", more=EQUAL) as (one, other):
         told = exchanged(one, other)
-        assert told[0]["slow_digest"] == told[1]["slow_digest"] == one.replica.slow_digest(0)
-        assert told[0]["momentum_digest"] == told[1]["momentum_digest"] == one.replica.momentum_digest(0)
+        assert told[0].slow_digest == told[1].slow_digest == one.replica.slow_digest(0)
+        assert told[0].momentum_digest == told[1].momentum_digest == one.replica.momentum_digest(0)
         other.replica.phi[0] = torch.nextafter(other.replica.phi[0], torch.tensor(9.0))
-        assert other.replica.momentum_digest(0) == told[0]["momentum_digest"], "only slow weights have come apart"
+        assert other.replica.momentum_digest(0) == told[0].momentum_digest, "only slow weights have come apart"
         before = one.replica.delta[0].clone()
         assert before.abs().max() > 0
         told = exchanged(one, other, realign=True, keep_momentum=keep)
-        assert told[0]["slow_digest"] == told[1]["slow_digest"]
-        assert told[0]["momentum_digest"] == told[1]["momentum_digest"]
+        assert told[0].slow_digest == told[1].slow_digest
+        assert told[0].momentum_digest == told[1].momentum_digest
         assert torch.equal(one.replica.delta[0], before if keep else torch.zeros_like(before))
         told = exchanged(one, other)
-        assert told[0]["slow_digest"] == told[1]["slow_digest"], "the next exchange needs no realignment"
+        assert told[0].slow_digest == told[1].slow_digest, "the next exchange needs no realignment"
         _, meta = state.snapshot(one.replica)
         assert meta["progress"][0]["version"] == 3

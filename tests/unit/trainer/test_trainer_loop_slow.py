@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lowcomm_node.testing.tiny import tiny_settings
-from lowcomm_node.trainer.interface import PAIR_SLOTS
+from lowcomm_node.trainer.arena import PAIR_SLOTS
+from lowcomm_node.trainer.messages import Stepped
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_node.trainer.replica import Replica
 
@@ -37,7 +38,7 @@ async def test_a_contribution_is_decoded_while_a_step_is_under_way(tmp_path: Pat
         for peer, trainer in trainers.items():
             await trainer.start(tiny_settings(tmp_path, peer, IN_PAIRS))
             await trainer.train(True)
-            while (await trainer.news.get())["event"] != "step":
+            while not isinstance(await trainer.news.get(), Stepped):
                 pass
         a, b = trainers["a"], trainers["b"]
         await b.train(False)

@@ -1,6 +1,7 @@
 """What must hold for what a trainer tells of itself: its steps, its speed, its evaluations and its end."""
 
 import math
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.testing.driven_trainer import driven
 from lowcomm_node.trainer import loop as loop_module
+from lowcomm_node.trainer import messages, writing
+from lowcomm_node.trainer.arena import slots_each
+from lowcomm_node.trainer.building import slot_bytes
+from lowcomm_node.trainer.error_reports import refusal_of
 from lowcomm_node.trainer.evaluation import evaluate
-from lowcomm_node.trainer.interface import slots_each
-from lowcomm_node.trainer.loop import describe, slot_bytes
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.saving import HANGS, PATIENCE
 from lowcomm_protocol.codecs import BLOCK, coder
@@ -62,17 +65,17 @@ def test_a_step_is_told_with_its_counters_its_rate_and_a_speed_that_is_smoothed(
         one.steps(1)
         clock.tick = 4.0
         one.steps(1)
-        first, second = one.events("step")
+        first, second = one.events(messages.Stepped)
         tokens = one.replica.spec.tokens_per_step
-        assert [(one["steps"], one["swarm_step"], one["tokens"]) for one in (first, second)] == [
+        assert [(one.steps, one.swarm_step, one.tokens) for one in (first, second)] == [
             (1, 8, tokens),
             (2, 9, 2 * tokens),
         ]
-        assert (first["seconds"], second["seconds"]) == (2.0, 4.0)
-        assert first["tokens_per_second"] == tokens / 2, "the first is the best guess there is"
-        assert second["tokens_per_second"] == pytest.approx(0.9 * tokens / 2 + 0.1 * tokens / 4)
+        assert (first.seconds, second.seconds) == (2.0, 4.0)
+        assert first.tokens_per_second == tokens / 2, "the first is the best guess there is"
+        assert second.tokens_per_second == pytest.approx(0.9 * tokens / 2 + 0.1 * tokens / 4)
         spec = one.replica.spec
-        assert second["learning_rate"] == learning_rate(spec.train, 9, spec.run.steps)
+        assert second.learning_rate == learning_rate(spec.train, 9, spec.run.steps)
 
 
 def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_always_the_same(
@@ -87,38 +90,40 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
 
         monkeypatch.setattr(loop_module, "evaluate", counted)
         one.steps(4)
-        told = one.events("evaluated")
-        assert [event["steps"] for event in told] == [2, 4] and len(one.events("evaluating")) == 2
+        told = one.events(messages.Evaluated)
+        assert [event.steps for event in told] == [2, 4] and len(one.events(messages.Evaluating)) == 2
         assert asked == [None, 2], "as many windows as the first time, so that they can be compared"
-        assert told[0]["tokens"] == told[1]["tokens"] == 2 * one.replica.spec.model.context
-        assert one.ask("evaluate")["loss"] == one.events("evaluated")[-1]["loss"] == pytest.approx(told[1]["loss"])
+        assert told[0].tokens == told[1].tokens == 2 * one.replica.spec.model.context
+        assert (
+            one.ask(messages.Evaluate()).loss == one.events(messages.Evaluated)[-1].loss == pytest.approx(told[1].loss)
+        )
         one.replica.clock.step = one.replica.spec.run.steps - 2
         one.steps(2)
-        assert one.replica.steps == 6 and one.events("evaluated")[-1]["steps"] == 4, "the run is over"
+        assert one.replica.steps == 6 and one.events(messages.Evaluated)[-1].steps == 4, "the run is over"
         with torch.no_grad():
             one.replica.weights["norm.weight"][0] = math.nan
-        assert math.isnan(one.ask("evaluate")["loss"]) and one.events("evaluated")[-1]["loss"] is None
+        assert math.isnan(one.ask(messages.Evaluate()).loss) and one.events(messages.Evaluated)[-1].loss is None
 
 
 def test_training_goes_on_while_it_is_told_to_and_its_end_is_told_once(folder: Path) -> None:
     with driven(folder, "a", more=settings("local", 1)) as (one,):
         one.replica.clock.step = one.replica.spec.run.steps - 2
         assert not one.loop._can_step(), "not before it is told to"
-        one.ask("train", on=True)
+        one.ask(messages.Train(on=True))
         assert one.loop._can_step()
-        one.ask("train", on=False)
+        one.ask(messages.Train(on=False))
         assert not one.loop._can_step()
         one.steps(2)
         assert not one.loop._can_step()
-        one.ask("train", on=True)
+        one.ask(messages.Train(on=True))
         last = one.replica.spec.run.steps
-        assert one.events("finished") == [{"event": "finished", "swarm_step": last, "steps": 2}]
+        assert one.events(messages.Finished) == [messages.Finished(swarm_step=last, steps=2)]
 
 
 def test_it_ends_when_it_is_told_to_and_when_nobody_is_there_any_more(folder: Path) -> None:
-    for last in ({"do": "stop", "id": 1}, None):
+    for told in (True, False):
         with driven(folder, "a", more=settings()) as (one,):
-            one.loop._boundary.put(last)
+            one.heard.start_reading = lambda consume, gone, told=told: consume(messages.Stop(), 1) if told else gone()
             one.loop.run()
             assert one.replica.steps == 0
 
@@ -130,7 +135,7 @@ def test_text_is_that_of_the_model_for_a_prompt_and_a_seed_and_never_too_long(
     with driven(folder, "a", more=settings()) as (one,):
 
         def ask(prompt: str, tokens: int, seed: int = 0, temperature: float = 1.0) -> str:
-            return one.ask("generate", prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)["text"]
+            return one.ask(messages.Generate(prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)).text
 
         def expected(prompt: str, tokens: int, seed: int = 0, temperature: float = 1.0) -> str:
             tokenizer = one.replica.dataset.tokenizer
@@ -153,16 +158,16 @@ def test_what_it_says_when_it_is_built_is_what_it_has(
     with driven(folder, "a", more=settings(method, fragments), exchanges=exchanges) as (one,):
         built, replica = one.built, one.replica
         numels = [phi.numel() for phi in replica.phi]
-        assert built["slots"] == slots
-        assert built["slot_bytes"] == slot_bytes(replica.spec.sync.codec, max(numels), replica.spec.sync.group)
-        assert list(built["numels"]) == numels and built["parameters"] == sum(numels)
-        assert list(built["realign_sizes"]) == [4 * numel for numel in numels]
-        for numel, (least, most) in zip(numels, built["sizes"], strict=True):
+        assert built.slots == slots
+        assert built.slot_bytes == slot_bytes(replica.spec.sync.codec, max(numels), replica.spec.sync.group)
+        assert list(built.numels) == numels and built.parameters == sum(numels)
+        assert list(built.realign_sizes) == [4 * numel for numel in numels]
+        for numel, (least, most) in zip(numels, built.sizes, strict=True):
             whole = coder(replica.spec.sync.codec, numel)
             assert (least, most) == ((whole.min_size, whole.max_size) if method == "lowcomm" else (most, most))
-        assert list(built["slow_digests"]) == [replica.slow_digest(p) for p in range(len(numels))]
-        assert list(built["momentum_digests"]) == [replica.momentum_digest(p) for p in range(len(numels))]
-        assert (built["resumed"], built["skipped"], built["steps"], built["swarm_step"]) == (None, (), 0, 0)
+        assert list(built.slow_digests) == [replica.slow_digest(p) for p in range(len(numels))]
+        assert list(built.momentum_digests) == [replica.momentum_digest(p) for p in range(len(numels))]
+        assert (built.resumed, built.skipped, built.steps, built.swarm_step) == (None, (), 0, 0)
 
 
 def test_a_slot_is_whole_pages_and_no_more_than_what_must_fit() -> None:
@@ -179,37 +184,38 @@ def test_a_slot_is_whole_pages_and_no_more_than_what_must_fit() -> None:
         (CodecError("no block"), True, Deed.HEAVY),
         (ImplausibleError("far too large"), True, Deed.HEAVY),
         (ImplausibleError("a little too large", Deed.STUMBLE), True, Deed.STUMBLE),
-        (ImplausibleError("against us", None), True, ""),
+        (ImplausibleError("against us", None), True, None),
         (TrainerError("not captured"), False, Deed.HEAVY),
         (RuntimeError("nobody foresaw it"), False, Deed.HEAVY),
     ],
 )
 def test_an_error_says_whose_fault_it_is_and_what_that_costs(error: Exception, unusable: bool, deed: str) -> None:
-    told = describe(error)
-    assert (told["unusable"], told["deed"]) == (unusable, deed)
-    assert str(error) in told["error"] and told["exit_code"] == getattr(error, "exit_code", 1)
+    told = refusal_of(error)
+    assert (told.unusable, told.deed) == (unusable, deed)
+    assert str(error) in told.text and told.exit_code == getattr(error, "exit_code", 1)
 
 
 def test_bytes_of_a_slot_are_told_with_where_they_stand_and_their_digest(folder: Path) -> None:
     with driven(folder, "b", more=settings("diloco", 1)) as (one,):
         one.steps(1)
-        members = ["a", "b", "c"]
-        shares = one.ask("share", fragment=0, slot=0, realign=False, members=members, ahead=0)["shares"]
-        data, start = one.slot(0, one.built["slot_bytes"]), 0
-        for share in shares:
-            assert share["digest"] == loop_module.sha256(data[start : start + share["size"]]).hexdigest()
-            start += share["size"]
-        assert [share["size"] > 0 for share in shares] == [True, False, True]
-        mean = one.ask("reduce", fragment=0, tokens={"b": 1}, slot=1, offset=64)
-        assert mean["digest"] == loop_module.sha256(one.slot(1, 64 + mean["size"])[64:]).hexdigest()
-        assert mean["left_out"] == {} and "error" not in one.ask("drop", fragment=0)
+        members = ("a", "b", "c")
+        shared = one.ask(messages.Capture(fragment=0, slot=0, realign=False, ahead=0, members=members))
+        data, start = one.slot(0, one.built.slot_bytes), 0
+        for size, digest in zip(shared.sizes, shared.digests, strict=True):
+            assert digest == sha256(data[start : start + size]).digest()
+            start += size
+        assert [size > 0 for size in shared.sizes] == [True, False, True]
+        mean = one.ask(messages.Reduce(fragment=0, tokens={"b": 1}, slot=1, offset=64))
+        assert mean.digest == sha256(one.slot(1, 64 + mean.size)[64:]).digest()
+        assert mean.left_out == {}
+        one.ask(messages.Drop(fragment=0))
 
 
 def test_weights_that_are_nothing_but_numbers_are_needed_for_text(folder: Path) -> None:
     with driven(folder, "a", more=settings()) as (one,), torch.no_grad():
         one.replica.weights["norm.weight"][0] = math.inf
-        told = one.ask("generate", prompt="A", tokens=1, temperature=1.0, seed=0)
-        assert told["exit_code"] == NotFinite.exit_code and "checkpoint" in told["error"]
+        told = one.refusal(messages.Generate(prompt="A", tokens=1, temperature=1.0, seed=0))
+        assert told.exit_code == NotFinite.exit_code and "checkpoint" in told.text
 
 
 def test_waiting_for_a_disk_is_told_once_and_so_is_that_it_has_lasted_too_long(
@@ -218,17 +224,17 @@ def test_waiting_for_a_disk_is_told_once_and_so_is_that_it_has_lasted_too_long(
     for reason in (HANGS, "zzz: no space is left", "a disk is gone"):
         with driven(folder, "held", more=settings(), checkpoint_every=2) as (one,):
             clock = Clock(0.0)
-            monkeypatch.setattr(loop_module, "monotonic", clock)
-            saving = one.loop._saving
+            monkeypatch.setattr(writing, "monotonic", clock)
+            saving = one.loop._states.saving
             saving.began(0)
             one.replica.steps = 2
-            one.ask("train", on=True)
+            one.ask(messages.Train(on=True))
             assert not one.loop._can_step() and not one.loop._can_step()
-            assert len(one.events("held")) == 1 and one.events("not-saved") == []
+            assert len(one.events(messages.Held)) == 1 and one.events(messages.NotSaved) == []
             if reason == HANGS:
                 clock.now += PATIENCE
             else:
                 saving.failed(reason, clock.now)
             assert one.loop._can_step() and one.loop._can_step()
-            told = [event["reason"] for event in one.events("not-saved")]
+            told = [event.reason for event in one.events(messages.NotSaved)]
             assert told == ([HANGS] if reason == HANGS else []), "why a save failed is told by who writes"

@@ -18,9 +18,10 @@ from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snaps
 from lowcomm_node.testing.donors import Joiner, identity
 from lowcomm_node.testing.wire import calling, listening, soon
 from lowcomm_node.trainer import transfer
-from lowcomm_node.trainer.interface import TrainerSettings
+from lowcomm_node.trainer.messages import Stepped
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.plan.schedule import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
@@ -281,8 +282,8 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
         async def follow() -> None:
             while True:
                 event = await trainers[0].news.get()
-                if event["event"] == "step":
-                    steps.append(event["swarm_step"])
+                if isinstance(event, Stepped):
+                    steps.append(event.swarm_step)
 
         following = asyncio.create_task(follow())
         stack.callback(following.cancel)

@@ -1,0 +1,128 @@
+"""Builds or resumes what a trainer works with: replica, checkpoint store and shared memory."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.storage.quota import DiskQuota
+from lowcomm_node.trainer import state, transfer
+from lowcomm_node.trainer.arena import Arena, slots_each
+from lowcomm_node.trainer.capacity import check_memory, limit_vram
+from lowcomm_node.trainer.lines import Event
+from lowcomm_node.trainer.messages import Ready
+from lowcomm_node.trainer.replica import Replica, choose_device
+from lowcomm_node.trainer.settings import TrainerSettings
+from lowcomm_node.trainer.text import open_text
+from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
+from lowcomm_protocol.exchange.outer import mean_contribution, outer_step
+from lowcomm_protocol.spec.amendments import newest
+from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.spec.run import MAX_GROUP, parse_canonical, run_id_of
+
+FP32_BYTES = 4
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the trainer works with."""
+
+    replica: Replica
+    store: CheckpointStore
+    arena: Arena
+    ready: Ready
+
+
+def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None]) -> Built:
+    """Build the replica, and resume it from the newest usable checkpoint.
+
+    ``memory`` is the descriptor of the shared memory file. Raises ConfigError, DataError, DiskFull.
+    """
+    spec = parse_canonical(settings.spec)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = choose_device(settings.device)
+    check_memory(spec, device, settings.max_memory, settings.max_vram, settings.exchanges)
+    limit_vram(device, settings.max_vram)
+    disk_quota = DiskQuota(Path(settings.home), settings.max_disk)
+    dataset = open_text(spec, settings, disk_quota, tell)
+    run_id = run_id_of(settings.spec.encode())
+    course = newest(spec, run_id, [settings.amendments.encode()])
+    replica = Replica(spec, settings.peer_id, dataset, device, run_id=run_id, course=course)
+    _warm_up(spec.sync.codec)
+    store = CheckpointStore(Path(settings.checkpoints), settings.keep, disk_quota)
+    found = store.load_newest_usable()
+    if found.checkpoint is not None:
+        state.restore(replica, found.checkpoint.tensors, found.checkpoint.meta)
+        state.skip_text(replica, found.diverged)
+    arena = _make_arena(replica, settings.exchanges, memory)
+    resumed = found.checkpoint.info.step if found.checkpoint else None
+    skipped = tuple(f"step {skipped.step}: {skipped.problem}" for skipped in found.skipped)
+    return Built(replica, store, arena, ready_of(replica, arena, resumed, skipped))
+
+
+def ready_of(replica: Replica, arena: Arena, resumed: int | None = None, skipped: tuple[str, ...] = ()) -> Ready:
+    """What the daemon must know of a replica that was built, resumed or adopted."""
+    numels = tuple(fragment.numel for fragment in replica.plan.fragments)
+    form = transfer.form_of(replica)
+    return Ready(
+        device=str(replica.device),
+        parameters=sum(numels),
+        plan=replica.plan.digest,
+        numels=numels,
+        sizes=tuple(_size(replica, one) for one in replica.coders),
+        realign_sizes=tuple(coder("fp32", numel).max_size for numel in numels),
+        slots=arena.slots,
+        slot_bytes=arena.slot_bytes,
+        swarm_step=replica.clock.step,
+        steps=replica.steps,
+        tokens=replica.tokens,
+        progress=tuple(asdict(replica.schedule[p]) for p in range(len(numels))),
+        slow_digests=tuple(replica.slow_digest(p) for p in range(len(numels))),
+        momentum_digests=tuple(replica.momentum_digest(p) for p in range(len(numels))),
+        resumed=resumed,
+        skipped=skipped,
+        runs=tuple(map(tuple, form.fragments)),
+        ranges=form.ranges,
+    )
+
+
+def slot_bytes(codec_name: str, numel: int, group: int) -> int:
+    """Bytes of a slot, whole pages, for fragments of up to ``numel`` values."""
+    largest = max(coder(name, numel).max_size for name in (codec_name, "fp32"))  # to realign
+    if group > 2:
+        # Shards are cut at blocks: each may be one block longer than the rest.
+        largest += MAX_GROUP * FP32_BYTES * BLOCK
+    return -(-largest // PAGE_BYTES) * PAGE_BYTES
+
+
+def _make_arena(replica: Replica, exchanges: int, memory: int) -> Arena:
+    fragments, sync = replica.plan.fragments, replica.spec.sync
+    largest = max(fragment.numel for fragment in fragments)
+    slots = min(exchanges, len(fragments)) * slots_each(sync.group) if sync.group > 1 else 0
+    return Arena(memory, slots, slot_bytes(sync.codec, largest, sync.group))
+
+
+def _size(replica: Replica, one: Coder | ShardCoder) -> tuple[int, int]:
+    """Fewest and most coded bytes of a fragment as a whole."""
+    if isinstance(one, Coder):
+        return one.min_size, one.max_size
+    whole = codec(replica.spec.sync.codec).coded_size(one.numel)
+    return whole, whole
+
+
+def _warm_up(codec_name: str) -> None:
+    """Compile a codec and the outer step now: in the first exchange a whole group would wait."""
+    chosen, vector = coder(codec_name, 1), np.ones(1, dtype=np.float32)
+    coded = memoryview(bytearray(chosen.max_size))
+    for _ in range(2):  # modulo codecs know no range in their first exchange
+        size = chosen.encode(vector, coded)
+        chosen.decode(coded[:size], vector)
+        chosen.commit()
+    one = torch.zeros(1)
+    settings = OuterSettings("nesterov", 1.0, 0.5, 0.0, "shift", 0.0)
+    outer_step(settings, one, one.clone(), mean_contribution([one] * 3, [1] * 3))

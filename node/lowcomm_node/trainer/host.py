@@ -1,0 +1,70 @@
+"""The trainer's process: ``python -m lowcomm_node.trainer.host NICENESS SOCKET MEMORY``."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from lowcomm_node.trainer.error_reports import failure_of, is_foreseen
+
+
+def serve(sock: socket.socket, memory: int) -> int:
+    """Run the training loop over a socket; the exit code."""
+    from lowcomm_node.trainer.loop import TrainerLoop  # torch is imported only where it is used
+    from lowcomm_node.trainer.pipe import Pipe
+
+    pipe = Pipe(sock)
+    try:
+        TrainerLoop(pipe, memory).run()
+    except Exception as error:
+        if not is_foreseen(error):
+            traceback.print_exc()  # into the log of the daemon
+        pipe.tell(failure_of(error))
+        return 1
+    finally:
+        pipe.close()
+        os.close(memory)
+    return 0
+
+
+def main() -> int:
+    """Entry of the child process."""
+    die_with_parent()
+    # Training takes every core that it gets: the daemon, and whatever else its owner does, come
+    # first.
+    os.nice(int(sys.argv[1]))
+    die_first()
+    # Coding threads wait for the interpreter's lock. With turns of 5 ms, the default, exchanges
+    # would last for several steps.
+    sys.setswitchinterval(0.0005)
+    # The daemon decides when to stop; a Ctrl-C at the terminal reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    code = serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is written. To unload torch takes ten seconds on a busy machine, and the daemon waits.
+    os._exit(code)
+
+
+def die_first() -> None:
+    """Ask Linux to kill this process before others if memory runs out: the daemon restarts it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("800")
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, also by SIGKILL."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,409 @@
+"""What the daemon and its trainer say to each other: the one table of messages.
+
+To add a message, add its class: it is a frozen dataclass with a name on the wire (``lines.py``). A
+request also needs its entry in the ``handlers`` of the module that does the work; the daemon sends
+it with ``Trainer.ask``. Coded fragments pass through slots of shared memory (``arena.py``), so only
+their place travels in a line.
+
+The daemon imports this module, so it loads neither codecs nor torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lowcomm_node.errors import TrainerError, Unusable
+from lowcomm_node.trainer.failures import Kind
+from lowcomm_node.trainer.lines import Answer, Event, Request
+from lowcomm_node.trainer.settings import TrainerSettings
+from lowcomm_protocol.deeds import Deed
+
+# Answers
+
+
+class Done(Answer, name="done"):
+    """The request was carried out, and there is nothing to tell."""
+
+
+class Refused(Answer, name="refused"):
+    """The request failed."""
+
+    text: str
+    exit_code: int = 1
+    """Of a command that this error ends."""
+    unusable: bool = False
+    """Whether what another peer brought is the reason."""
+    deed: Deed | None = Deed.HEAVY
+    """What is held against that peer."""
+
+    def to_error(self) -> TrainerError:
+        """The error that the daemon raises."""
+        error = Unusable(self.text, self.deed) if self.unusable else TrainerError(self.text)
+        error.exit_code = self.exit_code
+        return error
+
+
+class Ready(Answer, name="ready"):
+    """What the trainer has built, resumed or adopted."""
+
+    device: str
+    parameters: int
+    plan: str
+    """Digest of the fragment plan."""
+    numels: tuple[int, ...]
+    """Values of each fragment."""
+    sizes: tuple[tuple[int, int], ...]
+    """Fewest and most coded bytes of each fragment as a whole."""
+    realign_sizes: tuple[int, ...]
+    """Bytes of each fragment in a realignment (fp32)."""
+    slots: int
+    slot_bytes: int
+    swarm_step: int
+    steps: int
+    tokens: int
+    progress: tuple[Mapping[str, int], ...]
+    """Counters of each fragment: the fields of FragmentProgress."""
+    slow_digests: tuple[str, ...]
+    """SHA-256 of each fragment's slow weights, hexadecimal."""
+    resumed: int | None
+    """Step of the checkpoint that was loaded."""
+    skipped: tuple[str, ...] = ()
+    """Checkpoints that could not be used, and why."""
+    runs: tuple[tuple[tuple[int, bool], ...], ...] = ()
+    """The slices of each fragment, as ``pieces.plan_pieces`` takes them."""
+    momentum_digests: tuple[str, ...] = ()
+    """SHA-256 of each fragment's outer momentum, hexadecimal."""
+    ranges: bool = False
+    """Whether coders have ranges to pass on."""
+
+
+class Amended(Answer, name="amended"):
+    """The swarm step from which on the amendments hold."""
+
+    swarm_step: int
+
+
+class HeldOutLoss(Answer, name="held-out-loss"):
+    """Loss on held-out text, nats a token."""
+
+    loss: float
+
+
+class Generated(Answer, name="generated"):
+    """Text that the model wrote."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """Our contribution to a pair, coded into its slot."""
+
+    size: int
+    digest: bytes
+    steps: int
+    """Own inner steps when it was captured."""
+
+
+class Shared(Answer, name="shared"):
+    """Our contribution, coded into its slot: what each member gets, one after the other."""
+
+    sizes: tuple[int, ...]
+    """In a group, 0 for our own shard; in a pair there is one, for the partner."""
+    digests: tuple[bytes, ...]
+    steps: int
+    """Own inner steps when it was captured."""
+
+    @property
+    def whole(self) -> Captured:
+        """In a pair."""
+        return Captured(size=self.sizes[0], digest=self.digests[0], steps=self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """Blocks of a contribution that can't be decoded next to ours, and must come again."""
+
+    blocks: bytes
+    size: int
+    """Bytes that they will take."""
+
+
+class Received(Answer, name="received"):
+    """A part was decoded, but for these blocks."""
+
+    again: Again | None
+
+
+class Resent(Answer, name="resent"):
+    """Blocks of our contribution, coded again into a slot."""
+
+    size: int
+    digest: bytes
+
+
+class Reduced(Answer, name="reduced"):
+    """The mean of our shard, coded into its slot."""
+
+    size: int
+    digest: bytes
+    refused: Mapping[str, Refused]
+    """Contributors that are not in it, and why."""
+
+    @property
+    def left_out(self) -> dict[str, TrainerError]:
+        """The same as errors."""
+        return {peer: why.to_error() for peer, why in self.refused.items()}
+
+
+class Merged(Answer, name="merged"):
+    """An outer step was applied."""
+
+    swarm_step: int
+    merged_steps: int
+    merged_tokens: int
+    slow_digest: str
+    momentum_digest: str = ""
+    worst_block: float = 0.0
+    """Spread of the contributions in the block of 256 values where it is largest."""
+
+
+class Checkpoint(Answer, name="checkpoint"):
+    """A checkpoint on the disk, and the counters in it."""
+
+    path: str
+    swarm_step: int
+    steps: int
+    tokens: int
+
+
+class SnapshotWritten(Answer, name="snapshot-written"):
+    """A state for joiners on the disk."""
+
+    name: str
+    swarm_step: int
+
+
+# Requests: the life of a trainer
+
+
+class Build(Request[Ready], name="build", holds_steps=True):
+    """Build or resume the replica."""
+
+    settings: TrainerSettings
+
+
+class Train(Request[Done], name="train"):
+    """Take inner steps, or hold them."""
+
+    on: bool
+
+
+class Amend(Request[Amended], name="amend"):
+    """Follow these amendments from the next step boundary on."""
+
+    amendments: str
+
+
+class Evaluate(Request[HeldOutLoss], name="evaluate", holds_steps=True):
+    """Measure the loss on held-out text."""
+
+
+class Generate(Request[Generated], name="generate", holds_steps=True):
+    """Sample text from the fast weights."""
+
+    prompt: str
+    tokens: int
+    temperature: float
+    seed: int
+
+
+class Save(Request[Checkpoint], name="save"):
+    """Write a checkpoint."""
+
+
+class Snapshot(Request[SnapshotWritten], name="snapshot"):
+    """Write our state for joiners into a folder."""
+
+    folder: str
+
+
+class Adopt(Request[Ready], name="adopt", holds_steps=True):
+    """Take over the state that was downloaded into a folder."""
+
+    folder: str
+    back: bool = False
+    """Whether its swarm step holds also where ours is ahead of it."""
+
+
+class Stop(Request[Done], name="stop"):
+    """End, once what is being written is written."""
+
+
+# Requests: exchanges. A slot, an offset in it and a size are a place in the shared memory.
+
+
+class Capture(Request[Shared], name="capture"):
+    """Capture our contribution and code it into a slot."""
+
+    fragment: int
+    slot: int
+    realign: bool
+    ahead: int
+    """How many inner steps longer than we the others claim to have trained."""
+    members: tuple[str, ...] = ()
+    """Of a group, sorted: the k-th owns shard k. A pair has none to name."""
+
+
+class Part(StrEnum):
+    """What of an exchange a member brings."""
+
+    WHOLE = "whole"
+    """In a pair: its contribution."""
+    AGAIN = "again"
+    """In a pair: blocks of it that had to come again."""
+    SHARE = "share"
+    """In a group: its contribution to our shard."""
+    MEAN = "mean"
+    """In a group: the mean of its shard."""
+
+
+class Receive(Request[Received], name="receive", at_boundary=False):
+    """Decode a part."""
+
+    fragment: int
+    part: Part
+    peer: str
+    slot: int
+    offset: int
+    size: int
+
+
+class Resend(Request[Resent], name="resend", at_boundary=False):
+    """Code blocks of our contribution again."""
+
+    fragment: int
+    blocks: bytes
+    slot: int
+
+
+class Reduce(Request[Reduced], name="reduce", at_boundary=False):
+    """Average our shard and code the mean."""
+
+    fragment: int
+    tokens: Mapping[str, int]
+    """By contributor: its weight in the mean."""
+    slot: int
+    offset: int
+
+
+class Merge(Request[Merged], name="merge", at_boundary=False):
+    """Take the outer step, and merge once it is ripe."""
+
+    fragment: int
+    swarm_step: int
+    over: Mapping[str, int]
+    """In a pair the weight of each contribution, in a group the owners of the shards applied."""
+    keep_momentum: bool = False
+    """Whether a realignment leaves the outer momentum as it is."""
+
+
+class Drop(Request[Done], name="drop"):
+    """Forget a capture, and write nothing more to its slots."""
+
+    fragment: int
+
+
+# Events
+
+
+class Tokenizing(Event, name="tokenizing"):
+    """How far the text is tokenized."""
+
+    done: int
+    """Bytes."""
+    total: int
+    tokens: int
+    rate: float
+    """Bytes a second."""
+    remaining: float | None
+    """Seconds; None if that can't be told yet."""
+
+
+class Stepped(Event, name="step"):
+    """An inner step was taken or skipped."""
+
+    swarm_step: int
+    steps: int
+    tokens: int
+    loss: float | None
+    """Nats a token; None if it is not finite."""
+    skipped_steps: int = 0
+    seconds: float = 0.0
+    learning_rate: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+class Skipped(Event, name="skipped"):
+    """The first of inner steps in a row whose loss or gradients are not finite."""
+
+    steps: int
+    skipped_steps: int
+    """All that were skipped so far."""
+
+
+class Evaluating(Event, name="evaluating"):
+    """An evaluation has begun."""
+
+
+class Evaluated(Event, name="evaluated"):
+    """The loss on held-out text."""
+
+    loss: float | None
+    """Nats a token; None if it is not finite."""
+    tokens: int
+    """How many it is the mean of."""
+    swarm_step: int
+    steps: int
+
+
+class Held(Event, name="held"):
+    """Training waits for a checkpoint that is being written."""
+
+
+class Saved(Event, name="saved"):
+    """A checkpoint is on the disk."""
+
+    swarm_step: int
+    path: str
+    seconds: float
+    """What it took."""
+    after_trouble: bool
+    """Whether the one before could not be saved."""
+
+
+class NotSaved(Event, name="not-saved"):
+    """A checkpoint could not be saved."""
+
+    reason: str
+
+
+class Finished(Event, name="finished"):
+    """The run is over."""
+
+    swarm_step: int
+    steps: int
+
+
+class Failed(Event, name="failed"):
+    """Why the trainer ends by itself."""
+
+    reason: str
+    kind: Kind = Kind.ERROR
+    exit_code: int = 1
+
+
+class Ended(Event, name="ended"):
+    """The trainer is gone. The daemon's end reports this one itself."""
+
+    reason: str

@@ -1,0 +1,204 @@
+"""The trainer's part of exchanges: requests on captures, carried out beside the inner steps.
+
+    capture ──► contributions come in, and are decoded ──► outer step ──► ripe ──► merged
+       └──────────────────────────── drop ────────────────────────────────────────────┘
+
+Coding, decoding and outer steps run one after the other on one thread. A capture and a merge touch
+the fast weights, so they happen between two inner steps.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import accumulate
+from typing import Any
+
+from lowcomm_node.errors import TrainerError
+from lowcomm_node.trainer import messages
+from lowcomm_node.trainer.arena import Arena
+from lowcomm_node.trainer.capture import Capture
+from lowcomm_node.trainer.error_reports import refusal_of
+from lowcomm_node.trainer.lines import A, Answer, Request
+from lowcomm_node.trainer.messages import Done
+from lowcomm_node.trainer.replica import Replica
+
+Handlers = Mapping[type[Request[Any]], Callable[[Any], Answer | Future[Any]]]
+"""What carries out each request: it answers at once, or with a future."""
+
+
+@dataclass(frozen=True, eq=False)  # captures hold tensors, which have no one answer to ==
+class Ripening:
+    """A merge that waits for the inner steps that it overlaps with."""
+
+    steps: int
+    """From how many inner steps of ours on it is ripe."""
+    capture: Capture
+    request: messages.Merge
+    merged: Future[messages.Merged]
+
+
+class ExchangeWork:
+    """Exchanges of one replica."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        arena: Arena,
+        coder: Executor,
+        at_boundary: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """``coder`` must have one thread; ``at_boundary`` runs something between two steps."""
+        self._replica = replica
+        self._arena = arena
+        self._coder = coder
+        self._at_boundary = at_boundary
+        self._ripening: list[Ripening] = []
+
+    @property
+    def handlers(self) -> Handlers:
+        """The requests that it carries out."""
+        return {
+            messages.Capture: self._capture,
+            messages.Receive: self._receive,
+            messages.Resend: self._resend,
+            messages.Reduce: self._reduce,
+            messages.Merge: self._merge,
+            messages.Drop: self._drop,
+        }
+
+    def merge_ripe(self, can_step: Callable[[], bool]) -> bool:
+        """Merge what is ripe, at a step boundary; whether anything was.
+
+        A merge is ripe ``overlap`` steps after its capture, or once no step will be taken.
+        """
+        steps = self._replica.steps
+        ripe = [one for one in self._ripening if one.steps <= steps or not can_step()]
+        self._ripening = [one for one in self._ripening if one not in ripe]
+        for one in ripe:
+            self._apply(one)
+        return bool(ripe)
+
+    def _capture(self, request: messages.Capture) -> Future[messages.Shared]:
+        fragment, slot = request.fragment, request.slot
+        self._replica.capture(fragment, request.realign, request.members, request.ahead)
+        capture = self._replica.capture_of(fragment)
+
+        def work() -> messages.Shared:
+            sizes = capture.code(self._slot(slot))
+            places = zip(accumulate(sizes[:-1], initial=0), sizes, strict=True)
+            digests = tuple(self._digest(slot, *place) for place in places)
+            return messages.Shared(sizes=sizes, digests=digests, steps=capture.steps)
+
+        return self._coder.submit(work)
+
+    def _receive(self, request: messages.Receive) -> Future[messages.Received]:
+        capture = self._replica.capture_of(request.fragment)
+        data = self._slot(request.slot, request.offset, request.size)
+
+        def work() -> messages.Received:
+            return messages.Received(again=capture.take(request.part, request.peer, data))
+
+        return self._unless_void(request.fragment, capture, work)
+
+    def _resend(self, request: messages.Resend) -> Future[messages.Resent]:
+        capture = self._replica.pair(request.fragment)
+
+        def work() -> messages.Resent:
+            size = capture.resend(request.blocks, self._slot(request.slot))
+            return messages.Resent(size=size, digest=self._digest(request.slot, 0, size))
+
+        return self._unless_void(request.fragment, capture, work)
+
+    def _reduce(self, request: messages.Reduce) -> Future[messages.Reduced]:
+        capture = self._replica.group(request.fragment)
+
+        def work() -> messages.Reduced:
+            size = capture.reduce(request.tokens, self._slot(request.slot, request.offset))
+            digest = self._digest(request.slot, request.offset, size)
+            refused = {peer: refusal_of(error) for peer, error in capture.left_out.items()}
+            return messages.Reduced(size=size, digest=digest, refused=refused)
+
+        return self._unless_void(request.fragment, capture, work)
+
+    # the end of an exchange
+
+    def _merge(self, request: messages.Merge) -> Future[messages.Merged]:
+        fragment, replica = request.fragment, self._replica
+        capture = replica.capture_of(fragment)
+        merged: Future[messages.Merged] = Future()
+
+        def work() -> None:
+            self._check_captured(fragment, capture)
+            capture.pool(request.over)
+            capture.keep_momentum = request.keep_momentum
+            replica.outer(fragment)
+            steps = capture.steps + replica.spec.sync.overlap
+            ripening = Ripening(steps, capture, request, merged)
+            self._at_boundary(lambda: self._ripening.append(ripening))
+
+        def give_up(worked: Future[None]) -> None:
+            if (error := worked.exception()) is not None:
+                merged.set_exception(error)
+
+        self._coder.submit(work).add_done_callback(give_up)
+        return merged
+
+    def _apply(self, one: Ripening) -> None:
+        """Merge into the fast weights."""
+        fragment, replica = one.request.fragment, self._replica
+        try:
+            self._check_captured(fragment, one.capture)
+            replica.merge(fragment, one.request.swarm_step)
+        except TrainerError as error:
+            one.merged.set_exception(error)
+            return
+        progress = replica.schedule[fragment]
+        slow_digest, momentum_digest = one.capture.digests
+        one.merged.set_result(
+            messages.Merged(
+                swarm_step=replica.clock.step,
+                merged_steps=progress.merged_steps,
+                merged_tokens=progress.merged_tokens,
+                slow_digest=slow_digest,
+                momentum_digest=momentum_digest,
+                worst_block=replica.worst_block[fragment],
+            )
+        )
+
+    def _drop(self, request: messages.Drop) -> Future[Done]:
+        captures = self._replica.captures
+        capture = captures.get(request.fragment)
+
+        def work() -> Done:
+            # On the coding thread, after all that was asked before: once this is answered, nothing
+            # is written to the slots of the exchange any more.
+            if capture is not None and captures.get(request.fragment) is capture:
+                self._replica.drop(request.fragment)
+            return Done()
+
+        return self._coder.submit(work)
+
+    # small things
+
+    def _unless_void(self, fragment: int, capture: Capture, work: Callable[[], A]) -> Future[A]:
+        """Do ``work`` on the coding thread; void if its exchange is, for which nobody is blamed."""
+
+        def checked() -> A:
+            self._check_captured(fragment, capture)
+            return work()
+
+        return self._coder.submit(checked)
+
+    def _check_captured(self, fragment: int, capture: Capture) -> None:
+        # It may have been dropped, or a state was copied meanwhile.
+        if self._replica.captures.get(fragment) is not capture:
+            raise TrainerError(f"Fragment {fragment} is not captured any more: the exchange is void.")
+
+    def _slot(self, slot: int, offset: int = 0, size: int | None = None) -> memoryview:
+        """``size`` bytes of a slot from ``offset`` on; without a size all of them."""
+        end = self._arena.slot_bytes if size is None else offset + size
+        return self._arena.view(slot, end)[offset:]
+
+    def _digest(self, slot: int, offset: int, size: int) -> bytes:
+        return sha256(self._slot(slot, offset, size)).digest()

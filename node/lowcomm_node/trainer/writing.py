@@ -1,0 +1,102 @@
+"""Writes checkpoints and snapshots on a thread beside training."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from lowcomm_node.errors import Diverged, NotFinite
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.trainer import state, transfer
+from lowcomm_node.trainer.lines import Event
+from lowcomm_node.trainer.messages import Checkpoint, Held, NotSaved, Save, Saved, Snapshot, SnapshotWritten
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_node.trainer.saving import HANGS, Saving
+from lowcomm_node.trainer.state import Parts
+from lowcomm_node.trainer.work import Handlers
+
+
+class StateWriter:
+    """The checkpoints and snapshots of one replica."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        store: CheckpointStore,
+        saving: Saving,
+        thread: Executor,
+        tell: Callable[[Event], None],
+        at_boundary: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """``thread`` writes; ``at_boundary`` runs something between two steps."""
+        self.saving = saving
+        self._replica = replica
+        self._store = store
+        self._thread = thread
+        self._tell = tell
+        self._at_boundary = at_boundary
+
+    @property
+    def handlers(self) -> Handlers:
+        """The requests that it carries out."""
+        return {Save: lambda _: self._save(), Snapshot: self._snapshot}
+
+    def holds_training(self) -> bool:
+        """Whether training waits for a checkpoint.
+
+        It reports when the wait begins, and when it has lasted for too long.
+        """
+        was_held = self.saving.is_holding
+        is_held = self.saving.holds(self._replica.steps, monotonic())
+        if is_held and not was_held:
+            self._tell(Held())
+        if was_held and self.saving.trouble == HANGS:
+            self._tell(NotSaved(reason=HANGS))
+        return is_held
+
+    def save_if_due(self) -> None:
+        """Begin a checkpoint, if it is time for one."""
+        if self.saving.is_due(self._replica.steps, monotonic()):
+            self._save()
+
+    def _save(self) -> Future[Checkpoint]:
+        parts, meta = state.snapshot(self._replica)
+        self.saving.began(meta["steps"])
+
+        def work() -> Checkpoint:
+            try:
+                return self._write(parts, meta)
+            finally:
+                self._at_boundary(lambda: None)  # wakes training, if it is held
+
+        return self._thread.submit(work)
+
+    def _write(self, parts: Parts, meta: dict[str, Any]) -> Checkpoint:
+        began = monotonic()
+        try:
+            state.require_finite(parts)
+            path = self._store.save(meta["swarm_step"], parts, meta, created_at=time()).path
+        except Exception as error:  # whatever it is, it is reported, and training goes on
+            if self.saving.failed(str(error), monotonic()):
+                self._tell(NotSaved(reason=str(error)))
+            if isinstance(error, NotFinite):
+                self._at_boundary(partial(self._give_up, error))
+            raise
+        after_trouble = self.saving.succeeded(self._replica.steps)
+        swarm_step, seconds = meta["swarm_step"], monotonic() - began
+        self._tell(Saved(swarm_step=swarm_step, path=str(path), seconds=seconds, after_trouble=after_trouble))
+        return Checkpoint(path=str(path), swarm_step=swarm_step, steps=meta["steps"], tokens=meta["tokens"])
+
+    def _give_up(self, error: NotFinite) -> None:
+        raise Diverged(f"{str(error).rstrip('.')}, by step {self._replica.steps}: train.learning_rate is too high.")
+
+    def _snapshot(self, request: Snapshot) -> Future[SnapshotWritten]:
+        taken = transfer.Snapshot(self._replica)
+
+        def work() -> SnapshotWritten:
+            name = taken.write(Path(request.folder))
+            return SnapshotWritten(name=name, swarm_step=taken.swarm_step)
+
+        return self._thread.submit(work)

@@ -1,0 +1,118 @@
+"""What must hold for messages between daemon and trainer: they arrive as they were sent, or are refused with the reason."""
+
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_node.errors import TrainerError, Unusable
+from lowcomm_node.testing.driven_trainer import driven
+from lowcomm_node.trainer import messages
+from lowcomm_node.trainer.lines import TABLE, Event, Message, Request, decode, encode
+from lowcomm_node.trainer.pipe import read_request
+from lowcomm_protocol.deeds import Deed
+
+EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
+
+
+@given(st.sampled_from(EVERY).flatmap(st.builds), st.integers(0) | st.none())
+def test_every_message_arrives_as_it_was_sent(message: Message, number: int | None) -> None:
+    assert decode(encode(message, number)) == (message, number)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_message_is_a_frozen_record_and_a_request_names_its_answer(kind: type[Message]) -> None:
+    assert is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    if issubclass(kind, Request):
+        assert TABLE[kind.answer.wire_name] is kind.answer
+
+
+def test_every_request_is_carried_out_by_somebody(tmp_path: Path) -> None:
+    with driven(tmp_path, "a", more="[sync]\nmethod = 'lowcomm'\n") as (one,):
+        requests = {kind for kind in EVERY if issubclass(kind, Request)}
+        assert requests == set(one.loop._handlers)
+
+
+LINE = encode(messages.Receive(fragment=1, part=messages.Part.WHOLE, peer="b", slot=2, offset=0, size=3), 7)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (LINE, LINE[:-9], "is not a line of a message"),
+        (LINE, b"[1]\n", "is not a line of a message"),
+        (b'"number":7,', b"", "is not a line of a message"),
+        (b'"receive"', b'"dance"', "'dance' is not the name of a message"),
+        (b'"receive"', b'["receive"]', "is not the name of a message"),
+        (b'"slot":2,', b"", r"receive\.slot is missing"),
+        (b'"slot"', b'"slut"', r"receive\.slut is not a field"),
+        (b'"slot":2', b'"slot":"2"', r"receive\.slot is '2', not <class 'int'>"),
+        (b'"slot":2', b'"slot":2.0', r"receive\.slot is 2\.0"),
+        (b'"slot":2', b'"slot":true', r"receive\.slot is True"),
+        (b'"slot":2', b'"slot":null', r"receive\.slot is None"),
+        (b'"whole"', b'"half"', r"receive\.part is 'half'"),
+        (b'"number":7', b'"number":"7"', "the number of receive is '7'"),
+        (b'{"fragment"', b'{"fields":{},"fragment"', r"receive\.fields is not a field"),
+    ],
+)
+def test_a_line_that_was_cut_or_changed_is_refused_with_what_is_wrong(old: bytes, new: bytes, why: str) -> None:
+    assert old in LINE
+    with pytest.raises(TrainerError, match=why):
+        decode(LINE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("message", "old", "new", "where"),
+    [
+        (messages.Resent(size=1, digest=b"ab"), b"6162", b"616", "resent.digest"),
+        (messages.Reduce(fragment=0, tokens={"a": 1}, slot=0, offset=0), b'"a":1', b'"a":[]', "reduce.tokens.a"),
+        (messages.Shared(sizes=(1, 2), digests=(), steps=0), b"[1,2]", b"[1,{}]", "shared.sizes"),
+        (messages.Shared(sizes=(1, 2), digests=(), steps=0), b"[1,2]", b"3", "shared.sizes"),
+        (messages.Received(again=messages.Again(blocks=b"", size=1)), b'"size":1', b'"size":""', "received.again.size"),
+    ],
+)
+def test_what_lies_deeper_is_checked_too(message: Message, old: bytes, new: bytes, where: str) -> None:
+    line = encode(message, 1)
+    assert old in line
+    with pytest.raises(TrainerError, match=where.replace(".", r"\.")):
+        decode(line.replace(old, new))
+
+
+def test_the_trainer_takes_requests_with_a_number_only() -> None:
+    assert read_request(LINE) == decode(LINE)
+    for line in (encode(messages.Stop()), encode(messages.Done(), 1), encode(messages.Held())):
+        with pytest.raises(TrainerError, match="no request"):
+            read_request(line)
+
+
+def test_a_refusal_becomes_the_error_that_it_was() -> None:
+    for deed in (*Deed, None):
+        error = messages.Refused(text="too large", unusable=True, deed=deed).to_error()
+        assert isinstance(error, Unusable) and (str(error), error.deed) == ("too large", deed)
+    other = messages.Refused(text="no", exit_code=78).to_error()
+    assert not isinstance(other, Unusable) and other.exit_code == 78
+
+
+def test_an_event_is_told_under_its_name_with_what_json_can_hold() -> None:
+    event = messages.Failed(reason="It broke.")
+    assert event.to_json() == {"event": "failed", "reason": "It broke.", "kind": "error", "exit_code": 1}
+    for kind in EVERY:
+        if issubclass(kind, Event):
+            assert all(plain(one.type) for one in fields(kind))  # type: ignore[arg-type]
+
+
+def plain(kind: Any) -> bool:
+    """Whether JSON has this type."""
+    return kind in (int, float, str, bool, float | None) or issubclass(kind, StrEnum)
+
+
+def test_the_daemon_loads_neither_torch_nor_codecs_with_the_table() -> None:
+    program = "import sys, lowcomm_node.trainer.process as _; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"torch", "numpy", "lowcomm_protocol.codecs"} & set(loaded.stdout.split())
