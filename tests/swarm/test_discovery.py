@@ -16,7 +16,7 @@ import pytest
 
 from helpers.dht_peers import KEY, RUN_ID, Dht, Peer, free_port, record_of
 from helpers.waiting import until, until_async
-from lowcomm_node.dht import duplicate_identity as twin
+from lowcomm_node.dht import duplicate_identity
 from lowcomm_node.dht.keys import RUNS_KEY, pack
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, PortInUse, RetryLater, Unhealthy
 from lowcomm_node.libp2p.hivemind_parts import DHTID, MSGPackSerializer, PeerID
@@ -275,7 +275,7 @@ async def test_leaving_takes_no_time_when_p2pd_is_dead(dht: Dht) -> None:
 async def test_an_identity_can_not_be_in_a_swarm_twice(
     dht: Dht, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(twin, "GOING", 1.0)
+    monkeypatch.setattr(duplicate_identity, "PREDECESSOR_SECONDS", 1.0)
     door = await dht.peer()
     ada = await dht.peer(door.addresses(), home="ada")
     (tmp_path / "copy").mkdir()

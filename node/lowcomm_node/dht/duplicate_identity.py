@@ -17,8 +17,8 @@ from lowcomm_node.libp2p.hivemind_client import DIAL_DEADLINE, attach, detach, d
 from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.libp2p.p2pd import P2pDaemon
 
-GOING = 8.0
-"""Seconds for a killed predecessor to disappear."""
+PREDECESSOR_SECONDS = 8.0
+"""For a killed predecessor to disappear."""
 
 
 async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint]) -> None:
@@ -34,7 +34,7 @@ async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint])
         if not any(await asyncio.gather(*(dial(p2p, entry.peer_id, entry) for entry in entries))):
             return
         await wait_routing(p2p)
-        end = monotonic() + GOING
+        end = monotonic() + PREDECESSOR_SECONDS
         while await dial(p2p, peer_id):
             if monotonic() > end:
                 raise RetryLater(

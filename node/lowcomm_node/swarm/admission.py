@@ -1,12 +1,12 @@
-"""By what this node takes part in a run, and what it knows and keeps of who may.
+"""Who may take part in a run, as this node knows it, and this node's own claim.
 
-    claim      by which invite we came: made from the token at the first join, then kept, because the earliest hold
-    uses       claims of others, so that an invite that was used up stays so when we start again
-    removals   the newest list of whom the creator has removed: from the DHT, or written here by `lowcomm-node remove`
-    amending   what the creator has changed of the run, who may join included (swarm/amendments.py)
+    claim      proves the invite by which we came. Made from the token at the first join, then kept:
+               the earliest claims on an invite are the ones that count
+    uses       claims of others, so that a used-up invite stays so when we start again
+    removals   the newest list of removed peers: from the DHT, or written by `lowcomm-node remove`
+    amending   the creator's changes of the run, admission included (swarm/amendments.py)
 
-All lie in the folder of the run. What is damaged there counts as not there: the swarm tells it
-again.
+All lie in the folder of the run. A damaged file counts as missing; the swarm sends it again.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ _MAX_USES_BYTES = 4 * 1024**2
 
 
 class RunAdmission:
-    """Who may take part in one run, as this node knows it; its own claim included."""
+    """Admission to one run, as this node knows it, with its own claim."""
 
     def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
-        """Reads what the home keeps.
+        """Read what the home keeps.
 
-        Raises NotAdmitted if the invite that was given is none for us.
+        Raises NotAdmitted if the given invite is not for us.
         """
         self._run = run
         self.amending = Amending(run, settings.paths.amendments(run.fingerprint))
         self._reached = _saved_step(settings.paths.checkpoints(run.fingerprint))
-        """Our own swarm step; before we train the highest that a peer of the run tells."""
+        """Our own swarm step. Before we train: the highest in the records of the run's peers."""
         self._trains = False
         self._spec = self.amending.course.at(self._reached)
         self.rules = Rules.of(run, self._spec)
@@ -59,47 +59,48 @@ class RunAdmission:
         self.claim = _own_claim(settings, run, self.rules, peer_id, now)
 
     def check_ourselves(self, now: float) -> None:
-        """Raise NotAdmitted if the run does not take us, or not any more."""
+        """Raise NotAdmitted if the run does not admit us, or not any more."""
         try:
             self.admission.check(self._peer_id, self.claim, now)
         except AdmissionError as error:
             raise NotAdmitted(str(error), reason=error.reason) from None
 
     def hear_amendments(self, data: bytes) -> bool:
-        """Take in what a peer tells of amendments; whether it is newer than what we knew."""
+        """Take in a peer's chain of amendments. Returns whether it is newer than ours."""
         newer = self.amending.hear(data)
         if newer:
             self._follow_amendments(time())
         return newer
 
     def reach(self, swarm_step: int) -> bool:
-        """We train, and have come to a swarm step; whether that changes who may join."""
+        """We train and have reached a swarm step. Returns whether that changes who may join."""
         self._reached = swarm_step
         self._trains = True
         return self._follow_amendments(time())
 
     def _follow_amendments(self, now: float) -> bool:
-        """Go by what holds at the swarm step that is reached; whether that changes who may join."""
+        """Apply the amendments in force at the current swarm step. Returns whether admission
+        changes."""
         spec = self.amending.course.at(self._reached)
         if spec is self._spec:
             return False
         self._spec = spec
         rules = Rules.of(self._run, spec)
         if rules == self.rules:
-            return False  # what they remember of proofs stays
-        # A claim on an invite is none where work is asked for, and the other way round.
+            return False  # keep the old object, which caches checked proofs
+        # A claim on an invite is useless where work is asked for, and the other way round.
         claim = self.claim if rules.admission == self.rules.admission else b""
         self.rules = self.admission.rules = rules
-        with suppress(NotAdmitted):  # `check_ourselves` tells
+        with suppress(NotAdmitted):  # `check_ourselves` raises it again
             self.claim = claim or _own_claim(self._settings, self._run, rules, self._peer_id, now)
         return True
 
     async def _hear_steps(self, discovery: Discovery) -> bool:
-        """Learn from peers' records how far the run is, before we train; whether that changes who
-        may join.
+        """Before we train, learn the run's swarm step from peers' records. Returns whether
+        admission changes.
 
-        A lie makes us follow early what the creator has signed; those who train refuse whom they
-        must.
+        A false record makes us apply early what the creator has signed. Peers that train check for
+        themselves.
         """
         if self._trains or not any(at > self._reached for at, _, _ in self.amending.course.chain.admissions):
             return False
@@ -110,10 +111,10 @@ class RunAdmission:
         return self._follow_amendments(now)
 
     async def look(self, discovery: Discovery) -> bool:
-        """Compare removal lists and amendments with the DHT, and put ours there if newer; whether
+        """Compare removals and amendments with the DHT, and publish ours if newer. Returns whether
         anything has changed.
 
-        Raises DiskFull, OSError if what is new can't be kept.
+        Raises DiskFull, OSError if news can't be kept.
         """
         newer = self._read_removals() | await self.amending.look(discovery)
         newer |= self._follow_amendments(time()) | await self._hear_steps(discovery)
@@ -122,12 +123,12 @@ class RunAdmission:
             newer |= bool(told) and self.admission.hear_removals(told)
         if self.admission.removals.data != told:
             await self.publish(discovery)
-        # The thread must not see dictionaries that the event loop changes.
+        # Serialize here: the thread must not read dictionaries that the event loop changes.
         await asyncio.to_thread(self._keep, self.admission.removals.data, self.admission.to_bytes())
         return newer
 
     async def publish(self, discovery: Discovery) -> None:
-        """Keep removal list and amendments alive in the DHT: their creator need not be there."""
+        """Keep removals and amendments alive in the DHT, since their creator may be away."""
         await self.amending.publish(discovery)
         if self.admission.removals.data:
             await discovery.publish(self._key, self.rules.creator, self.admission.removals.data, REMOVALS_LIFE)
@@ -156,8 +157,7 @@ def _saved_step(checkpoints: Path) -> int:
 
 
 def newest_removals(run: SignedRun, path: Path, told: bytes) -> Removals:
-    """The newer of the list that a home keeps and the one that the DHT tells; an empty one if there
-    is none."""
+    """The newer of the home's list and the DHT's; empty if there is neither."""
     admission = Admission(Rules.of(run))
     for data in (read_small(path, MAX_REMOVALS_BYTES), told):
         with suppress(LowcommError):
@@ -172,12 +172,12 @@ def given_token(settings: NodeSettings) -> Token | None:
 
 
 def _own_claim(settings: NodeSettings, run: SignedRun, rules: Rules, peer_id: str, now: float) -> bytes:
-    """The claim by which this node takes part; empty where it needs none. Raises NotAdmitted."""
+    """This node's claim; empty if it needs none. Raises NotAdmitted."""
     if rules.admission != "invite":
         return b""
     path, token = settings.paths.claim(run.fingerprint), given_token(settings)
     claim = b"" if settings.ephemeral else _sound_claim(read_small(path, MAX_CLAIM_BYTES), rules, peer_id)
-    # From the same invite the claim that was made before is the earlier one.
+    # Keep an older claim on the same invite, since earlier claims take precedence.
     if token is not None and not (claim and read_claim(claim, peer_id).invite.key == token.invite.key):
         _check_token(token, rules, peer_id, now)
         claim = token.claim(peer_id, now).data
@@ -199,7 +199,7 @@ def _check_token(token: Token, rules: Rules, peer_id: str, now: float) -> None:
 
 
 def _sound_claim(data: bytes, rules: Rules, peer_id: str) -> bytes:
-    """A claim that was kept, if it is one of this peer; else nothing."""
+    """A kept claim, if it is valid for this peer; else nothing."""
     try:
         read_claim(data, peer_id).verify(rules.creator)
     except LowcommError:

@@ -1,8 +1,7 @@
-"""What this node knows of the amendments of its run: from its home, from the DHT and from peers;
-kept, and told on.
+"""This node's copy of the amendments of its run: from its home, the DHT and peers.
 
-The chain lies in the folder of the run, written by the node or by `lowcomm-node amend`. What is
-damaged there counts as not there.
+The chain lies in the folder of the run, written by the node or by `lowcomm-node amend`. A damaged
+file counts as missing.
 """
 
 import asyncio
@@ -25,19 +24,19 @@ class Amending:
     """The course of one run."""
 
     def __init__(self, run: SignedRun, path: Path) -> None:
-        """Reads what the home keeps."""
+        """Read what the home keeps."""
         self.course = Course(run.spec)
         self.on_news: Callable[[list[Amendment]], None] = lambda news: None
-        """Told of the amendments that are new."""
+        """Called with new amendments."""
         self.on_trouble: Callable[[str], None] = lambda reason: None
-        """Told once why a chain that the creator has signed can't be followed."""
+        """Called once with the reason why a chain signed by the creator can't be followed."""
         self._run = run
         self._path = path
         self._refused: bytes = b""
         self.hear(read_small(path, MAX_CHAIN_BYTES))
 
     def hear(self, data: bytes) -> bool:
-        """Take in a chain of a stranger; whether it is newer than ours."""
+        """Take in an untrusted chain. Returns whether it is newer than ours."""
         if not data or data in (self.course.chain.data, self._refused):
             return False
         try:
@@ -57,8 +56,8 @@ class Amending:
         return True
 
     async def look(self, discovery: Discovery) -> bool:
-        """Compare with the home and the DHT, and put ours where theirs is older; whether we have
-        heard of newer ones.
+        """Compare with the home and the DHT, and publish ours if theirs is older. Returns whether
+        there was a newer one.
 
         Raises DiskFull, OSError.
         """
@@ -73,7 +72,7 @@ class Amending:
         return newer
 
     async def publish(self, discovery: Discovery) -> None:
-        """Keep the chain alive in the DHT: its creator need not be there."""
+        """Keep the chain alive in the DHT, since its creator may be away."""
         with suppress(LowcommError):
             if self.course.chain.data:
                 await discovery.publish(self._key, self._run.creator, self.course.chain.data, AMENDMENTS_LIFE)

@@ -1,5 +1,4 @@
-"""The runs that were created in this home: those that its identity may invite to, and remove
-from."""
+"""Runs created in this home: its identity may invite to them, and remove peers."""
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.files import load_or_create_identity
@@ -11,16 +10,14 @@ from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 
 def created_run(paths: Paths, wanted: str | None) -> tuple[Identity, SignedRun]:
-    """The identity of a home and the run of it that is meant; ``wanted``: NAME or NAME@FINGERPRINT,
-    None for the only one.
+    """The home's identity, and its run ``wanted`` (NAME or NAME@FINGERPRINT; None: the only one).
 
-    Raises ConfigError if there is none, or if it is not clear which.
+    Raises ConfigError if there is none, or if it is ambiguous.
     """
     runs: list[SignedRun] = []
     if paths.identity.exists():
         identity = load_or_create_identity(paths.identity)
-        # A node keeps runs in folders, a bootstrap server (which signs the run.toml it is given) in
-        # files.
+        # A node keeps runs in folders; a bootstrap server, which signs a given run.toml, in files.
         for path in sorted([*paths.runs.glob("*/run.json"), *paths.runs.glob("*.json")]):
             try:
                 with path.open("rb") as file:

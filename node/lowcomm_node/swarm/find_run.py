@@ -1,5 +1,4 @@
-"""Enter the DHT and find the run that the owner means: in the swarm, or in the home, where it was
-found before."""
+"""Enters the DHT and finds the owner's run: in the swarm, or in the home from an earlier start."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,12 +22,12 @@ from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 FIND_DEADLINE = 60.0
 OTHERS_DEADLINE = 15.0
-"""The same where other runs are published: the one that is named is then most often misspelt."""
+"""The same if other runs are published: a name that is not found is then probably misspelt."""
 NAMED = 8
-"""Runs in a message."""
+"""Runs listed in a message."""
 KEPT_AFTER = 5.0
-"""Seconds after which a run that the home keeps is taken though no peer that answers publishes it:
-we do then."""
+"""Seconds before a run kept in the home is used although no answering peer publishes it; we publish
+it then."""
 
 
 def open_discovery(
@@ -39,12 +38,10 @@ def open_discovery(
     refusals: Refusals | None = None,
     remembered: Sequence[str] = (),
 ) -> Discovery:
-    """The DHT as these settings have it; not started yet. Raises ConfigError on a malformed
-    address.
+    """The DHT with these settings, not started yet. Raises ConfigError on a malformed address.
 
-    ``key_file``: where the key of ``identity`` lies, if not in the home; ``refusals``: where
-    refused records are counted; ``remembered``: addresses that have answered before, the best
-    first.
+    ``key_file``: the key of ``identity``, if not in the home; ``refusals``: counts refused records;
+    ``remembered``: addresses that have answered before, the best first.
     """
     from lowcomm_node.dht.hivemind import HivemindDiscovery  # takes seconds to import
     from lowcomm_node.libp2p.p2pd import listeners
@@ -61,28 +58,25 @@ def open_discovery(
         listen=listeners(host, settings.dht_port),
         initial_peers=settings.peers,
         require_peers=require_peers,
-        # Nobody can know from inside whether others get through a router; on loopback there is
-        # none.
+        # A node can't tell from inside whether others get through its router. Loopback has none.
         wants_places=host not in ("127.0.0.1", "::1"),
         refusals=refusals,
-        learned=remembered[::-1],  # the last ones hold where there are too many
-        # What p2pd carries for others is not counted, so where traffic is limited it carries
-        # nothing.
+        learned=remembered[::-1],  # the last ones are kept if there are too many
+        # p2pd does not count what it relays for others, so it relays nothing if traffic is limited.
         relays=settings.max_up is None and settings.max_down is None,
     )
 
 
 def remembered_run(settings: NodeSettings) -> SignedRun | None:
-    """The run that this home knows from before and that is meant, if there is one.
+    """The run that this home knows and that is meant, if there is one.
 
-    It is that which ``--run`` or the invite names. Without them, that which was found at the
-    addresses in ``--peers``; without any address, the only one that there is. Raises ConfigError if
-    it is not clear which.
+    ``--run`` or the invite names it. Without them, it is the run found at the addresses in
+    ``--peers``; without any address, the only one. Raises ConfigError if it is ambiguous.
     """
     invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
     runs = _kept(settings)
     if settings.run is None and invited_to is None and settings.peers:
-        # Else a mistyped address of another swarm would train an old run.
+        # Otherwise a mistyped address of another swarm would train an old run.
         given, now = by_peer(settings.peers), time()
         runs = [run for run in runs if _was_entered_at(settings, run, list(given), now)]
         return runs[0] if len(runs) == 1 else None
@@ -95,20 +89,19 @@ async def find_run(
     kept: SignedRun | None = None,
     show: Callable[[str], None] = lambda reason: None,
 ) -> SignedRun:
-    """The run that ``--run`` names, or the invite is for, or the only one that there is; it is kept
-    in the home.
+    """The run named by ``--run`` or the invite, or the only one; kept in the home.
 
-    ``kept``, which the home knows, is taken if it is among several, or if none is published;
-    ``show`` hears what is missing. Raises NoPeers if none is found within the deadline, which is
-    short where others are published, ConfigError if several are and none was named.
+    ``kept``, the home's run, is taken if it is among several, or if none is published; ``show``
+    receives what is missing. Raises NoPeers if none is found within the deadline, which is short if
+    others are published; ConfigError if several are and none was named.
     """
     invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
     began, deadline = monotonic(), FIND_DEADLINE
     missing = missing_run([], settings.run, invited_to)
     while monotonic() < began + deadline:
         found, unread = await _published(discovery)
-        known = kept is not None and (any(run.run_id == kept.run_id for run in found) or _is_late(began, found))
-        chosen = kept if known else choose(found, settings.run, invited_to)
+        is_kept = kept is not None and (any(run.run_id == kept.run_id for run in found) or _is_late(began, found))
+        chosen = kept if is_kept else choose(found, settings.run, invited_to)
         if chosen is not None:
             path = settings.paths.signed_run(chosen.fingerprint)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,9 +121,9 @@ async def find_run(
 def missing_run(
     found: list[SignedRun], wanted: str | None, invited_to: str | None = None, unread: Sequence[str] = ()
 ) -> str:
-    """Why no published run is the one that is meant: what is published, and what may be meant.
+    """Why no published run is the one that is meant, with suggestions.
 
-    ``unread``: why this release can't read other runs that are published.
+    ``unread``: why this release can't read other published runs.
     """
     if unread:
         return f"{missing_run(found, wanted, invited_to)}; {len(unread)} cannot be read here: {unread[0].rstrip('.')}"
@@ -147,8 +140,8 @@ def missing_run(
 
 
 def choose(runs: list[SignedRun], wanted: str | None, invited_to: str | None = None) -> SignedRun | None:
-    """The run that is meant; None if it is not among ``runs``. Raises ConfigError if it is not
-    clear which.
+    """The run that is meant; None if it is not among ``runs``. Raises ConfigError if it is
+    ambiguous.
 
     ``wanted``: NAME or NAME@FINGERPRINT; ``invited_to``: the id of the run that an invite is for.
     """
@@ -173,7 +166,7 @@ def _is_late(began: float, found: list[SignedRun]) -> bool:
 
 
 def _kept(settings: NodeSettings) -> list[SignedRun]:
-    """The signed runs in the home; what is damaged there counts as not there."""
+    """The signed runs in the home. Damaged ones count as missing."""
     runs: list[SignedRun] = []
     for path in sorted(settings.paths.runs.glob("*/run.json")):
         try:
@@ -187,12 +180,12 @@ def _kept(settings: NodeSettings) -> list[SignedRun]:
 
 
 def _was_entered_at(settings: NodeSettings, run: SignedRun, peer_ids: list[str], now: float) -> bool:
-    doors = RememberedPeers(settings.paths.remembered_peers(run.fingerprint), now)
-    return any(peer_id in doors for peer_id in peer_ids)
+    entry_points = RememberedPeers(settings.paths.remembered_peers(run.fingerprint), now)
+    return any(peer_id in entry_points for peer_id in peer_ids)
 
 
 async def _published(discovery: Discovery) -> tuple[list[SignedRun], list[str]]:
-    """The runs that are published, and why others can't be read by this release."""
+    """The published runs, and why this release can't read others."""
     runs: list[SignedRun] = []
     unread: list[str] = []
     for run_id, data in (await discovery.lookup(RUNS_KEY)).items():

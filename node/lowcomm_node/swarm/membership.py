@@ -1,5 +1,4 @@
-"""Being known and knowing others: our record goes out, theirs come in, through the DHT and from
-peer to peer."""
+"""Membership in a swarm: our record goes out, others' come in, through the DHT and directly."""
 
 import asyncio
 import ipaddress
@@ -42,31 +41,30 @@ from lowcomm_protocol.spec.run import SignedRun
 
 MEET_DEADLINE = 3.0
 MAX_MET = 64
-"""Peers that are told directly when we come, change phase or go; the DHT tells the others."""
+"""Peers that are told directly when we come, change phase or go. The DHT tells the others."""
 PROBE_DEADLINE = 12.0
-"""Seconds for a peer of which nothing is known yet: a tunnel to it may have to be opened first."""
+"""Seconds for a peer that is still unproven: a tunnel to it may have to be opened first."""
 ACQUAINT_DEADLINE = 20.0
-"""Seconds that a newcomer waits at most for peers that the DHT names to prove that they are
-there."""
+"""Seconds that a newcomer waits at most for peers in the DHT to prove that they are there."""
 RUN_LIFE = 1800.0
 CHECK_EVERY = 10.0
-CROWD, MOST_POLL = 32, 15.0
-"""Peers from which on looks become rarer, as each brings all their records, and seconds between two
-of them at most."""
+LARGE_SWARM, LONGEST_POLL = 32, 15.0
+"""Swarm size above which lookups become rarer, since each brings all records, and the longest pause
+in seconds between two of them."""
 DEFECT_PAUSE = 10.0
 REMOVALS_EVERY = 10.0
-"""Seconds between two looks for peers that were removed: it must take effect within a minute."""
+"""Seconds between two looks for removed peers: a removal must take effect within a minute."""
 MAX_RELEASE = 32
 """Characters of the release that a peer names."""
 MAX_TOLD_OFF = 8
-"""Warnings that a peer does not take us: the first ones say why."""
+"""Warnings that peers refuse us: the first ones say why."""
 
 
 def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[str, tuple[str, ...]]:
-    """The host to listen on, and the hosts to tell others: loopback only, if all known peers are on
+    """The host to listen on, and the hosts to announce: loopback only if all known peers are on
     loopback.
 
-    ``remembered``: addresses of the swarm from before; they decide where the owner gave none.
+    ``remembered``: earlier addresses of the swarm, which decide if the owner gave none.
     """
     peers = settings.peers or tuple(remembered)
     if settings.host is not None:
@@ -77,9 +75,9 @@ def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[s
 
 
 async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
-    """``host:port`` with names looked up: records tell numbers only.
+    """Resolve the names in ``host:port``, since records contain IP addresses only.
 
-    Raises ConfigError for a name that leads nowhere.
+    Raises ConfigError for a name that can't be resolved.
     """
     found: list[str] = []
     for address in announced:
@@ -96,23 +94,24 @@ async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
 
 
 def any_host() -> str:
-    """Where to listen to be reached at every address: IPv6 includes IPv4, where this machine has
-    it."""
+    """The wildcard address: IPv6 includes IPv4, if the machine has it."""
     return "[::]" if has_ipv6() else "0.0.0.0"
 
 
 def _own_hosts() -> tuple[str, ...]:
     numbers = [ipaddress.ip_address(text) for text in own_addresses()]
-    # Public addresses first: most peers are not in our home network. Of those IPv4, which everybody
-    # has.
+    # Public addresses first, since most peers are outside our network; of those IPv4 first, which
+    # everybody has.
     numbers.sort(key=lambda address: (not address.is_global, address.version))
     return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
 
 
 def look_pause(poll: float, record_life: float, peers: int) -> float:
-    """Seconds until the next look at a run of so many peers; who is new tells the others itself,
-    and records must not expire."""
-    return max(poll, min(MOST_POLL, record_life / 2, poll * peers / CROWD))
+    """Seconds until the next lookup in a run with ``peers`` peers.
+
+    New peers introduce themselves, so lookups may be rare, but records must not expire in between.
+    """
+    return max(poll, min(LONGEST_POLL, record_life / 2, poll * peers / LARGE_SWARM))
 
 
 class Membership:
@@ -157,8 +156,8 @@ class Membership:
         self._told_off = 0
         self._run_due = 0.0
         self._has_looked = False
-        self._is_crowded = False
-        """Whether more peers are alive than the run is for, and our owner was told."""
+        self._is_too_large = False
+        """Whether more peers are alive than the run is for, and the owner was warned."""
         self._phase = Phase.JOINING
         self._changed = asyncio.Event()
         self._last_issued = 0.0
@@ -177,20 +176,20 @@ class Membership:
         return self._discovery.addresses()
 
     def release_of(self, peer_id: str) -> str | None:
-        """Which software a peer runs, as it says; None if it has not said so."""
+        """A peer's software, as it says; None if it has not said so."""
         return self._releases.get(peer_id)
 
     def count(self) -> int:
-        """Peers that are alive."""
+        """The number of alive peers."""
         return len(self.roster.alive(time()))
 
     def count_silent(self) -> int:
-        """Peers that have a record and have not proved lately that they are there."""
+        """The number of peers with a record that have not proved lately that they are there."""
         now = time()
         return len(self.roster.known(now)) - len(self.roster.alive(now))
 
     def count_ready(self) -> int:
-        """Peers that have loaded their model, and are not paused."""
+        """The number of peers that have loaded their model and are not paused."""
         return sum(info.phase not in (Phase.JOINING, Phase.PAUSED) for info in self.roster.alive(time()))
 
     def anybody_training(self) -> bool:
@@ -198,11 +197,11 @@ class Membership:
         return bool(self.roster.in_phase(Phase.TRAINING, time()))
 
     def donors(self) -> list[PeerInfo]:
-        """Peers that can hand over their state, the most advanced first."""
+        """Peers that can provide their state, the most advanced first."""
         return sorted(self.roster.in_phase(Phase.TRAINING, time()), key=lambda info: -info.swarm_step)
 
     async def wait_changed(self, seconds: float) -> None:
-        """Until the roster changes, or for so many seconds."""
+        """Wait until the roster changes, or for ``seconds``."""
         self._changed.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -211,16 +210,16 @@ class Membership:
             return
 
     async def announce(self, phase: Phase) -> None:
-        """Tell everybody our new phase: the DHT, and directly the peers that we know."""
+        """Announce our new phase to the DHT, and directly to known peers."""
         self._phase = phase
         await asyncio.gather(self._publish(), self._greet_all())
 
     async def say_goodbye(self) -> None:
-        """Be gone from the others' lists at once."""
+        """Leave the others' rosters at once."""
         await self.announce(Phase.LEFT)
 
     def meet(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
-        """Answer a peer that introduces itself."""
+        """Answer a peer's introduction."""
         self._hear_introduction(peer, introduction)
         self._discovery.answered(peer)
         return self._introduction()
@@ -238,7 +237,7 @@ class Membership:
         )
 
     async def _forever(self, trouble: str, work: Callable[[], Awaitable[None]], pause: Callable[[], float]) -> None:
-        """Do a piece of work again and again; ``pause``: seconds in between.
+        """Repeat ``work``; ``pause``: seconds in between.
 
         A defect must not cost the node its swarm.
         """
@@ -264,14 +263,13 @@ class Membership:
             await self._publish_run()
 
     async def _look_at_size(self) -> None:
-        """Warn, once, when the swarm has outgrown the groups of a run that can't hold more
-        together."""
+        """Warn once if the swarm has outgrown the groups of a run that can't hold more together."""
         sync, peers = self._run.spec.sync, 1 + self.count()
-        if self._is_crowded or not sync.realigns_among(peers):
-            # One that comes and goes is no news
-            self._is_crowded = self._is_crowded and peers >= sync.group
+        if self._is_too_large or not sync.realigns_among(peers):
+            # A peer that comes and goes around the limit is no news.
+            self._is_too_large = self._is_too_large and peers >= sync.group
             return
-        self._is_crowded = True
+        self._is_too_large = True
         self._warn(
             f"{peers} peers are alive, but this run is for at most {sync.group} (group = {sync.group}, consensus = 0): most "
             "exchanges become realignments, which carry fp32 and lose momentum, as `status` counts. Train elsewhere, or ask "
@@ -279,17 +277,17 @@ class Membership:
         )
 
     async def republish(self) -> None:
-        """Publish all that is ours at once: others have forgotten it, or were not there."""
+        """Publish all records of ours at once: others have lost them, or were away."""
         await asyncio.gather(self._publish(), self._publish_run())
 
     async def _publish_run(self) -> None:
-        # Every peer keeps the run published, so that it outlives its bootstrap server.
+        # Every peer publishes the run, so that it outlives its bootstrap server.
         await self._discovery.publish(RUNS_KEY, self._run.run_id, self._run.to_bytes(), RUN_LIFE)
         await self._run_admission.publish(self._discovery)
         self._run_due = monotonic() + RUN_LIFE / 3
 
     async def look(self) -> None:
-        """Read the records in the DHT, and greet the peers that are new."""
+        """Read the records in the DHT, and greet new peers."""
         await self._look_for_removals()
         records = await self._discovery.lookup(peers_key(self._run.run_id))
         if not self._has_looked:
@@ -309,8 +307,10 @@ class Membership:
             self._on_barred(error)
 
     async def acquaint(self) -> None:
-        """Look around, and wait until peers have proved to be there, or none is likely to; a
-        newcomer knows nobody yet."""
+        """Look around, and wait until peers have proved to be there, or none is likely to.
+
+        A newcomer knows no peer yet.
+        """
         await self.look()
         with suppress(TimeoutError):
             async with asyncio.timeout(ACQUAINT_DEADLINE):
@@ -319,8 +319,7 @@ class Membership:
                     await self._probe()
 
     def _is_unacquainted(self) -> bool:
-        """Whether a peer that is likely to be there is still to be tried, or any peer while none
-        has answered."""
+        """Whether a likely peer is still untried, or any peer while none has answered."""
         now, liveness = time(), self.roster.liveness
         known = [info.peer_id for info in self.roster.known(now)]
         if any(liveness.is_proved(peer, now) for peer in known):
@@ -328,12 +327,11 @@ class Membership:
         return any(liveness.is_untried(peer, now) for peer in known) or (bool(self._greetings) and bool(known))
 
     async def ask(self) -> None:
-        """Hear from the peers that are alive where they are now: a record may be some seconds
-        old."""
+        """Ask the alive peers for fresh records, since those in the DHT may be some seconds old."""
         await self._greet_all()
 
     async def _probe(self) -> None:
-        """Call some of the peers of which there was no sign of life of late."""
+        """Call some of the peers without a recent sign of life."""
         self._likely = await self._discovery.connected_peers()
         now = time()
         known = {info.peer_id: info for info in self.roster.known(now)}
@@ -351,7 +349,7 @@ class Membership:
             log.error("membership.defect", error=repr(error), exc_info=error)
 
     def sign_of_life(self, peer_id: str) -> None:
-        """A peer has answered us, or has called us, and has shown who it is."""
+        """A peer has answered us, or called us, and has authenticated."""
         now, liveness = time(), self.roster.liveness
         is_new, info = not liveness.is_proved(peer_id, now), self.roster.get(peer_id, now)
         liveness.heard(peer_id, now)
@@ -360,12 +358,12 @@ class Membership:
             self._learn_entry_points(info)
 
     def _learn_entry_points(self, info: PeerInfo) -> None:
-        # Whoever named other peers there would send us to them.
+        # Only addresses of the peer itself: its record must not send us to third parties.
         entry_points = [entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")]
         self._discovery.add_entry_points(entry_points)
-        self._tell_lifeline(info, entry_points)
+        self._tell_rejoin(info, entry_points)
 
-    def _tell_lifeline(self, info: PeerInfo, entry_points: Sequence[str]) -> None:
+    def _tell_rejoin(self, info: PeerInfo, entry_points: Sequence[str]) -> None:
         if self._rejoin is None:
             return
         if info.phase in (Phase.LEFT, Phase.FINISHED):
@@ -387,15 +385,15 @@ class Membership:
             self._on_removals()
 
     def _follow_ourselves(self, data: bytes) -> None:
-        """If our clock was set back since our last life, go on after the last record of that, or
-        none would be believed."""
+        """Continue after our own last record, or a clock set back would make our records look
+        outdated."""
         with suppress(LowcommError):
             info = read_record(data, time())
             if info.peer_id == self._identity.peer_id:
                 self._last_issued = max(self._last_issued, info.issued)
 
     def _hear_introduction(self, peer: str, introduction: pb.Introduction) -> None:
-        """What a peer tells of itself, and of uses of invites."""
+        """Take in a peer's record, and the uses of invites that it knows."""
         if introduction.record.ByteSize() > MAX_RECORD_BYTES:  # before it is copied
             self._refusals.count(What.RECORD, Reason.TOO_LARGE)
             return
@@ -434,7 +432,7 @@ class Membership:
         await asyncio.gather(*(self._greet(info) for info in known))
 
     async def _greet(self, info: PeerInfo, deadline: float = MEET_DEADLINE) -> None:
-        """Hand over our newest record, and take in theirs.
+        """Exchange newest records with a peer.
 
         A peer that does not answer is no error.
         """
@@ -458,8 +456,8 @@ class Membership:
 
     def _take_refusal(self, info: PeerInfo, code: grpc.StatusCode, details: str) -> None:
         if code is grpc.StatusCode.UNAVAILABLE and OTHER_CERTIFICATE in details:
-            # Somebody else answers at its address. It may be between the two of us, so its words
-            # count for nothing.
+            # Somebody else answers at its address, perhaps in between us, so the text of the refusal
+            # counts for nothing.
             self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
         elif code is grpc.StatusCode.UNAUTHENTICATED and self._told_off < MAX_TOLD_OFF:
             self._told_off += 1
@@ -477,8 +475,8 @@ class Membership:
 
     def _record(self) -> bytes:
         swarm_step, steps, speed = self._progress()
-        # Of two records the later one holds: never issue two in the same millisecond, nor one
-        # before the last.
+        # The later of two records wins: never issue two in the same millisecond, nor one before the
+        # last.
         self._last_issued = max(time(), self._last_issued + 0.001)
         info = PeerInfo(
             peer_id=self._identity.peer_id,

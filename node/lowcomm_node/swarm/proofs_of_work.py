@@ -1,9 +1,8 @@
-"""Finds the proofs of work that an open run may ask for (lowcomm_protocol.work), and keeps them in
-the home.
+"""Finds the proofs of work that an open run may ask for (lowcomm_protocol.work), and keeps them.
 
-join     ── a kept proof is good? ──► use it
+join     ── is a kept proof valid? ──► use it
          └─ else: tell how long it takes, hash in a thread, keep it, use it
-later    ── a day before the week ends: find that of the next week beside training ──► use it when its week begins
+later    ── a day before the week ends: find the next proof beside training ──► use it next week
 """
 
 import asyncio
@@ -19,10 +18,10 @@ from lowcomm_protocol.peers.admission import Rules
 from lowcomm_protocol.work import OVERLAP, PROOF_BYTES, WEEK, Proof, is_good_in, read_proof, week_of, zero_bits
 
 CHUNK = 0.25
-"""Seconds of hashing after which we look whether it is still wanted."""
+"""Seconds of hashing between two checks whether the proof is still wanted."""
 CHECK_EVERY = 60.0
 RENEW_BEFORE = OVERLAP
-"""Seconds before the end of a week in which the proof of the next one is found."""
+"""Seconds before the end of a week in which the next proof is found."""
 MAX_KEPT = 4
 
 Show = Callable[[str | None], None]
@@ -34,8 +33,8 @@ class Prover:
     def __init__(
         self, rules: Rules, peer_id: str, path: Path | None, show: Show, clock: Callable[[], float] = time
     ) -> None:
-        """``path``: where they are kept, None for a node that leaves nothing; ``show``: told how
-        far it is, for its owner."""
+        """``path``: where proofs are kept, None for an ephemeral node; ``show``: receives the
+        progress."""
         self._rules = rules
         self._peer_id = peer_id
         self._path = path
@@ -44,15 +43,15 @@ class Prover:
         self._proofs = [proof for proof in self._read() if self._is_sound(proof)]
 
     async def prove(self) -> bytes:
-        """A proof that is good now; it is found first unless there is one."""
+        """A valid proof; it is found first unless there is one."""
         proof = self._best()
         if proof is None:
             proof = await self._find(week_of(self._clock()))
         return proof.to_bytes()
 
     async def renew(self, use: Callable[[bytes], None]) -> None:
-        """Find the next proofs in time, until cancelled; ``use`` is told whenever another one is to
-        be shown."""
+        """Find the next proofs in time, until cancelled; ``use`` is called with each new one to
+        show."""
         used = self._best()
         while True:
             now = self._clock()
@@ -66,7 +65,7 @@ class Prover:
             await asyncio.sleep(CHECK_EVERY)
 
     def _best(self) -> Proof | None:
-        """The newest proof whose week has begun, if it is still good."""
+        """The newest proof whose week has begun, if it is still valid."""
         now = self._clock()
         good = [proof for proof in self._proofs if proof.week <= week_of(now) and is_good_in(proof.week, now)]
         return max(good, key=lambda proof: proof.week, default=None)
@@ -101,7 +100,7 @@ class Prover:
             write_atomic(self._path, b"".join(proof.to_bytes() for proof in self._proofs), 0o600)
 
     def _read(self) -> list[Proof]:
-        """What the home keeps; what is damaged there is found again."""
+        """The home's proofs. Damaged ones are found again."""
         try:
             data = self._path.read_bytes()[: MAX_KEPT * PROOF_BYTES] if self._path is not None else b""
         except OSError:
@@ -115,7 +114,7 @@ class Prover:
 
 
 class _Search:
-    """Hashes from a nonce of its own on."""
+    """Hashes from a random nonce on."""
 
     def __init__(self, rules: Rules, peer_id: str, week: int) -> None:
         self._rules = rules
@@ -126,14 +125,14 @@ class _Search:
         self.found: int | None = None
 
     def time_one(self) -> float:
-        """Seconds that a hash takes here."""
+        """Seconds per hash on this machine."""
         began = perf_counter()
         for _ in range(3):
             self._hash()
         return (perf_counter() - began) / 3
 
     def hash_on(self) -> int:
-        """Hash for a moment; how many it were."""
+        """Hash for CHUNK seconds; returns the number of hashes."""
         began, hashes = perf_counter(), 0
         while self.found is None and not self.stop.is_set() and perf_counter() < began + CHUNK:
             self._hash()

@@ -1,9 +1,10 @@
-"""What keeps a peer in its swarm: looks around, asks the watchdog what to do, and does it. Training
-never waits for it.
+"""Keeps a peer in its swarm: observes, asks the watchdog what to do, and does it.
+
+Training never waits for it.
 
 own addresses ─┐
-knocks ────────┼─► watchdog ─► plan: start p2pd again, give up connections, knock, publish, read back ─► ...
-what is listed ┘        └────► status: how we stand to the swarm, and why
+knocks ────────┼─► watchdog ─► plan: restart p2pd, drop connections, knock, publish, read back
+listed peers ──┘        └────► status: our state in the swarm, and why
 """
 
 import asyncio
@@ -35,26 +36,26 @@ class Rejoin:
         self,
         discovery: Discovery,
         named: Sequence[str],
-        known: RememberedPeers | None,
+        remembered: RememberedPeers | None,
         tell: Tell,
         warn: Callable[[str], None] = lambda text: None,
         addresses: Callable[[], tuple[str, ...]] | None = None,
         restarts: bool = True,
         held: Callable[[], tuple[str, ...]] | None = None,
     ) -> None:
-        """``named``: the owner's addresses of the swarm; ``restarts``: see Watchdog.
+        """``named``: the owner's entry points; ``restarts``: see Watchdog.
 
-        ``addresses``: those of this machine that it uses; ``held``: all that it has.
+        ``addresses``: this machine's addresses in use; ``held``: all that it has.
         """
         self._discovery = discovery
-        self._known = known
+        self._remembered = remembered
         self._tell = tell
         self._warn = warn
         self._addresses = addresses or own_addresses
         self._held = held or held_addresses
         self._named = by_peer(named)
-        remembered = {door.peer_id: door.addresses for door in known.peers()} if known is not None else {}
-        self._watchdog = Watchdog(monotonic(), self._named, remembered, restarts)
+        before = {peer.peer_id: peer.addresses for peer in remembered.peers()} if remembered is not None else {}
+        self._watchdog = Watchdog(monotonic(), self._named, before, restarts)
         self._record: tuple[str, str] | None = None
         self._publish: Callable[[], Awaitable[None]] | None = None
         self._on_move: Callable[[], None] | None = None
@@ -65,17 +66,17 @@ class Rejoin:
 
     # what is told to it
 
-    def keep(self, known: RememberedPeers) -> None:
-        """From now on remember doors here: the run is known."""
-        self._known = known
-        for door in known.peers():
-            self.learned(door.peer_id, door.addresses)
+    def keep(self, remembered: RememberedPeers) -> None:
+        """The run is known: remember entry points in this file from now on."""
+        self._remembered = remembered
+        for peer in remembered.peers():
+            self.learned(peer.peer_id, peer.addresses)
         for peer_id in self._watchdog.open_entry_points(monotonic()):
-            known.answered(peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named)
+            remembered.answered(peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named)
 
     def publish_with(self, publish: Callable[[], Awaitable[None]], record: tuple[str, str] | None) -> None:
-        """How to publish what is ours, and key and subkey of the record by which we see whether it
-        has arrived."""
+        """How to publish our records, and key and subkey of the one that shows whether they
+        arrived."""
         self._publish = publish
         self._record = record
 
@@ -84,12 +85,12 @@ class Rejoin:
         self._on_move = move
 
     def learned(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """A peer tells where it can be dialed."""
+        """A peer announces where it can be dialed."""
         if addresses:
             self._watchdog.learned(peer_id, addresses, monotonic())
 
     def listed(self, peer_ids: set[str]) -> None:
-        """The peers that the DHT tells of."""
+        """The peers that the DHT lists."""
         self._watchdog.listed(peer_ids, monotonic())
 
     def left(self, peer_id: str) -> None:
@@ -100,7 +101,7 @@ class Rejoin:
 
     @property
     def connected(self) -> bool:
-        """Whether some door answers."""
+        """Whether any entry point answers."""
         return self._watchdog.state(monotonic()) in (State.CONNECTED, State.UNLISTED)
 
     @property
@@ -109,9 +110,9 @@ class Rejoin:
         return self._watchdog.reason(monotonic())
 
     def unanswered(self) -> str:
-        """The doors that do not answer, and why."""
-        doors = [door for door in self.describe()["doors"] if door["reason"]]
-        return "; ".join(f"{door['address']} ({door['reason']})" for door in doors[:8]) or "any address"
+        """The entry points that do not answer, and why."""
+        entry_points = [peer for peer in self.describe()["doors"] if peer["reason"]]
+        return "; ".join(f"{peer['address']} ({peer['reason']})" for peer in entry_points[:8]) or "any address"
 
     def describe(self) -> dict[str, Any]:
         """For ``status``."""
@@ -120,8 +121,10 @@ class Rejoin:
     # the loop
 
     async def enter(self, seconds: float) -> bool:
-        """Look for the swarm until some door answers, for so many seconds at most and to the end of
-        a look; whether one did."""
+        """Look for the swarm until an entry point answers, for at most ``seconds`` and one look.
+
+        Returns whether one answered.
+        """
         end = monotonic() + seconds
         while True:
             wait = await self.step()
@@ -130,17 +133,17 @@ class Rejoin:
             await asyncio.sleep(min(wait, max(0.0, end - monotonic())))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Repeat ``step`` until cancelled."""
         while True:
             wait = await self.step()
             await asyncio.sleep(wait)
 
     async def step(self) -> float:
-        """Look once, and do what is due; seconds until the next is. Never raises."""
+        """Look once, and do what is due. Returns the seconds until the next step. Never raises."""
         try:
             return await self._step()
         except Exception as error:  # a defect here must not cost the node its swarm
-            log.error("lifeline.defect", error=repr(error), exc_info=error)
+            log.error("rejoin.defect", error=repr(error), exc_info=error)
             return DEFECT_PAUSE
 
     async def _step(self) -> float:
@@ -166,20 +169,22 @@ class Rejoin:
         await self._save()
         return plan.wait
 
-    async def _knock(self, doors: Mapping[str, Sequence[str]]) -> None:
+    async def _knock(self, entry_points: Mapping[str, Sequence[str]]) -> None:
         was_connected = self.connected
-        knocks = await self._discovery.knock(doors)
+        knocks = await self._discovery.knock(entry_points)
         found = False
         for peer_id, knock in knocks.items():
             now = monotonic()
             if knock.reason is None:
                 found = found or not was_connected or self._told.get(peer_id, "") is not None
                 self._watchdog.answered(peer_id, now)
-                if self._known is not None:
-                    self._known.answered(peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named)
+                if self._remembered is not None:
+                    self._remembered.answered(
+                        peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named
+                    )
             else:
                 self._watchdog.silent(peer_id, knock.reason, now)
-            self._tell_door(peer_id, knock.reason)
+            self._tell_entry_point(peer_id, knock.reason)
         self._look_at_clock(knocks)
         if found:
             await self._discovery.find_neighbours()
@@ -194,8 +199,8 @@ class Rejoin:
         else:
             self._clock_told = False
 
-    def _tell_door(self, peer_id: str, reason: str | None) -> None:
-        """Tell of a door that the owner has named when it opens or closes."""
+    def _tell_entry_point(self, peer_id: str, reason: str | None) -> None:
+        """Report an entry point named by the owner when it begins or stops to answer."""
         before = self._told.pop(peer_id, "")
         self._told[peer_id] = reason
         if len(self._told) > 2 * MAX_ENTRY_POINTS:
@@ -207,7 +212,7 @@ class Rejoin:
             log.debug("door.open" if reason is None else "door.closed", **event, reason=reason)
         elif reason is None:
             self._tell({"event": "door.open", **event})
-        elif not before:  # it was open, or nothing was known of it
+        elif not before:  # it answered, or was unknown
             self._tell({"event": "door.closed", **event, "reason": reason})
 
     def _tell_state(self) -> None:
@@ -224,28 +229,28 @@ class Rejoin:
                 self._on_move()
 
     async def _save(self) -> None:
-        if self._known is None or monotonic() - self._saved < SAVE_EVERY:
+        if self._remembered is None or monotonic() - self._saved < SAVE_EVERY:
             return
         self._saved = monotonic()
         await self.save()
 
     async def save(self) -> None:
-        """Keep what is known for the next start. Never raises: it is of use, not needed."""
-        if self._known is None:
+        """Keep the entry points for the next start. Never raises: they are useful, not needed."""
+        if self._remembered is None:
             return
         try:
-            await asyncio.to_thread(self._known.save)
+            await asyncio.to_thread(self._remembered.save)
         except (NodeError, OSError) as error:
-            log.warning("doors.not_kept", reason=str(error))
+            log.warning("remembered_peers.not_kept", reason=str(error))
 
 
 def own_addresses() -> tuple[str, ...]:
-    """The addresses of this machine by which others may reach it, or it them: all of IPv4, of IPv6
-    the one in use."""
+    """Addresses by which others may reach this machine: all of IPv4, and the IPv6 address in
+    use."""
     numbers = [text for text in held_addresses() if _is_lasting(text)]
     with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent. Machines change their private addresses of IPv6 every day, and keep the
-        # old ones for a while.
+        # Nothing is sent. The kernel picks the address in use: machines change their temporary IPv6
+        # addresses daily, and keep the old ones for a while.
         probe.connect(("2001:db8::1", 9))
         numbers.append(probe.getsockname()[0])
     return tuple(sorted(set(numbers)))

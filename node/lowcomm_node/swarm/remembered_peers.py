@@ -1,9 +1,9 @@
-"""Doors that were found open: peers and bootstrap servers that answered, kept for the next start.
+"""Peers and bootstrap servers that answered, kept as entry points for the next start.
 
     {"version": 1, "doors": [{"peer_id": ..., "addresses": [...], "answered": Unix time, "named": bool}, ...]}
 
-Addresses come from strangers, and anybody may have written the file: everything is checked when it
-is read. A damaged file counts as none; the swarm tells it again.
+Addresses come from other peers, and anybody may have written the file, so everything is checked
+when it is read. A damaged file counts as empty.
 """
 
 import json
@@ -19,18 +19,18 @@ from lowcomm_node.storage.files import write_atomic
 
 MAX_REMEMBERED = 64
 MAX_NAMED = 16
-"""Doors that the owner has named once, which give way to none of the others."""
+"""Peers named by the owner, which are never displaced by others."""
 MAX_ADDRESSES = 4
-"""Of one door."""
+"""Of one peer."""
 MAX_BYTES = 128 * 1024
 MAX_AGE = 30 * 86_400.0
-"""Seconds after which a door that has not answered is forgotten."""
+"""Seconds before a peer that has not answered is forgotten."""
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class RememberedPeer:
-    """A door that has answered."""
+    """A peer that has answered."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -41,7 +41,7 @@ class RememberedPeer:
 
 
 class RememberedPeers:
-    """The doors of one run, in a file. Time is an argument: Unix time, seconds."""
+    """The entry points of one run, in a file. Time is an argument: Unix time, seconds."""
 
     def __init__(self, path: Path, now: float) -> None:
         self._path = path
@@ -49,14 +49,14 @@ class RememberedPeers:
         self._written = self._content()
 
     def peers(self) -> list[RememberedPeer]:
-        """Those that answered last come first, the named ones before all others."""
+        """All of them, named ones first, then by last answer."""
         return sorted(self._peers.values(), key=lambda peer: (not peer.named, -peer.answered))
 
     def __contains__(self, peer_id: str) -> bool:
         return peer_id in self._peers
 
     def answered(self, peer_id: str, addresses: Sequence[str], now: float, named: bool = False) -> None:
-        """Remember a door; the oldest are forgotten beyond MAX_REMEMBERED."""
+        """Remember a peer. Beyond MAX_REMEMBERED the oldest are forgotten."""
         before = self._peers.get(peer_id)
         good = [text for text in addresses if _leads_to(text, peer_id)]
         kept = tuple(dict.fromkeys([*good, *(before.addresses if before else ())]))[:MAX_ADDRESSES]
@@ -65,7 +65,7 @@ class RememberedPeers:
         self._peers = {peer.peer_id: peer for peer in _newest(self._peers.values())}
 
     def save(self) -> None:
-        """Write what has changed, as a whole or not at all. Raises DiskFull, OSError."""
+        """Write changes atomically. Raises DiskFull, OSError."""
         content = self._content()
         if content != self._written:
             write_atomic(self._path, content, 0o600)
@@ -111,7 +111,7 @@ def _read_peer(entry: Any, now: float) -> RememberedPeer | None:
         return None
     if not isinstance(answered, int | float) or isinstance(answered, bool) or not math.isfinite(answered):
         return None
-    # What claims to be from the future is as old as can be, or it would never be forgotten.
+    # An entry from the future counts as the oldest possible, or it would never be forgotten.
     answered = float(answered) if answered <= now else now - MAX_AGE
     good = [text for text in addresses[:MAX_ADDRESSES] if isinstance(text, str) and _leads_to(text, peer_id)]
     if not good or now - answered > MAX_AGE:

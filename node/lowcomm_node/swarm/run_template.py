@@ -1,4 +1,4 @@
-"""The run.toml that ``init`` writes: every setting with a word of why."""
+"""The run.toml that ``init`` writes: every setting with a comment."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -68,10 +68,10 @@ def write_template(
     members: Sequence[str] = (),
     tokenizer: "Tokenizer | None" = None,
 ) -> str:
-    """A complete, commented run.toml; the inner optimizer is the method's own unless one is named.
+    """A complete, commented run.toml. The method chooses the inner optimizer unless one is named.
 
-    ``tokenizer``: the file that all peers use, in place of bytes; the model's vocabulary is as
-    large as its.
+    ``tokenizer``: the file that all peers use in place of bytes; the model's vocabulary is as
+    large.
 
     Raises ConfigError for an unknown method, SpecError for settings out of range.
     """

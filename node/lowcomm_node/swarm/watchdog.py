@@ -1,19 +1,23 @@
-"""Is this node in its swarm, and what to do if it is not? No I/O, no clock: time is an argument
-(seconds of a clock that never goes back), and so is whatever was seen.
+"""Decides whether this node is in its swarm, and what to do if not. No I/O, no clock: time
+(seconds, monotonic) and observations are arguments.
 
     LOOKING ── a peer answers ──► CONNECTED ── none answers any more ──► LOST ── a peer answers ──► CONNECTED
                                    │      ▲
-                     others answer, but do not have our record ──► UNLISTED ── they have it ──┘
+                     others answer, but do not list us ──► UNLISTED ── they list us ──┘
 
-A *door* is a peer at which the swarm can be entered: one that the owner has named, or one that was
-met or is remembered.
+An *entry point* is a peer at which the swarm can be entered: one named by the owner, one met, or
+one remembered.
 
-- A door that answers is knocked at again every HEARTBEAT seconds, one that does not later and later.
-- Named doors are always knocked at. Others only while fewer than WANTED answer, or if the DHT no longer tells of them
-  though they did not say goodbye: then it may have split, and whoever answers brings the halves together.
-- Whoever answers for the first time since it was silent may have forgotten us: we publish again.
-- An address of ours that is gone takes the connections with it that use it. They do not know it yet: they are given up.
-- p2pd waits longer and longer between two dials. Where nothing answers and nothing is connected, a fresh one dials at once.
+- An entry point that answers is knocked at every HEARTBEAT seconds, a silent one with growing
+  pauses.
+- Named ones are always knocked at. Others only while fewer than WANTED answer, or if the DHT no
+  longer lists them although they did not say goodbye: the DHT may have split, and an answer joins
+  the halves.
+- A peer that answers for the first time after a silence may have forgotten us: we publish again.
+- When an address of ours is gone, so are the connections that use it. They do not notice, so we
+  close them.
+- p2pd waits with growing pauses between two dials. If nothing answers and nothing is connected, a
+  new p2pd dials at once.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,44 +28,42 @@ from typing import Any
 HEARTBEAT = 10.0
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 30.0
-"""Seconds between two knocks at a door that does not answer, the first time and at most, if it is a
-named one."""
+"""Seconds between two knocks at a silent named entry point: the first and the longest pause."""
 LONGEST_ASIDE = 600.0
-"""The same for the others while somebody answers."""
+"""The longest pause for the others while any answers."""
 WANTED = 2
-"""Doors that shall answer before others are left alone."""
+"""Entry points that must answer before others are left alone."""
 AT_ONCE = 4
-"""Doors that are knocked at together, besides the named ones."""
+"""Entry points that are knocked at together, besides the named ones."""
 MISSING_AFTER = 20.0
-"""Seconds after which a peer that the DHT no longer tells of is knocked at."""
+"""Seconds before a peer that the DHT no longer lists is knocked at."""
 MISSED_FOR = 3600.0
-"""Seconds after which it is not any more."""
+"""Seconds after which it no longer is."""
 LOST_AFTER = 2.5 * HEARTBEAT
 """Seconds without an answer after which we are not connected."""
 READ_BACK = 15.0
-"""Seconds between two looks whether others have our record."""
+"""Seconds between two checks whether others have our record."""
 UNLISTED_AFTER = 2
-"""Looks in a row that do not find it."""
+"""Failed checks in a row."""
 RESTART_AFTER = 30.0
-"""Seconds without an answer after which p2pd is started again; the next time after twice as
-many."""
+"""Seconds without an answer before p2pd is restarted; doubled after each restart."""
 RESTART_MOVED = 12.0
 """The same after our address has changed."""
 LONGEST_RESTART = 120.0
-"""By then p2pd waits for about 40 s between two dials; it would go on to five minutes."""
+"""By then p2pd waits about 40 s between two dials, and would go on to five minutes."""
 MAX_ENTRY_POINTS = 64
 MAX_ADDRESSES = 4
-"""Of one door."""
+"""Of one entry point."""
 
 
 class State(StrEnum):
-    """How we stand to the swarm."""
+    """Our state in the swarm."""
 
     LOOKING = "looking"
-    """Nobody has answered yet."""
+    """No peer has answered yet."""
     CONNECTED = "connected"
     LOST = "lost"
-    """Somebody did answer, and nobody does now."""
+    """Peers did answer, and none does now."""
     UNLISTED = "unlisted"
     """Others answer, but do not have our record: the DHT has split, or they have forgotten us."""
 
@@ -71,13 +73,13 @@ class Plan:
     """What to do now."""
 
     knock: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Peer id and addresses of each door to knock at."""
+    """Peer id and addresses of each entry point to knock at."""
     forget: frozenset[str] = frozenset()
-    """Give up the connections that use these addresses of ours first: they are gone."""
+    """Addresses of ours that are gone: first close the connections that use them."""
     restart: bool = False
-    """Start p2pd again first."""
+    """Restart p2pd first."""
     read_back: bool = False
-    """Look whether others have our record, after the knocks."""
+    """After the knocks, check whether others have our record."""
     wait: float = 1.0
     """Seconds until the next plan is due."""
 
@@ -90,7 +92,7 @@ class _EntryPoint:
     """The owner's addresses."""
     addresses: tuple[str, ...]
     seen: float
-    """When the DHT told of it last, or it answered."""
+    """When the DHT last listed it, or it answered."""
     answers: bool = False
     answered: float | None = None
     failures: int = 0
@@ -101,7 +103,8 @@ class _EntryPoint:
 
 
 class Watchdog:
-    """Decides for one node. Holds the named doors, and others up to MAX_ENTRY_POINTS in all."""
+    """Decides for one node. Holds the named entry points, and others up to MAX_ENTRY_POINTS in
+    all."""
 
     def __init__(
         self,
@@ -110,8 +113,8 @@ class Watchdog:
         remembered: Mapping[str, Sequence[str]],
         restarts: bool = True,
     ) -> None:
-        """``named``, ``remembered``: addresses by peer id, the best first; ``restarts``: whether
-        p2pd may be restarted."""
+        """``named``, ``remembered``: addresses by peer id, best first; ``restarts``: p2pd may be
+        restarted."""
         self._restarts = restarts
         self._entries: dict[str, _EntryPoint] = {}
         self._quiet_since = self._since = now
@@ -131,11 +134,11 @@ class Watchdog:
     # what was seen
 
     def learned(self, peer_id: str, addresses: Sequence[str], now: float) -> None:
-        """A peer tells where it can be dialed."""
+        """A peer announces where it can be dialed."""
         self._add(peer_id, addresses, now, named=False)
 
     def listed(self, peer_ids: Collection[str], now: float) -> None:
-        """These are the peers that the DHT tells of now."""
+        """The peers that the DHT lists now."""
         for entry in self._entries.values():
             if entry.peer_id in peer_ids:
                 entry.seen, entry.missing = now, False
@@ -151,7 +154,7 @@ class Watchdog:
             del self._entries[peer_id]
 
     def answered(self, peer_id: str, now: float) -> None:
-        """A door answered."""
+        """An entry point answered."""
         entry = self._entries.get(peer_id)
         if entry is None:
             return
@@ -167,7 +170,7 @@ class Watchdog:
         self._moved = False
 
     def silent(self, peer_id: str, reason: str, now: float) -> None:
-        """A door did not answer."""
+        """An entry point did not answer."""
         entry = self._entries.get(peer_id)
         if entry is None:
             return
@@ -190,15 +193,15 @@ class Watchdog:
                 entry.due = min(entry.due, now)
 
     def own_addresses(self, addresses: Collection[str], now: float, held: Collection[str] = ()) -> bool:
-        """The addresses of this machine; whether they have changed since the last time.
+        """Update the addresses of this machine. Returns whether they have changed.
 
-        ``held``: those that it no longer uses for what is new, but still has.
+        ``held``: addresses that still exist, but are not used for new connections.
         """
         before = self._ours
         self._ours = frozenset(addresses)
         if before is None or before == self._ours:
             return False
-        # A new one beside the others breaks nothing that there is.
+        # An additional address breaks no connection.
         self._forget |= before - self._ours - set(held)
         self._publish = self._moved = True
         self._restarted = now
@@ -207,7 +210,7 @@ class Watchdog:
         return True
 
     def restarted(self, now: float) -> None:
-        """P2pd was started again."""
+        """p2pd was restarted."""
         self._restarted = now
         self._restart_after = min(2 * self._restart_after, LONGEST_RESTART)
         self._moved = False
@@ -215,27 +218,27 @@ class Watchdog:
             entry.due, entry.failures, entry.answers = now, 0, False
 
     def published(self) -> None:
-        """What is ours was published."""
+        """Our records were published."""
         self._publish = False
 
     def open_entry_points(self, now: float) -> list[str]:
-        """The peer ids of doors that answer."""
+        """The peer ids of entry points that answer."""
         entries = self._entries.values()
         return [entry.peer_id for entry in entries if entry.answers and now - (entry.answered or 0.0) < LOST_AFTER]
 
     def must_publish(self, now: float) -> bool:
-        """Whether others may not have what is ours, and can be told."""
+        """Whether others may lack our records, and can be reached."""
         return self._publish and self._connected(now)
 
     # what follows
 
     def addresses(self, peer_id: str) -> tuple[str, ...]:
-        """Where a door can be dialed; empty if there is none of that name."""
+        """The addresses of an entry point; empty if it is unknown."""
         entry = self._entries.get(peer_id)
         return entry.addresses if entry is not None else ()
 
     def plan(self, now: float, isolated: bool = False) -> Plan:
-        """What to do now; ``isolated``: p2pd has no connection to anybody."""
+        """What to do now; ``isolated``: p2pd has no connection at all."""
         connected = self._connected(now)
         forget = self._forget
         self._forget = frozenset[str]()
@@ -257,14 +260,14 @@ class Watchdog:
         )
 
     def state(self, now: float) -> State:
-        """How we stand to the swarm."""
+        """Our state in the swarm."""
         if not self._connected(now):
             return State.LOST if self._ever else State.LOOKING
         return State.UNLISTED if self._unheld >= UNLISTED_AFTER else State.CONNECTED
 
     def reason(self, now: float) -> str | None:
-        """Why we are not in the swarm, and when that is tried again; None if we are, or know nobody
-        to look for."""
+        """Why we are not in the swarm, and when we try again; None if we are, or know no entry
+        point."""
         match self.state(now):
             case State.CONNECTED:
                 return None
@@ -274,8 +277,7 @@ class Watchdog:
                 return self._why_quiet(now, state)
 
     def describe(self, now: float) -> dict[str, Any]:
-        """For ``status``: state, since when, why, and the named doors and others that were
-        tried."""
+        """For ``status``: state, since when, why, and the entry points named or tried."""
         shown = [
             entry for entry in self._entries.values() if entry.named or entry.failures or self._is_wanted(entry, now)
         ]
@@ -296,7 +298,7 @@ class Watchdog:
             ],
         }
 
-    # doors
+    # entry points
 
     def _add(self, peer_id: str, addresses: Sequence[str], now: float, named: bool) -> None:
         entry = self._entries.get(peer_id)
@@ -304,7 +306,7 @@ class Watchdog:
             given = tuple(addresses) if named else ()
             entry = self._entries[peer_id] = _EntryPoint(peer_id, named, given, (), seen=now)
             self._make_room(entry)
-        # The owner's addresses stay in front; of the others the newest hold.
+        # The owner's addresses stay in front; of the others the newest are kept.
         entry.addresses = tuple(dict.fromkeys((*entry.given, *addresses)))[:MAX_ADDRESSES]
 
     def _make_room(self, newest: _EntryPoint) -> None:
@@ -321,7 +323,7 @@ class Watchdog:
         due = [entry for entry in self._entries.values() if entry.due <= now and self._is_wanted(entry, now)]
         named = [entry for entry in due if entry.named]
         others = [entry for entry in due if not entry.named]
-        # Who answers is not to be forgotten; then who was missed or tried least lately, the newest
+        # First those that answer, to keep them alive; then those missed, then the least tried, newest
         # first.
         others.sort(key=lambda entry: (not entry.answers, not entry.missing, entry.failures, -entry.seen))
         return [*named, *others[:AT_ONCE]]
