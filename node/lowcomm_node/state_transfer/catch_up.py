@@ -1,4 +1,4 @@
-"""How a late peer comes to where the swarm is: it copies the state of those that are furthest, from
+"""Brings a late peer to where the swarm is: it copies the state of the most advanced peers, from
 several at once."""
 
 import asyncio
@@ -30,21 +30,25 @@ SHOW_EVERY = 0.25
 
 
 def _reached(peers: Sequence[PeerInfo]) -> int:
-    """The swarm step that two of these peers have reached, or the only one there is: so nobody
-    alone makes others copy."""
+    """The swarm step that two of these peers have reached, or the only one's.
+
+    So no single peer can make others copy.
+    """
     steps = sorted((info.swarm_step for info in peers), reverse=True)
     return steps[min(1, len(steps) - 1)] if steps else 0
 
 
 def state_form(run: SignedRun, ready: Ready, steps: int) -> StateForm:
-    """What a state of this run looks like, which takes so many swarm steps at most."""
+    """The form of this run's state; ``steps``: its largest swarm step."""
     return StateForm.of(run.run_id, ready.plan, steps, ready.runs, ready.ranges)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CatchUp:
-    """What it takes, and whom it is told to: ``show`` what we wait for, ``warn`` what went wrong,
-    ``tell`` events."""
+    """One peer's copying of states.
+
+    ``show`` receives what we wait for, ``warn`` what went wrong, ``tell`` events.
+    """
 
     run: SignedRun
     trainer: Trainer
@@ -60,13 +64,13 @@ class CatchUp:
 
     async def run_from(self, own: int, form: StateForm, drifted: bool) -> Ready | None:
         """Copy the state of peers that are ahead of swarm step ``own`` by more than a merge can
-        heal; what the trainer has then.
+        heal.
 
-        ``drifted``: also of peers that are no further. None if there is nobody to copy from, or
-        nobody can hand it over.
+        Returns what the trainer has then; None if there is no donor, or none can provide its state.
+        ``drifted``: copy also from peers that are no further.
 
-        A copy may take long, and the swarm trains on meanwhile. Where a copy is too old for others
-        to believe its swarm step, it is made again, as long as each is less than half as old as the
+        A copy may take long, and the swarm trains on meanwhile. If others would not believe its
+        swarm step any more, it is repeated, as long as each copy is less than half as old as the
         one before.
         """
         copied: Ready | None = None
@@ -95,10 +99,8 @@ class CatchUp:
         return copied
 
     def _donors(self, own: int, drifted: bool) -> list[PeerInfo]:
-        """Whom to ask: the peers that are where the swarm is, if that is far ahead or we drift.
-
-        In any order.
-        """
+        """The peers where the swarm is, in random order; empty unless that is far ahead, or we
+        drift."""
         believed, lag = self._believed(own, drifted), tolerated_lag(self.run.spec.sync)
         reached = _reached(believed)
         if not drifted and reached <= own + lag:
@@ -107,17 +109,17 @@ class CatchUp:
         return Random().sample(near, len(near))  # so that not all joiners ask the same one
 
     def _believed(self, own: int, drifted: bool) -> list[PeerInfo]:
-        """The peers whose swarm step is plausible: nobody's that lies, as far as others tell."""
+        """The peers with a plausible swarm step, as far as the others support it."""
         sync = self.run.spec.sync
         if sync.group == 1:
             return []
         there = self.membership.donors()
-        # To whoever is far away himself, what honest peers bring is implausible: then he may hold
-        # it against all of them.
+        # To a peer that has drifted, honest contributions look implausible, so it may distrust every
+        # peer. Then it considers all of them.
         known = [info for info in there if self.trusts(info.peer_id)] or (there if drifted else [])
         steps = {info.peer_id: info.swarm_step for info in known}
-        # Nobody alone can lead us far ahead of everybody else; but where there is one only, there
-        # is no choice. What we count ourselves supports nobody when most others do not believe it.
+        # No single peer can lead us far ahead of all others; a sole peer must be believed. Our own
+        # step supports no claim if we drift, since most others do not believe it.
         ours = 0 if drifted else own
         return [
             info
@@ -132,7 +134,7 @@ class CatchUp:
         ]
 
     async def _plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
-        """Whether a snapshot may be of this swarm step; the donor may have trained on since its
+        """Whether a snapshot may be of this swarm step. The donor may have trained on since its
         record."""
         jump = largest_jump(self.run.spec.sync.interval)
         if swarm_step <= donor.swarm_step + jump:
@@ -165,12 +167,12 @@ class CatchUp:
             download.close()
         self.show("checking the state and loading it")
         try:
-            # Who drifted ahead of everybody else goes back with the rest: they would go on
-            # disbelieving its swarm step.
+            # A peer that drifted ahead of all others goes back to their step: they would never
+            # believe its own.
             jump = largest_jump(self.run.spec.sync.interval)
             back = drifted and download.base is not None and download.base.swarm_step + jump < own
             ready = await self.trainer.adopt(str(self.folder), back)
-        except TrainerError:  # it is of no use
+        except TrainerError:  # the copy is unusable
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -180,7 +182,7 @@ class CatchUp:
         return ready
 
     def _forget_old(self, download: Download, own: int, drifted: bool) -> None:
-        """What was complete before we were ended is of use only if the swarm is there still."""
+        """Drop a complete download from an earlier start if the swarm is elsewhere by now."""
         oldest = min((info.swarm_step for info in self._donors(own, drifted)), default=0) - tolerated_lag(
             self.run.spec.sync
         )

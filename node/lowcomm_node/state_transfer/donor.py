@@ -1,11 +1,10 @@
-"""The donor's side of Fetch: a joiner waits for its turn, then asks for pieces of one snapshot, and
-is sent them.
+"""The donor's side of Fetch: a joiner waits for its turn, then receives the pieces that it asks
+for.
 
     enter ──► position 3, 2, 1 ──► opened, manifest ──► (wanted ──► chunks)*
 
-A turn is not held for ever: a joiner that takes or asks too slowly is dropped, and while others
-wait a turn ends after a while (state_transfer/queue.py). A joiner that was served in part queues
-again, and goes on with what it has.
+A turn ends for a joiner that takes or asks too slowly and, while others wait, after some time
+(state_transfer/queue.py). A joiner that was served in part queues again, and keeps what it has.
 """
 
 import asyncio
@@ -26,23 +25,22 @@ from lowcomm_protocol.state.snapshot import StateForm
 
 CHUNK_BYTES = 256 * 1024
 MAX_JOINERS = 2
-"""Peers that are served at once."""
+"""Peers served at once."""
 MAX_WAITING = 16
-"""Peers that may wait for that."""
+"""Peers that may wait for their turn."""
 SHORTEST_TURN, LONGEST_TURN = 60.0, 600.0
-"""Seconds that a turn lasts while others wait: as many as the whole state takes at"""
+"""Bounds, in seconds, of a turn while others wait. It lasts as long as the whole state takes at"""
 TURN_RATE = 1_000_000.0
-"""bytes a second."""
+"""this many bytes a second."""
 MAX_REQUESTS, REQUEST_BYTES = 64, 64
 """Requests of one joiner that may wait, and bytes of one."""
 ENTER_DEADLINE = 10.0
 STILL_HERE = 10.0
 """Seconds between two signs of life while a snapshot is being made."""
 PATIENCE = 30.0
-"""Seconds for a joiner to ask for the next piece, or to take a chunk, and more where that takes
-longer at"""
+"""Seconds for a joiner to ask for the next piece, or to take a chunk, plus its time at"""
 SLOWEST = 2_000.0
-"""bytes a second: a quarter of the least ``--max-down``."""
+"""this many bytes a second: a quarter of the least ``--max-down``."""
 
 
 class Donor:
@@ -55,7 +53,7 @@ class Donor:
         up: BandwidthLimit | None = None,
         may: Callable[[str], bool] = lambda peer: True,
     ) -> None:
-        """``may``: whether a peer may take part in the run still."""
+        """``may``: whether a peer is still admitted to the run."""
         self._form = form
         self._offsets = form.offsets
         self._snapshots = snapshots
@@ -66,17 +64,20 @@ class Donor:
 
     @property
     def joiners(self) -> int:
-        """How many peers are served now."""
+        """Peers served now."""
         return self._queue.busy
 
     @property
     def waiting(self) -> int:
-        """How many peers wait for their turn."""
+        """Peers that wait for their turn."""
         return len(self._queue) - self._queue.busy
 
     async def serve(self, peer: str, stream: CalleeStream) -> None:
-        """One Fetch. Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost that say how
-        it ends."""
+        """Serve one Fetch.
+
+        Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost with the reason of its
+        end.
+        """
         async with ReadAhead(stream, MAX_REQUESTS, REQUEST_BYTES) as requests:
             await self._serve(peer, stream, requests)
 
@@ -107,9 +108,9 @@ class Donor:
 
     @asynccontextmanager
     async def _snapshot(self, turn: Turn, stream: CalleeStream, wanted: bytes) -> AsyncIterator[Snapshot]:
-        """Hold on to a snapshot.
+        """Context that holds a snapshot.
 
-        One of a large model takes a while to be made: meanwhile the joiner hears that we are there.
+        Making one of a large model takes a while: the joiner gets signs of life meanwhile.
         """
         async with AsyncExitStack() as stack:
             using = asyncio.ensure_future(stack.enter_async_context(self._snapshots.use(wanted)))

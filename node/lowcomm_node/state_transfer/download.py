@@ -1,18 +1,16 @@
-"""A state that is being gathered from several donors: which pieces are here, who gave them, and
-whether they go together.
+"""A state under download from several donors: which pieces are here, who gave them, and which fit.
 
 incoming/
   state        all pieces in their order; holes where one is missing
   journal      one line a piece: its digest and who gave it
   manifest     of the snapshot that all others must fit: the base
 
-What was verified once stays good, whatever happens to donors or to us: after a crash each piece
-that the journal names is hashed again, and the others are fetched.
+Verified pieces stay good, whatever happens to donors or to us: after a crash each piece in the
+journal is hashed again, and the others are fetched.
 
-Nobody can tell whether a donor's numbers are those of an honest peer, but liars differ from
-everybody else. So a few pieces, drawn at random, are fetched from a second donor as well. Where the
-two have nothing in common, a third decides who is left out; if there is none, the one that is not
-the base.
+One can't tell a donor's invented numbers from honest ones, but they differ from everybody else's.
+So a few pieces, drawn at random, are fetched from a second donor, too. If the two have nothing in
+common, a third decides who is left out; without a third, the donor that is not the base.
 """
 
 import asyncio
@@ -34,13 +32,12 @@ from lowcomm_protocol.state.pieces import Piece, Values, apart, read_piece
 from lowcomm_protocol.state.snapshot import Manifest, StateForm, Version, read_manifest
 
 AUDITS = 2
-"""Pieces that are fetched from each donor though another one has given them already."""
+"""Pieces fetched from each donor although another one has given them already."""
 AUDITED_SHARE = 1 / 32
-"""Of the state, at most; but one piece always."""
+"""Of the state, at most; but always one piece."""
 MAX_SOURCES = 1024
 FAR_APART = 0.75
-"""Weights of honest peers at one version are a few hundredths apart; of such as have nothing in
-common, 1.4."""
+"""Weights of honest peers at one version are a few hundredths apart; unrelated ones, 1.4."""
 
 
 @dataclass(eq=False)
@@ -54,17 +51,17 @@ class Source:
     """While it may give more."""
     audits: int = 0
     struck: bool = False
-    """It has done what no donor does."""
+    """It has violated the protocol."""
     out: bool = False
     """It is not believed any more."""
     taken: dict[int, Piece] = field(default_factory=dict)
-    """Pieces that are on their way from it."""
+    """Pieces under way from it."""
     auditing: bool = False
-    """A piece that is here already is on its way from it."""
+    """A piece that we have already is under way from it."""
 
 
 class Download:
-    """To be used from one event loop. ``load`` and ``close`` come first and last."""
+    """Used from one event loop. Call ``load`` first and ``close`` last."""
 
     def __init__(self, folder: Path, form: StateForm, sync: SyncSettings, random: Random) -> None:
         self.folder = folder
@@ -84,7 +81,7 @@ class Download:
     # on disk
 
     def load(self) -> None:
-        """Open the folder, and take up what is left there from before. Raises DiskFull."""
+        """Open the folder, and take up an earlier download. Raises DiskFull."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._state = os.open(self.folder / "state", os.O_RDWR | os.O_CREAT, 0o600)
         self._journal = os.open(self.folder / "journal", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -95,8 +92,8 @@ class Download:
         require_space(self.folder, self.form.size - self.size)
 
     def _remembered(self) -> list[tuple[Piece, Source, str]]:
-        """The pieces that the journal names; it begins anew if it, or the base's manifest, is not
-        of this state."""
+        """The pieces in the journal. It begins anew if it, or the base's manifest, is of another
+        state."""
         data = (self.folder / "journal").read_bytes()
         data = data[: data.rfind(b"\n") + 1]  # a crash may have cut the last line
         found: dict[int, tuple[Piece, Source, str]] = {}
@@ -133,12 +130,12 @@ class Download:
         return sha256(repr((form.run_id, form.plan, form.fragments, form.ranges)).encode()).hexdigest()
 
     def forget(self) -> None:
-        """Begin anew: what is here is of no use any more."""
+        """Begin anew: what is here is useless."""
         self.base = None
         self._drop(lambda _: True)
 
     def close(self) -> None:
-        """Leave the folder as it is."""
+        """Close the files, and leave the folder as it is."""
         for descriptor in (self._state, self._journal):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -153,17 +150,18 @@ class Download:
 
     @property
     def peers(self) -> list[str]:
-        """Who has given them."""
+        """Their donors."""
         return sorted({source.peer for source in self._held.values()})
 
     def is_complete(self) -> bool:
-        """Whether all is here, and all has been compared that should be."""
+        """Whether all pieces are here, and all audits are done."""
         if self.base is None or len(self._held) < len(self.form.pieces):
             return False
         return not any(source.auditing or self._audit_of(source) for source in self._giving())
 
     def conclude(self) -> bool:
-        """Decide what nobody else could decide; whether the state is complete then still."""
+        """Decide the disputes that no third donor decided. Returns whether the state is still
+        complete."""
 
         def weight(source: Source) -> tuple[int, bool, bool]:
             return (self._standing(source), source.manifest is not None, source.version == self._base_version())
@@ -190,16 +188,16 @@ class Download:
         return source
 
     def strike(self, peer: str) -> None:
-        """A donor did what no donor does.
+        """A donor has violated the protocol.
 
-        What was verified stays, but where it differs from another's, that is right.
+        Its verified pieces stay, but it loses its disputes.
         """
         for source in self._sources:
             source.struck = source.struck or source.peer == peer
         self._settle()
 
     def close_source(self, source: Source) -> None:
-        """It gives no more now."""
+        """A donor gives no more for now."""
         source.manifest, source.auditing = None, False
         for piece in list(source.taken.values()):
             self.give_back(source, piece)
@@ -217,8 +215,8 @@ class Download:
         return None
 
     def claim(self, source: Source, piece: Piece) -> bool:
-        """Ask a donor for this very piece, of which a part has come from it; whether it is missing
-        still."""
+        """Ask a donor for the rest of a piece, unless it is not missing any more. Returns whether
+        to ask."""
         wanted = piece.index in self._missing and self._fits(source, piece)
         if wanted:
             del self._missing[piece.index]
@@ -226,41 +224,40 @@ class Download:
         return wanted
 
     def give_back(self, source: Source, piece: Piece) -> None:
-        """It does not come."""
+        """A piece does not come."""
         if source.taken.pop(piece.index, None) is not None:
             self._missing[piece.index] = None
 
     async def put(self, source: Source, piece: Piece, data: bytearray) -> None:
-        """Keep a piece, if it is the one that was promised.
+        """Keep a piece that matches its digest.
 
         Raises CheckpointError or ProtocolViolation, DiskFull.
         """
         digest = self._promised(source, piece)
         await asyncio.to_thread(_verify, piece, data, digest)
-        if source.out or not self._fits(source, piece):  # by now
+        if source.out or not self._fits(source, piece):  # things may have changed while it came
             self.give_back(source, piece)
-        elif source.taken.pop(piece.index, None) is not None:  # or it was given up meanwhile
-            # Not on a thread, which would go on if we are cancelled, beside whoever writes the
-            # piece then.
+        elif source.taken.pop(piece.index, None) is not None:  # else it was given up meanwhile
+            # Not on a thread: after a cancellation it would go on, beside the next writer of this
+            # piece.
             with disk_full_error(self.folder):
                 os.pwrite(self._state, data, self._offsets[piece.index])
             self._note({"piece": piece.index, "source": source.number, "sha256": digest.hex()})
             self._hold(piece, source)
 
     def is_stuck(self) -> bool:
-        """Whether something is missing that none of those who serve us can give: they are of
-        another version."""
+        """Whether pieces are missing that no serving donor can give, being of other versions."""
         giving = self._giving()
         wanted = [self.form.pieces[index] for index in self._missing]
         return bool(giving and wanted) and not any(self._fits(one, piece) for one in giving for piece in wanted)
 
     def rebase(self) -> None:
-        """Go on with the version that can be had; what does not fit it is fetched again."""
+        """Continue with an available version. What does not fit it is fetched again."""
         manifests = [one.manifest for one in self._giving() if one.manifest is not None]
         self._rebase(max(manifests, key=lambda one: one.swarm_step))
 
     def leave_out(self, source: Source) -> None:
-        """Do not believe a donor: what it gave is fetched from others."""
+        """Stop believing a donor. What it gave is fetched from others."""
         if source.out:
             return
         source.out = True
@@ -275,7 +272,7 @@ class Download:
     # comparing
 
     def audit(self, source: Source) -> Piece | None:
-        """A piece that somebody else has given, to be fetched from this donor too."""
+        """A piece given by another donor, to be fetched from this one, too."""
         piece = self._audit_of(source)
         if piece is not None:
             source.audits, source.auditing = source.audits + 1, True
@@ -283,7 +280,7 @@ class Download:
         return piece
 
     async def compare(self, source: Source, piece: Piece, data: bytearray) -> bool:
-        """Whether this donor's piece is like the one that is here.
+        """Whether this donor's piece agrees with the one that is here.
 
         Raises CheckpointError or ProtocolViolation.
         """
@@ -327,7 +324,7 @@ class Download:
                 self.leave_out(other if better > 0 else one)
 
     def _standing(self, source: Source) -> int:
-        """How often others were found alike, less how many are not."""
+        """Agreements with other donors, less disputes."""
         others = {one for pair in self._disputes if source in pair for one in pair if one is not source and not one.out}
         return self._agreements[source] - len(others) - source.struck
 

@@ -1,9 +1,9 @@
 """The joiner's side of Fetch: a state in pieces, from several donors at once.
 
-Each donor has a line of its own (``DonorSession``): it waits for its turn there, then takes piece
-after piece from what is missing, so the fast ones give more. A stream that breaks is opened again,
-and goes on at the byte that it had reached while the donor has its snapshot still. Whoever is slow,
-silent or lies is left, and its pieces go to others.
+Each donor has a ``DonorSession``: it waits for its turn there, then takes missing pieces one after
+the other, so fast donors give more. A broken stream is reopened, and continues at the byte that it
+had reached while the donor still has its snapshot. A donor that is slow, silent or lies is dropped,
+and others give its pieces.
 """
 
 import asyncio
@@ -27,73 +27,73 @@ from lowcomm_protocol.state.pieces import Piece
 from lowcomm_protocol.state.snapshot import Manifest, name_of, read_manifest
 
 MOST_SERVING = 3
-"""Donors that serve us at once; then we leave the queues of others."""
+"""Donors that serve us at once. With that many we leave the queues of others."""
 SHARED_RATE = 500_000.0
 """Bytes a second of ``--max-down`` for each of them."""
 MOST_SESSIONS = 6
-"""Donors that we are served by, or queue at."""
+"""Donors that serve us, or have us in their queue."""
 CHUNK_BYTES = 256 * 1024
 AHEAD_BYTES = 1024 * 1024
-"""Pieces are asked for so far ahead of what has come, so that the line does not stand still."""
+"""Bytes of pieces asked for in advance, so that the link does not idle."""
 SILENCE = 30.0
 """Seconds for a donor to send something, once it is our turn."""
 SLOWEST = 2_000.0
-"""Bytes a second, at least, over a piece."""
+"""Least bytes a second over a piece."""
 SLOW = 10.0
-"""Seconds that the last pieces may take while others have nothing to do, or several times what
-theirs took."""
+"""Seconds that the last pieces may take while other donors are idle, or several times what theirs
+took."""
 OPEN_DEADLINE = 900.0
-"""Seconds for a donor to make a snapshot, while it tells us that it does."""
+"""Seconds for a donor to make a snapshot, while it sends signs of life."""
 MOST_POSITION = 1000
 QUEUE_DEADLINE = 3600.0
 """Seconds in a queue that does not move."""
 STALL_DEADLINE = 120.0
-"""Seconds in which nothing comes, while nobody has us in a queue."""
+"""Seconds in which nothing comes, while we wait in no queue."""
 ATTEMPTS = 4
 RETRY_PAUSE = 2.0
-"""Seconds before a stream is opened again: gRPC does not dial again at once, so attempts would be
-used up in a moment."""
+"""Seconds before a stream is reopened. gRPC does not redial at once, so attempts would be used up
+in a moment."""
 LATER = 20.0
 """Seconds before a donor is asked again that was busy, slow, or of another version."""
 VERSION_PATIENCE = 5.0
-"""Seconds that we wait for a donor of our version, before we take that of the others and fetch anew
-what does not fit."""
+"""Seconds that we wait for a donor of our version before we switch to that of the others, and fetch
+anew what does not fit."""
 TICK = 0.25
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A piece on its way. ``audit``: it is here already, and will be compared."""
+    """A piece under way. ``audit``: we have it already, and compare."""
 
     piece: Piece
     audit: bool = False
 
 
 class TurnOver(RetryLater):
-    """Others wait at a donor that has served us for long: we stand in line again."""
+    """Others wait at a donor that has served us for long: we queue again."""
 
 
 class DonorSession:
-    """What goes on between us and one donor."""
+    """Our session with one donor."""
 
     def __init__(self, fetcher: "Fetcher", donor: PeerInfo) -> None:
         self.donor = donor
         self.position: int | None = None
-        """In its queue; 0: it serves us; None: it has not said."""
+        """In its queue; 0: it serves us; None: unknown yet."""
         self.since = monotonic()
-        """When that was last told, or the last bytes came."""
+        """Time of the last position, or of the last bytes."""
         self.began: float | None = None
-        """When the piece that comes now was awaited."""
+        """Since when we wait for the current piece."""
         self.idle = False
-        """It could give, but there is nothing to ask it for."""
+        """It could give, but there is nothing to ask for."""
         self._fetcher = fetcher
         self._download = fetcher.download
         self._known: tuple[bytes, Manifest] | None = None
         self._partial: tuple[bytes, Asked, bytearray] | None = None
-        """What has come of a piece when the stream broke, and of which snapshot."""
+        """The received part of a piece when the stream broke, and its snapshot."""
 
     async def run(self) -> None:
-        """Until nothing is left to take.
+        """Take pieces until nothing is left.
 
         Raises LinkLost, RetryLater, CheckpointError, ProtocolViolation, DiskFull.
         """
@@ -145,7 +145,7 @@ class DonorSession:
             self._fetcher.changed()
 
     async def _opened(self, stream: CallerStream) -> tuple[bytes, Manifest]:
-        """Wait for our turn; the snapshot that it begins with."""
+        """Wait for our turn; returns the snapshot that it begins with."""
         most, ours = MOST_POSITION, monotonic()
         while True:
             reply = await self._reply(stream, QUEUE_DEADLINE if self.position else SILENCE)
@@ -213,8 +213,8 @@ class DonorSession:
     async def _ask_ahead(
         self, stream: CallerStream, source: Source, asked: deque[Asked], partial: tuple[bytes, Asked, bytearray] | None
     ) -> None:
-        # Where our owner limits what comes in, that is what keeps the line busy. Nobody takes all
-        # of a small state.
+        # Under an owner's limit the link is busy anyway. At most a sixteenth, so that no donor gets
+        # all of a small state.
         ahead = min(AHEAD_BYTES, self._download.form.size // 16) if self._fetcher.down.rate is None else 0
         while not asked or sum(one.piece.size for one in asked) < ahead:
             offset = 0
@@ -235,7 +235,7 @@ class DonorSession:
             await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=one.piece.index, offset=offset)))
 
     async def _read(self, stream: CallerStream, data: bytearray, size: int) -> None:
-        """Chunks, until ``data`` has so many bytes."""
+        """Read chunks until ``data`` has ``size`` bytes."""
         arrival = Arrival(self._fetcher.down, size - len(data), CHUNK_BYTES)
         patience = SILENCE + (size - len(data)) / SLOWEST
         while len(data) < size:
@@ -270,7 +270,7 @@ _REFUSED = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMEN
 
 
 class Fetcher:
-    """Gathers one state."""
+    """Fetches one state."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class Fetcher:
         down: BandwidthLimit | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``donors`` tells whom to ask, the best first, and may tell others each time.
+        """``donors`` returns the donors to ask, the best first, and may change each time.
 
         ``plausible``: whether a donor's snapshot may be of this swarm step.
         """
@@ -294,7 +294,7 @@ class Fetcher:
         self._warn = warn
         self._sessions: dict[str, tuple[DonorSession, asyncio.Task[None]]] = {}
         self._later: dict[str, float] = {}
-        """When a donor may be asked again; infinity for one that is left out."""
+        """When a donor may be asked again; infinity: never."""
         self._reasons: dict[str, str] = {}
         self._seconds: deque[float] = deque(maxlen=32)
         self._changed = asyncio.Event()
@@ -302,8 +302,10 @@ class Fetcher:
         self._stuck: float | None = None
 
     async def fetch(self) -> None:
-        """Gather all pieces. Raises LinkLost that says why nobody gives them, or DiskFull; what has
-        come is kept."""
+        """Fetch all pieces. Raises LinkLost with the reason if no donor gives them, or DiskFull.
+
+        What has come is kept.
+        """
         last = monotonic()
         try:
             while not (self.download.is_complete() and self.download.conclude()):
@@ -324,7 +326,7 @@ class Fetcher:
             await self._cancel(list(self._sessions))
 
     def describe(self) -> str:
-        """How far it is, for people."""
+        """The progress, for people."""
         form, serving = self.download.form, self._serving()
         queued = sorted(
             (session.position, name[-6:]) for name, (session, _) in self._sessions.items() if session.position
@@ -338,14 +340,14 @@ class Fetcher:
         return f"{told} from {len(serving)} {peers}, {self._use.rate(monotonic()) / 1e6:.2f} MB/s"
 
     def why_not(self) -> str:
-        """Why nobody gives what is missing."""
+        """Why no donor gives what is missing."""
         reasons = [f"{peer[-6:]}: {reason}" for peer, reason in self._reasons.items()]
         return "; ".join(reasons[:4]) or "nobody has what is missing"
 
-    # what lines tell
+    # reported by sessions
 
     def received(self, size: int) -> None:
-        """So many bytes have come."""
+        """Count received bytes."""
         self.bytes_received += size
         self._use.add(size, monotonic())
 
@@ -359,11 +361,11 @@ class Fetcher:
         self._warn(f"state of {peer[-6:]} has nothing in common with that of another peer: one of them is left out")
 
     def changed(self) -> None:
-        """Something may be to be done."""
+        """Wake whoever waits for changes."""
         self._changed.set()
 
     async def wait_changed(self, seconds: float) -> None:
-        """Until something has changed, or for so many seconds."""
+        """Wait until something has changed, or for ``seconds``."""
         changed = self._changed
         try:
             async with asyncio.timeout(seconds):
@@ -373,7 +375,7 @@ class Fetcher:
         if changed is self._changed and changed.is_set():
             self._changed = asyncio.Event()
 
-    # lines
+    # sessions
 
     def _begin_sessions(self) -> None:
         enough = self._enough()
@@ -389,7 +391,7 @@ class Fetcher:
                 self._sessions[donor.peer_id] = (session, task)
 
     async def _end_sessions(self) -> None:
-        """Take in how lines ended, and leave the queues that are not needed."""
+        """Process ended sessions, and leave the queues that are not needed."""
         for name, (_, task) in list(self._sessions.items()):
             if task.done():
                 del self._sessions[name]
@@ -430,8 +432,7 @@ class Fetcher:
             self.changed()
 
     def _leave_slow(self) -> None:
-        """Where others have nothing left to do, they take over what a slow donor has been asked
-        for."""
+        """Cancel slow donors when others are idle and can take over."""
         if not any(session.idle for session, _ in self._sessions.values()):
             return
         most, now = max(SLOW, 8 * median(self._seconds or [0.0])), monotonic()
@@ -444,8 +445,8 @@ class Fetcher:
         return [name for name, (session, _) in self._sessions.items() if session.position == 0]
 
     def _enough(self) -> int:
-        """How many donors should serve us: where our owner allows little, each would take it from
-        the others."""
+        """How many donors should serve us: with a low limit each would take bandwidth from the
+        others."""
         rate = self.down.rate
         return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
 
@@ -453,7 +454,7 @@ class Fetcher:
         return (self.bytes_received, *(session.since for session, _ in self._sessions.values()))
 
     def _hope(self) -> bool:
-        """Whether anybody may be asked again."""
+        """Whether any donor may be asked again."""
         return any(self._later.get(donor.peer_id, 0.0) < float("inf") for donor in self._donors())
 
 

@@ -1,14 +1,14 @@
-"""Whose turn it is: a few joiners are served at once, the others wait and know their position.
+"""The queue of joiners: a few are served at once, the others wait and know their position.
 
 Identities are free, so joiners are ordered by address, not by peer id (fair queueing):
 
-    order     each address has its first joiner served before any has its second; then by arrival
-    full      the last in that order gives way, which may be the newcomer itself
-    slow      while others wait, a served joiner that takes less than LEAST bytes in WINDOW seconds gives way
-    long      while others wait, a turn ends after ``turn_seconds``, that of the slowest first
-    idle      an address whose joiner gave way because it took next to nothing comes last for a while
+    order     one joiner of each address before a second of any; then by arrival
+    full      the last in that order is evicted, possibly the newcomer itself
+    slow      while others wait, a joiner that takes less than LEAST bytes in WINDOW seconds is evicted
+    long      while others wait, a turn ends after ``turn_seconds``, the slowest first
+    idle      an address whose joiner took next to nothing comes last for a while
 
-A joiner that gives way loses nothing: it may come again, and goes on with what it has.
+An evicted joiner loses nothing: it may return, and keeps what it has.
 """
 
 import asyncio
@@ -21,30 +21,29 @@ from lowcomm_node.errors import RetryLater
 from lowcomm_node.system.quota import prefixes_of
 
 WINDOW, LEAST = 10.0, 160_000
-"""A served joiner takes so many bytes in so many seconds of its own, or gives way to one that
-waits: 16 kB/s, twice the least ``--max-down``. Time that we need ourselves (throttle, disk, making
-a snapshot) does not count."""
+"""Bytes that a served joiner must take per window of its own time while others wait: 16 kB/s, twice
+the least ``--max-down``. Our own time (bandwidth limit, disk, making a snapshot) does not count."""
 IDLE = 2_000.0
-"""Bytes a second over its turn: a joiner below that gives its address a bad name."""
+"""Bytes a second over a turn. A joiner below that gives its address a bad name."""
 BAD_NAME = 600.0
-"""Seconds for which that lasts."""
+"""Seconds for which a bad name lasts."""
 MAX_BAD_NAMES = 4096
 PREFIX_WEIGHT = 4
-"""So many joiners of one /24 (IPv4) or /48 (IPv6) weigh as much as one of a single address."""
+"""Joiners of one /24 (IPv4) or /48 (IPv6) that weigh as much as one of a single address."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks, while somebody waits, whether a served joiner should give way."""
+"""Seconds between two checks, while others wait, whether a served joiner must go."""
 
 
 class Turn:
-    """One peer's place. Position 0: it is being served."""
+    """One peer's place in the queue. Position 0: it is being served."""
 
     def __init__(self, turns: "TurnQueue", peer: str, place: str) -> None:
         self.peer = peer
         self.place = place
         self.lost = ""
-        """Why its task was cancelled, if it gave way to another peer."""
+        """Why its task was cancelled, if it was evicted."""
         self.began: float | None = None
-        """When it was served first."""
+        """When it was first served."""
         self.taken = 0
         """Bytes."""
         self._queue = turns
@@ -54,22 +53,22 @@ class Turn:
         self._ours = 0.0
         self._ours_since: float | None = None
         self._window = (0.0, 0)
-        """Where the present window began: seconds of its own, bytes."""
+        """Start of the current window: seconds of its own time, bytes."""
 
     @property
     def position(self) -> int:
-        """How many are served before it, itself included; 0 while it is served."""
+        """Its place among those that wait, from 1; 0 while it is served."""
         return self._queue.position(self)
 
     async def wait_served(self) -> AsyncIterator[int]:
-        """Its position, at once and whenever it is less, until it is served."""
+        """Its position, at once and whenever it falls, until it is served."""
         told = 0
         while True:
             self._moved.clear()
             position = self.position
             if not position:
                 return
-            # It may be more when a joiner of another address has come
+            # It may grow when a joiner of another address comes; that is not reported.
             if not told or position < told:
                 told = position
                 yield position
@@ -82,12 +81,12 @@ class Turn:
                 continue
 
     def took(self, count: int) -> None:
-        """It has taken so many bytes."""
+        """Count bytes that it has taken."""
         self.taken += count
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """While it waits for us."""
+        """Context in which it waits for us."""
         self._ours_since = began = self._clock()
         try:
             yield
@@ -96,7 +95,7 @@ class Turn:
             self._ours_since = None
 
     def own_seconds(self) -> float:
-        """How long it has been served, less what it waited for us."""
+        """Seconds of being served, less those in which it waited for us."""
         if self.began is None:
             return 0.0
         now = self._clock()
@@ -104,7 +103,7 @@ class Turn:
         return now - self.began - self._ours - waiting
 
     def is_slow(self) -> bool:
-        """Whether it took too little over the last window that is over."""
+        """Whether it took too little over the last complete window."""
         seconds, (since, before) = self.own_seconds(), self._window
         if seconds - since < WINDOW:
             return False
@@ -117,7 +116,7 @@ class Turn:
         return self.taken / max(self.own_seconds(), 0.1)
 
     def leave(self) -> None:
-        """Make room; those behind it move up."""
+        """Leave the queue; those behind it move up."""
         self._queue.leave(self)
 
     def begin(self) -> None:
@@ -126,26 +125,25 @@ class Turn:
         self._moved.set()
 
     def go_on_from(self, former: "Turn") -> None:
-        """Take a place as it is: coming again makes no turn longer."""
+        """Inherit the former turn of the same peer: coming again makes no turn longer."""
         self.began = former.began
         self.taken = former.taken
         self._ours = former._ours
         self._window = former._window
 
     def moved(self) -> None:
-        """Its position may be another."""
+        """Its position may have changed."""
         self._moved.set()
 
     def give_way(self, reason: str = "") -> None:
-        """Cancel whoever serves it: the same peer has come again, or, with a reason, another one is
-        to be served."""
+        """Cancel its task: the same peer has come again, or, with a reason, it is evicted."""
         self.lost = reason
         if self._task is not None:
             self._task.cancel()
 
 
 class TurnQueue:
-    """One place a peer. Who comes again, because its stream broke, takes the place that it had."""
+    """One place per peer. A peer that returns after a broken stream gets its former place."""
 
     def __init__(
         self, served: int, waiting: int, turn_seconds: float = 600.0, clock: Callable[[], float] = monotonic
@@ -156,22 +154,22 @@ class TurnQueue:
         self.clock = clock
         self._serving: list[Turn] = []
         self._queued: list[Turn] = []
-        """Who waits, in the order of arrival."""
+        """Waiting turns, in the order of arrival."""
         self._bad_names: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many are there, served or waiting."""
+        """Turns served or waiting."""
         return len(self._serving) + len(self._queued)
 
     @property
     def busy(self) -> int:
-        """How many are served."""
+        """Turns being served."""
         return len(self._serving)
 
     def enter(self, peer: str, place: str = "") -> Turn:
-        """Stand in line, for the task that asks; ``place``: the address that it comes from.
+        """Queue the current task; ``place``: the address that it comes from.
 
-        Raises RetryLater if it is full.
+        Raises RetryLater if the queue is full.
         """
         turn = Turn(self, peer, place)
         for held in (self._serving, self._queued):
@@ -205,7 +203,7 @@ class TurnQueue:
         self._tell_moved()
 
     def press(self) -> None:
-        """While somebody waits: end the turn of a joiner that is slow, or has had enough."""
+        """While others wait: end the turn of a joiner that is slow, or has had enough."""
         if not self._queued or len(self._serving) < self.served:
             return
         slow = [turn for turn in self._serving if turn.is_slow()]
@@ -233,7 +231,7 @@ class TurnQueue:
             turn.moved()
 
     def _order(self) -> list[Turn]:
-        """Those who wait, in the order in which they will be served."""
+        """The waiting turns, in the order in which they will be served."""
         held = Counter(prefix for turn in self._serving for prefix in prefixes_of(turn.place))
         ranks: dict[Turn, tuple[bool, float, int]] = {}
         for number, turn in enumerate(self._queued):

@@ -1,8 +1,8 @@
-"""Reads the requests of a stream as they come, few and small, whatever its handler does meanwhile.
+"""Reads the requests of a stream as they come, whatever the handler does meanwhile.
 
-gRPC takes in megabytes of each stream that nobody reads: whoever waits for its turn, or is being
-sent something, could fill our memory with that. So nothing stays unread; who asks for more than it
-may ends its call.
+gRPC buffers megabytes of each stream that nobody reads: a caller that waits for its turn, or is
+being sent something, could fill our memory with that. So nothing stays unread, and a caller with
+more requests than allowed loses its call.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from lowcomm_protocol.errors import ProtocolViolation
 
 
 class Source(Protocol):
-    """Where requests come from: a ``CalleeStream``."""
+    """The source of requests: a ``CalleeStream``."""
 
     async def receive(self) -> Any:
-        """The next one; None at the end. Raises LinkLost, ProtocolViolation."""
+        """The next request; None at the end. Raises LinkLost, ProtocolViolation."""
         ...
 
 
 class ReadAhead:
-    """To be entered by the task that handles them: it ends where it is if the stream breaks, or its
-    caller asks for too much."""
+    """Context of the handling task. It is cancelled if the stream breaks, or its caller asks too
+    much."""
 
     def __init__(self, source: Source, most: int, largest: int) -> None:
         """``most``: requests that may wait; ``largest``: bytes of one."""
@@ -44,8 +44,7 @@ class ReadAhead:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises LinkLost or ProtocolViolation in the place of the cancellation by which the task
-        was ended."""
+        """Raise LinkLost or ProtocolViolation in place of the cancellation that ended the task."""
         self._reader.cancel()
         try:
             await asyncio.gather(self._reader, return_exceptions=True)

@@ -1,17 +1,15 @@
-"""How long a node that has copied a state to get back to the others waits before it copies another
-one. Pure.
+"""How long a node waits between two copies of a state against drift. Pure.
 
-A copy is the whole model. Where it does not help, the next one hardly does, and whoever makes a
-node copy again and again wastes its line: so each copy of the last day doubles the wait for the
-next.
+A copy is the whole model. If one does not help, the next hardly does, and a peer that makes others
+copy repeatedly wastes their bandwidth: so each copy of the last day doubles the wait.
 """
 
 from collections import deque
 
 FIRST = 10.0
-"""Seconds after the first copy: exchanges show meanwhile whether it has helped."""
+"""Seconds after the first copy, in which exchanges show whether it has helped."""
 SHARE = 4.0
-"""Times as long as the copy took, where that is longer: so at most a fifth of the time goes into
+"""The wait in durations of the copy, if that is longer: at most a fifth of the time goes into
 copies."""
 LONGEST = 3600.0
 """Seconds that a rest lasts at most."""
@@ -28,7 +26,7 @@ class Rest:
         self._until = float("-inf")
 
     def copied(self, took: float, now: float) -> None:
-        """A copy that took so many seconds is done."""
+        """A copy that took ``took`` seconds is done."""
         doublings = sum(now - before < REMEMBERED for before in self._copies)
         self._copies.append(now)
         self._until = now + min(LONGEST, max(FIRST, SHARE * took) * 2**doublings)

@@ -1,12 +1,12 @@
-"""Checkpoints on disk: never half written, always verifiable, the newest few kept.
+"""Checkpoints on disk: atomic, verifiable, the newest few kept.
 
 checkpoints/
   .lock                      one writer at a time
   step-0000000400/
     manifest.json            sealed: step, time, meta, and size and SHA-256 of every other file
-    weights.safetensors      one file a part, e.g. weights, outer, inner
-    diverged.json            sealed; only where training went on from it and diverged: why, and where the data was by then
-  .writing-*, .removing-*    what a crash left behind; swept by the next writer
+    weights.safetensors      one file per part, e.g. weights, outer, inner
+    diverged.json            sealed; only if training from here diverged: why, and where the data was
+  .writing-*, .removing-*    left behind by a crash; swept by the next writer
   .replaced-step-*           the former checkpoint of a step that is being saved again
 """
 
@@ -50,7 +50,7 @@ _STEP = re.compile(r"step-(\d{10})")
 _WRITING, _REMOVING, _REPLACED = ".writing-", ".removing-", ".replaced-"
 DIVERGED = "diverged.json"
 _OVERHEAD = 1 << 20
-"""Bytes for headers, manifest and the file system's own records, above the tensors themselves."""
+"""Bytes for headers, manifest and the file system's own records, beside the tensors themselves."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Checkpoint:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the caller saved with the tensors."""
+        """The metadata saved with the tensors."""
         return self.info.meta
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A checkpoint that could not be used, and why."""
+    """An unusable checkpoint, and the reason."""
 
     step: int
     problem: str
@@ -76,25 +76,23 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The newest checkpoint that is sound, if there is one, and the newer ones that were passed
-    over."""
+    """The newest sound checkpoint, if there is one, and the newer ones that were skipped."""
 
     checkpoint: Checkpoint | None
     skipped: tuple[Skipped, ...]
     diverged: dict[str, Any] | None = None
-    """What was noted of the newest one that training diverged from, if there is one."""
+    """The note on the newest checkpoint from which training diverged, if there is one."""
 
 
 class CheckpointStore:
-    """The checkpoints of one node. Several processes may open it: one writes at a time, others read
-    and pin.
+    """The checkpoints of one node. Several processes may open it: one writes, others read and pin.
 
     Raises ConfigError if ``keep`` is less than 1.
     """
 
     def __init__(self, folder: Path, keep: int = 3, disk_quota: DiskQuota | None = None) -> None:
-        """``disk_quota``: what the home may take; where it is short, fewer are kept, and always the
-        newest sound one."""
+        """``disk_quota``: of the home. If it is short, fewer are kept, but always the newest sound
+        one."""
         if keep < 1:
             raise ConfigError(f"keep = {keep} would remove every checkpoint: set it to 1 or more.")
         self.folder = folder
@@ -102,21 +100,20 @@ class CheckpointStore:
         self._disk_quota = disk_quota or DiskQuota(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder, wait=False) as free:
-            # While another process writes, its temporary folder is no leftover; it has swept before
-            # it began.
+            # If another process writes, its temporary folder is in use, and it has swept itself.
             if free:
                 self._sweep()
 
     def save(
         self, step: int, tensors_by_part: "Mapping[str, Mapping[str, Tensor]]", meta: dict[str, Any], created_at: float
     ) -> CheckpointInfo:
-        """Write a checkpoint, then remove the oldest beyond ``keep``; it is durable when this
+        """Write a checkpoint, then remove the oldest beyond ``keep``. It is durable when this
         returns.
 
-        ``meta`` must be plain JSON. A step that is saved again replaces its former checkpoint.
-        Raises DiskFull, RetryLater if that former one is pinned, CheckpointError if a name or
-        ``meta`` can't be stored; after any of them, and after a crash at any point, the earlier
-        checkpoints are as they were.
+        ``meta`` must be plain JSON. Saving a step again replaces its former checkpoint. Raises
+        DiskFull, RetryLater if the former one is pinned, CheckpointError if a name or ``meta``
+        can't be stored. After any of them, and after a crash at any point, the earlier checkpoints
+        are unchanged.
         """
         _check_names(step, tensors_by_part)
         with folder_lock(self.folder):
@@ -131,12 +128,12 @@ class CheckpointStore:
             return self.info(step)
 
     def steps(self) -> list[int]:
-        """Steps of all checkpoints, oldest first, whether they are sound or not."""
+        """Steps of all checkpoints, oldest first, sound or not."""
         found = (_STEP.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def entries(self) -> list[CheckpointInfo]:
-        """The checkpoints whose manifest can be read, oldest first; ``verify`` tells about the
+        """The checkpoints with a readable manifest, oldest first; ``verify`` examines the
         others."""
         infos: list[CheckpointInfo] = []
         for step in self.steps():
@@ -145,7 +142,7 @@ class CheckpointStore:
         return infos
 
     def latest(self) -> CheckpointInfo | None:
-        """The newest checkpoint whose manifest can be read."""
+        """The newest checkpoint with a readable manifest."""
         return next(reversed(self.entries()), None)
 
     def info(self, step: int) -> CheckpointInfo:
@@ -156,8 +153,8 @@ class CheckpointStore:
         return read_manifest(self._path(step), step)
 
     def verify(self, step: int) -> list[str]:
-        """Read every byte of a checkpoint; what is wrong with it, or nothing if every bit is as it
-        was written."""
+        """Read every byte of a checkpoint. Returns its problems; empty if every bit is as it was
+        written."""
         try:
             return problems_of(self.info(step))
         except CheckpointError as error:
@@ -175,14 +172,14 @@ class CheckpointStore:
             return Checkpoint(info, {part: _read_finite(files[part], device) for part in wanted})
 
     def load_newest_usable(self, parts: Sequence[str] | None = None, device: str = "cpu") -> Recovery:
-        """Read the newest checkpoint that is sound; says which were passed over, and why.
+        """Read the newest sound checkpoint; reports which were skipped, and why.
 
-        Those that training diverged from come last: they are read only where there is no other.
+        Checkpoints from which training diverged are read only if there is no other.
         """
         notes = {step: self._diverged(step) for step in reversed(self.steps())}
         skipped: list[Skipped] = []
         newest = next((note for note in notes.values() if note is not None), None)
-        # Stable: else the newest comes first
+        # The sort is stable, so the newest comes first among equals.
         for step in sorted(notes, key=lambda step: notes[step] is not None):
             try:
                 found = self.load(step, parts, device)
@@ -194,11 +191,11 @@ class CheckpointStore:
         return Recovery(None, tuple(skipped), newest)
 
     def note_divergence(self, note: dict[str, Any]) -> int | None:
-        """Training diverged from the newest checkpoint, so the next start reads the one before; its
-        step.
+        """Note that training diverged from the newest checkpoint, so that the next start reads the
+        one before.
 
-        A divergence that repeats so goes back one more each time. Raises OSError; ValueError if
-        ``note`` is not plain JSON.
+        Returns its step. Each repetition goes back one more. Raises OSError; ValueError if ``note``
+        is not plain JSON.
         """
         step = next((step for step in reversed(self.steps()) if self._diverged(step) is None), None)
         if step is not None:
@@ -206,7 +203,7 @@ class CheckpointStore:
         return step
 
     def _diverged(self, step: int) -> dict[str, Any] | None:
-        """What was noted of a checkpoint that training diverged from; None of any other."""
+        """The note on a checkpoint from which training diverged; None for others."""
         path = self._path(step) / DIVERGED
         try:
             return read_sealed_json(path) if path.exists() else None
@@ -215,8 +212,7 @@ class CheckpointStore:
 
     @contextmanager
     def pin(self, step: int) -> Iterator[Path]:
-        """Keep a checkpoint from being removed, by any process, while its files are read; gives its
-        folder.
+        """Context that protects a checkpoint from removal by any process; yields its folder.
 
         Raises CheckpointError if there is none.
         """
@@ -233,8 +229,8 @@ class CheckpointStore:
             os.close(descriptor)
 
     def export(self, step: int, path: Path) -> Path:
-        """Write weights.safetensors, config.json (step, time and meta) and a tokenizer.json into
-        the new folder ``path``.
+        """Write weights.safetensors, config.json (step, time and meta) and a tokenizer.json to a
+        new folder.
 
         Raises CheckpointError if ``path`` exists or the weights are damaged or not finite,
         DiskFull.
@@ -278,7 +274,7 @@ class CheckpointStore:
             self._publish(temporary, step)
 
     def _make_room(self, step: int, needed: int) -> None:
-        """Remove the oldest checkpoints while the allotment is short; never the newest sound one.
+        """Remove the oldest checkpoints while the quota is short; never the newest sound one.
 
         Raises DiskFull.
         """
@@ -302,30 +298,27 @@ class CheckpointStore:
         sync_folder(self.folder)
 
     def _prune(self, newest: int) -> None:
-        """Keep the one just saved and the newest complete ones before it.
+        """Keep the new one and the newest complete ones before it.
 
-        A step beyond it was abandoned when the node resumed from an earlier one: it goes first,
-        like a damaged one and one that training diverged from.
+        Steps beyond it were abandoned when the node resumed from an earlier one: they go first,
+        like damaged ones and those from which training diverged.
         """
         sound = {info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None}
         ranked = sorted(self.steps(), key=lambda step: (step in sound and step <= newest, step in sound, step))
         for step in [step for step in ranked if step != newest][: max(0, len(ranked) - self.keep)]:
-            # The new checkpoint is safe by now: what can't be removed is tried again at the next
-            # save.
+            # The new checkpoint is safe by now. A removal that fails is repeated at the next save.
             with suppress(OSError):
                 self._remove(step)
         with suppress(OSError):
             self._sweep()
 
     def _remove(self, step: int) -> None:
-        """Take a checkpoint's name away, unless somebody reads it; the next sweep removes what it
-        held."""
+        """Rename a checkpoint away unless it is pinned. The next sweep removes its files."""
         path = self._path(step)
         _move_if_unpinned(path, self.folder / f"{_REMOVING}{path.name}")
 
     def _sweep(self) -> None:
-        """Clear away what a crash or a removal left behind; only for the holder of the folder's
-        lock."""
+        """Clean up after crashes and removals. Only for the holder of the folder's lock."""
         for path in list(self.folder.iterdir()):
             former = path.name.removeprefix(_REPLACED)
             if path.name.startswith(_REPLACED) and not (self.folder / former).exists():
@@ -356,15 +349,14 @@ def _read_finite(path: Path, device: str = "cpu") -> "dict[str, Tensor]":
 
 
 def _leads_to(path: Path, descriptor: int) -> bool:
-    """Whether a folder still has the name by which it was opened."""
+    """Whether the folder that was opened still has this name."""
     return path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))
 
 
 def _move_if_unpinned(path: Path, target: Path) -> bool:
-    """Take a checkpoint's name away, unless somebody reads it; false if so.
+    """Rename a checkpoint away, unless it is pinned. Returns whether it was.
 
-    It is renamed before it is removed, so that a crash in between leaves no half-empty checkpoint
-    under a valid name.
+    Renaming before removal means that a crash leaves no half-empty checkpoint under a valid name.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

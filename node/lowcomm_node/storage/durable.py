@@ -1,5 +1,4 @@
-"""Files that survive a crash: written, synced, then renamed; sealed with a digest; locked between
-processes.
+"""Files that survive a crash: written, synced, then renamed; sealed with a digest; locked.
 
 A file counts only once its folder has its final name, so a crash leaves either the old state or the
 new one:
@@ -33,7 +32,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Force a folder's list of names to the disk: without it a crash can undo a rename."""
+    """Force a folder's entries to the disk: otherwise a crash can undo a rename."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -53,7 +52,7 @@ def write_sealed_json(path: Path, content: dict[str, Any]) -> None:
     Raises ValueError or TypeError if it is not plain JSON.
     """
     sealed = _seal(content)
-    # Keys that are numbers are read back as text, which sorts otherwise.
+    # Numeric keys are read back as text, which sorts differently.
     if _seal(json.loads(sealed)["content"]) != sealed:
         raise ValueError("its keys must be text")
     with path.open("wb") as file:
@@ -69,8 +68,7 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         content = json.loads(data)["content"]
-        # The digest catches a changed value; comparing all bytes catches a change in the digest or
-        # between the values.
+        # The digest detects changed values; comparing all bytes detects changes anywhere else.
         if isinstance(content, dict) and _seal(content) == data:
             return content
     raise ValueError(f"{path} does not match its own digest")
@@ -78,8 +76,8 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def disk_full_error(folder: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn "no space left" into DiskFull, which names the folder, the bytes needed (if known) and
-    free, and the remedy."""
+    """Turn "no space left" into DiskFull, with the folder, the bytes needed and free, and the
+    remedy."""
     try:
         yield
     except OSError as error:
@@ -106,7 +104,7 @@ def disk_full(folder: Path, needed: int | None = None) -> DiskFull:
 
 @contextmanager
 def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of a folder; gives False if another holder has it and ``wait`` is false.
+    """Hold the lock of a folder; yields False if another holder has it and ``wait`` is false.
 
     The kernel drops it when its holder dies, so a crash leaves no stale lock.
     """
@@ -119,7 +117,7 @@ def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[bool]:
 
 def lock(descriptor: int, kind: int, *, wait: bool) -> bool:
     """Lock an open file or folder (``fcntl.LOCK_SH`` or ``LOCK_EX``) until it is closed; False if
-    another has it."""
+    taken."""
     try:
         fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -19,7 +19,7 @@ from lowcomm_protocol.identity import KEY_BYTES, Identity, identity_from_libp2p
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file as a whole or not at all: temporary file, fsync, rename. Raises DiskFull."""
+    """Write a file atomically: temporary file, fsync, rename. Raises DiskFull."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with disk_full_error(path.parent, len(data)):
         descriptor, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
@@ -38,7 +38,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """A small file of ours; empty if it is not there, or not what we wrote."""
+    """A small file of ours; empty if it is missing or too large."""
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
@@ -48,8 +48,7 @@ def read_small(path: Path, limit: int) -> bytes:
 
 
 def load_or_create_identity(path: Path) -> Identity:
-    """Read the key of this node, or make one; a file that is there is never replaced. Others can't
-    read it (0600).
+    """Read this node's key (mode 0600), or make one. An existing file is never replaced.
 
     Raises ConfigError if it is not a key, or can't be read or written, DiskFull.
     """
@@ -69,17 +68,16 @@ def load_or_create_identity(path: Path) -> Identity:
 
 
 def new_identity() -> Identity:
-    """A fresh key, kept nowhere."""
+    """A fresh key, not stored."""
     return Identity(secrets.token_bytes(KEY_BYTES))
 
 
 @contextmanager
 def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
-    """A fresh key that ends with this process, even with SIGKILL, and a path at which its children
-    can read it."""
+    """A fresh key that ends with this process, even on SIGKILL, and a path for its children to read
+    it."""
     identity = new_identity()
-    # Memory that looks like a file: p2pd takes its key from a path, and this one never reaches a
-    # disk.
+    # A file in memory: p2pd reads its key from a path, and this one never reaches a disk.
     descriptor = os.memfd_create("identity")
     try:
         os.fchmod(descriptor, 0o600)
@@ -90,9 +88,9 @@ def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
 
 
 def _create(path: Path, data: bytes) -> None:
-    """Write a new file; whoever comes second finds that of the first.
+    """Write a new file. If two processes race, both use the file of the first.
 
-    Raises ConfigError in a home of somebody else.
+    Raises ConfigError if the home belongs to another user.
     """
     if path.parent.exists():
         _check_owner(path.parent)
@@ -111,8 +109,8 @@ def _create(path: Path, data: bytes) -> None:
 
 
 def _check_owner(home: Path) -> None:
-    """Raise ConfigError if a home is somebody else's: they could change what lies in it at any
-    time, keys included."""
+    """Raise ConfigError if a home belongs to another user, who could change its files, keys
+    included."""
     owner, ours = home.stat().st_uid, os.geteuid()
     if owner not in (ours, 0):
         raise ConfigError(
@@ -122,9 +120,9 @@ def _check_owner(home: Path) -> None:
 
 
 def _open_own(path: Path) -> int:
-    """Open or make a small file of ours for reading and writing.
+    """Open or create a small file of ours for reading and writing.
 
-    Raises ConfigError if it is a link, or somebody else's.
+    Raises ConfigError if it is a link, or belongs to another user.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -147,15 +145,18 @@ def _no_lock(path: Path) -> str:
 
 
 class HomeLock:
-    """Held by the daemon of a home; the kernel drops it when the daemon dies."""
+    """Held by the daemon of a home. The kernel drops it when the daemon dies."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = -1
 
     def __enter__(self) -> "HomeLock":
-        """Take the lock. Raises RetryLater if another daemon has it, ConfigError if the home or
-        lock is somebody else's."""
+        """Take the lock.
+
+        Raises RetryLater if another daemon has it, ConfigError if home or lock belong to another
+        user.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         _check_owner(self._path.parent)
         self._descriptor = _open_own(self._path)

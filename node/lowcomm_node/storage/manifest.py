@@ -1,4 +1,4 @@
-"""What one checkpoint consists of: its sealed manifest, and whether its files still match it."""
+"""The sealed manifest of a checkpoint, and whether its files match it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # reading a manifest needs no torch, which takes seconds to l
 FORMAT = 1
 MANIFEST = "manifest.json"
 PART = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-"""A part's name, which becomes a file's: it can't lead out of the folder."""
+"""A part's name, which becomes a file name: it can't leave the folder."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _END_OF_TIME = 253_402_300_800.0
 """The year 10,000, in seconds since the epoch."""
@@ -38,7 +38,7 @@ class PartFile:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What the manifest of a checkpoint says."""
+    """The contents of a checkpoint's manifest."""
 
     step: int
     path: Path
@@ -76,7 +76,7 @@ def write_checkpoint(
 
 
 def read_manifest(path: Path, step: int) -> CheckpointInfo:
-    """Read the manifest of the checkpoint in ``path``, which may be a stranger's.
+    """Read the manifest of the checkpoint in ``path``, which may be untrusted.
 
     Raises CheckpointError if it is missing, damaged or malformed.
     """
@@ -101,22 +101,22 @@ def read_manifest(path: Path, step: int) -> CheckpointInfo:
 
 
 def problems_of(info: CheckpointInfo, parts: Sequence[str] | None = None) -> list[str]:
-    """Read every byte of some parts (None: all) of a checkpoint; one line for each that is not as
-    it was written."""
+    """Read every byte of some parts (None: all); one line for each that is not as it was
+    written."""
     files = {file.part: file for file in info.parts}
     found = (_problem(info, files.get(part), part) for part in (files if parts is None else parts))
     return [problem for problem in found if problem]
 
 
 def is_complete(info: CheckpointInfo) -> bool:
-    """Whether all files are there with their sizes; a cheap look, ``problems_of`` reads them."""
+    """Whether all files exist with their sizes. A cheap check; ``problems_of`` reads them."""
     paths = ((info.path / file.name, file.size) for file in info.parts)
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
 def _is_well_formed(info: CheckpointInfo) -> bool:
-    """Whether all values are of their types and ranges: the digest of a manifest says nothing about
-    its author."""
+    """Whether all values have valid types and ranges: a manifest's digest says nothing about its
+    author."""
     parts = [file.part for file in info.parts]
     return (
         type(info.step) is int
@@ -136,8 +136,7 @@ def _write_part(folder: Path, part: str, tensors: "Mapping[str, Tensor]") -> Par
     path = folder / PartFile(part, 0, "").name
     write_state(path, tensors)
     sync_file(path)
-    # Hashed from the file, by chunks: a digest of the tensors would need their bytes in memory a
-    # second time.
+    # Hash the file in chunks: hashing the tensors would need their bytes in memory a second time.
     return PartFile(part, path.stat().st_size, sha256_file(path))
 
 

@@ -1,4 +1,4 @@
-"""Where the files of a node lie, under one home folder."""
+"""The paths of a node's files, under one home folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Paths:
-    """The files of one home; nothing is created here."""
+    """The files of one home. Nothing is created here."""
 
     home: Path
 
@@ -22,7 +22,7 @@ class Paths:
 
     @property
     def control(self) -> Path:
-        """Port and token of the control API, 0600; there while the daemon runs."""
+        """Port and token of the control API, 0600; exists while the daemon runs."""
         return self.home / "control.json"
 
     @property
@@ -32,7 +32,7 @@ class Paths:
 
     @property
     def pause(self) -> Path:
-        """Until when the owner has paused this node; there while it is."""
+        """Until when the owner has paused this node; exists while it is paused."""
         return self.home / "pause.json"
 
     @property
@@ -42,7 +42,7 @@ class Paths:
 
     @property
     def runs(self) -> Path:
-        """One folder a run, named by its fingerprint."""
+        """One folder per run, named by its fingerprint."""
         return self.home / "runs"
 
     def run(self, fingerprint: str) -> Path:
@@ -58,7 +58,7 @@ class Paths:
         return self.run(fingerprint) / "doors.json"
 
     def claim(self, fingerprint: str) -> Path:
-        """By which invite this node came to a run; good for no other peer."""
+        """The claim by which this node came to a run; valid for no other peer."""
         return self.run(fingerprint) / "claim"
 
     def work(self, fingerprint: str) -> Path:
@@ -66,15 +66,15 @@ class Paths:
         return self.run(fingerprint) / "work"
 
     def uses(self, fingerprint: str) -> Path:
-        """Claims on invites of a run that this node has heard of, so that a use stays used."""
+        """Claims of other peers on invites of a run, so that a use stays used."""
         return self.run(fingerprint) / "uses"
 
     def removals(self, fingerprint: str) -> Path:
-        """The newest list of whom the creator of a run has removed."""
+        """The newest list of peers that the creator of a run has removed."""
         return self.run(fingerprint) / "removals"
 
     def amendments(self, fingerprint: str) -> Path:
-        """What the creator of a run has changed of it."""
+        """The creator's amendments of a run."""
         return self.run(fingerprint) / "amendments"
 
     def incoming(self, fingerprint: str) -> Path:

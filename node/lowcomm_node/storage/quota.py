@@ -1,5 +1,5 @@
-"""How much of the disk the files of a home may take: checkpoints, tokenized text, state that is
-being fetched."""
+"""The owner's limit on the disk space of a home: checkpoints, tokenized text, state being
+fetched."""
 
 import os
 from contextlib import suppress
@@ -10,25 +10,25 @@ from lowcomm_node.system.units import write_size
 
 GIB = 1024**3
 _BLOCK = 512
-"""Bytes of the blocks in which the system counts what a file takes."""
+"""Bytes of the blocks in which the system counts a file's space."""
 
 
 class DiskQuota:
     """What a home may take, as its owner says."""
 
     def __init__(self, home: Path, gibibytes: float | None = None) -> None:
-        """None: as much as there is."""
+        """``gibibytes``: None: unlimited."""
         self.home = home
         self.most = None if gibibytes is None else int(gibibytes * GIB)
 
     def used(self) -> int:
         """Bytes that the home takes on its disk.
 
-        What a link leads to lies elsewhere and does not count.
+        Targets of links lie elsewhere and do not count.
         """
         total, folders = 0, [self.home]
         while folders:
-            # What is removed meanwhile takes nothing
+            # A file removed meanwhile takes no space.
             with suppress(OSError), os.scandir(folders.pop()) as entries:
                 for entry in entries:
                     with suppress(OSError):
@@ -42,12 +42,13 @@ class DiskQuota:
         return float("inf") if self.most is None else max(0, self.most - self.used())
 
     def require(self, needed: float, what: str) -> None:
-        """Raise DiskFull before anything is written if ``needed`` bytes of ``what`` may not be."""
+        """Raise DiskFull before anything is written if ``needed`` bytes of ``what`` exceed the
+        quota."""
         if self.most is not None and needed > self.room():
             raise self.refusal(needed, what)
 
     def refusal(self, needed: float, what: str) -> DiskFull:
-        """The error where ``needed`` bytes of ``what`` may not be written."""
+        """The error for ``needed`` bytes of ``what``."""
         assert self.most is not None
         return DiskFull(
             f"{what} needs {int(needed):,} bytes, and {self.home} has {int(self.room()):,} left of "

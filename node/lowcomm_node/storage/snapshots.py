@@ -1,13 +1,13 @@
-"""Snapshots on disk: state at one moment, written once and never changed, for joiners to copy.
+"""Snapshots on disk: the state at one moment, written once and never changed, for joiners to copy.
 
 snapshots/
   NAME/            SHA-256 of its manifest
-    manifest       what is sent to joiners first
+    manifest       sent to joiners first
     state          all pieces, in their order
-  .writing-*       what a crash left behind
+  .writing-*       left behind by a crash
 
-They are no checkpoints: nobody needs them after a restart, so nothing is synced, and all go when
-the node starts.
+They are no checkpoints: nobody needs them after a restart, so nothing is synced, and all are
+removed when the node starts.
 """
 
 import asyncio
@@ -29,18 +29,20 @@ from lowcomm_protocol.state.snapshot import name_of
 MAX_SNAPSHOTS = 2
 """On disk at once."""
 KEEP_SECONDS = 120.0
-"""A snapshot that nobody copies is kept for so long: who was cut off comes back."""
+"""An unused snapshot is kept for so long, since interrupted joiners return."""
 SHORTEST_LIFE = 2.0
 """Seconds before another one is made, and at least this many times what making one takes:"""
 COST_SHARE = 4.0
 FAILED_PAUSE = 30.0
-"""Seconds before it is tried again where none could be made."""
+"""Seconds before the next attempt after a failure."""
 _WRITING = ".writing-"
 
 
 def write_snapshot(folder: Path, size: int, pieces: Iterable[bytes], seal: Callable[[list[bytes]], bytes]) -> str:
-    """Write ``size`` bytes of pieces and the manifest that ``seal`` makes of their digests; the
-    name. Raises DiskFull."""
+    """Write ``size`` bytes of pieces, and the manifest that ``seal`` makes of their digests.
+
+    Returns the name. Raises DiskFull.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     require_space(folder, size)
     temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=folder))
@@ -63,7 +65,7 @@ def write_snapshot(folder: Path, size: int, pieces: Iterable[bytes], seal: Calla
 
 @dataclass(eq=False)
 class Snapshot:
-    """One that is on disk."""
+    """A snapshot on disk."""
 
     path: Path
     swarm_step: int
@@ -72,7 +74,7 @@ class Snapshot:
     """Seconds."""
     users: int = 0
     left: float = field(default_factory=monotonic)
-    """When the last joiner let go of it."""
+    """When its last user let go of it."""
 
     @property
     def name(self) -> bytes:
@@ -81,8 +83,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """The snapshots of one node: made when a joiner needs one and the last is old, shared by all
-    who come meanwhile."""
+    """The snapshots of one node: made on demand when the last is old, and shared."""
 
     def __init__(
         self,
@@ -92,11 +93,11 @@ class Snapshots:
         stale: int,
         useless: float = inf,
     ) -> None:
-        """``make`` writes one into ``folder``: its name and swarm step. It is old after ``stale``
-        swarm steps.
+        """``make`` writes one into ``folder``, and returns name and swarm step. It is old after
+        ``stale`` steps.
 
-        One from more than ``useless`` swarm steps away, as after a merge with a peer far ahead,
-        helps nobody: it is not kept for the sake of `SHORTEST_LIFE`.
+        One more than ``useless`` swarm steps away, as after a merge with a peer far ahead, helps
+        nobody: `SHORTEST_LIFE` does not keep it.
         """
         self.folder = folder
         self._make = make
@@ -110,7 +111,7 @@ class Snapshots:
 
     @asynccontextmanager
     async def use(self, wanted: bytes = b"") -> AsyncIterator[Snapshot]:
-        """Hold on to the snapshot of this name, or to a fresh one.
+        """Context that holds the snapshot of this name, or a fresh one.
 
         Raises RetryLater if none can be made now.
         """
@@ -124,7 +125,7 @@ class Snapshots:
             asyncio.get_running_loop().call_later(KEEP_SECONDS, self._prune)
 
     def close(self) -> None:
-        """Nobody needs them any more."""
+        """Remove all snapshots."""
         self._held.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -143,7 +144,7 @@ class Snapshots:
                 log.info("snapshot.failed", reason=str(error))
                 if newest is not None:
                     return newest
-                # Its own words name a path of this machine, which is no stranger's business.
+                # The error names a path of this machine, which other peers must not see.
                 raise RetryLater("no snapshot can be made here now: ask another peer, or later.") from None
             path = self.folder / name
             made = Snapshot(path, swarm_step, monotonic(), monotonic() - began)
@@ -156,7 +157,7 @@ class Snapshots:
         return away > self._stale and monotonic() - one.made > life
 
     def _has_room(self) -> bool:
-        """Make room for one more, if there is one that is not being copied."""
+        """Make room for one more, if one is unused."""
         idle = [one for one in self._held if not one.users]
         if len(self._held) >= MAX_SNAPSHOTS and idle:
             self._remove(idle[0])

@@ -13,22 +13,20 @@ from torch import Tensor
 from lowcomm_node.errors import CheckpointError
 
 _RESERVED = "__metadata__"
-"""safetensors keeps something else under this name."""
+"""safetensors reserves this name."""
 _SYSTEM = re.compile(r"\(os error (\d+)\)")
-"""safetensors writes in Rust and gives the system's error number only in words."""
+"""safetensors is written in Rust, and gives the system's error number only in its text."""
 
 
 def state_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes that the values of ``tensors`` take in a file."""
+    """Bytes of the values of ``tensors`` in a file."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors straight from their memory, without a copy unless one is on a GPU or is not
-    contiguous.
+    """Write tensors from their memory, without a copy unless one is on a GPU or not contiguous.
 
-    Raises CheckpointError on what the format can't hold: memory that two names share, a dtype that
-    it lacks; OSError.
+    Raises CheckpointError on what the format can't hold: shared memory, an unknown dtype; OSError.
     """
     if _RESERVED in tensors:
         raise CheckpointError(f"{_RESERVED!r} can't be a tensor's name in {path.name}: give it another.")
@@ -45,12 +43,12 @@ def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether no value is NaN or infinite: one pass, without a copy."""
-    # The largest and the smallest are NaN if any value is.
+    # Both ends are NaN if any value is.
     return tensor.numel() == 0 or all(math.isfinite(float(end)) for end in tensor.aminmax())
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds NaN or infinity; None if none does."""
+    """The name of the first tensor with NaN or infinity; None if there is none."""
     return next((name for name, tensor in tensors.items() if not is_finite(tensor)), None)
 
 

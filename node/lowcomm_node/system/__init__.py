@@ -1,1 +1,1 @@
-"""What everything stands on: logs, figures in words, and what the operating system offers."""
+"""What every room may use: logs, units, formatting, and what the operating system offers."""

@@ -1,5 +1,5 @@
-"""Figures as people read them: short, of constant width where they change often, safe where
-strangers wrote them."""
+"""Formats figures for people: short, of constant width, and safe where other peers wrote the
+text."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ def short_peer(peer_id: str) -> str:
 
 
 def clean(text: Any) -> str:
-    """Text that others wrote, without control characters, which could rewrite a terminal."""
+    """Text from others without control characters, which could rewrite a terminal."""
     return "".join(character if character.isprintable() else " " for character in str(text))
 
 
 def clean_text(text: str) -> str:
-    """The same for a text of several lines: line ends and tabs stay."""
+    """The same for several lines: line ends and tabs stay."""
     return "".join(character if character.isprintable() or character in "\n\t" else " " for character in text)
 
 
 def place(host: str, port: int | None) -> str:
-    """``host:port``, an address of IPv6 in brackets."""
+    """``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -52,7 +52,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def quantity(count: float | None) -> str:
-    """A count in short: ``950``, ``11.2k``, ``3.4M``."""
+    """A short count: ``950``, ``11.2k``, ``3.4M``."""
     if count is None:
         return MISSING
     for limit, divisor, unit in ((1e3, 1, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M")):

@@ -1,5 +1,4 @@
-"""Logs on stderr: coloured ``key=value`` for people on a terminal, one JSON object a line for
-machines.
+"""Logs on stderr: coloured ``key=value`` on a terminal, one JSON object per line for machines.
 
 Events have stable names (``round.merged``); what varies goes into fields.
 """
@@ -20,15 +19,14 @@ _SHARED: list[Processor] = [
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Looks stderr up at every line, so that a live panel, which replaces it for a while, gets the
-    lines too."""
+    """Looks up stderr for every line, because a live panel replaces it for a while."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
     def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The stderr of this moment."""
+        """The current stderr."""
         return sys.stderr
 
 

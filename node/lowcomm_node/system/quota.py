@@ -1,7 +1,4 @@
-"""How much strangers may have.
-
-No clock of its own: time is an argument (seconds of a clock that never goes back).
-"""
+"""Quotas of callers. No clock: time is an argument (seconds, monotonic)."""
 
 import ipaddress
 from collections import Counter, OrderedDict
@@ -10,16 +7,16 @@ from functools import lru_cache
 
 MAX_CALLERS = 4096
 AT_LEAST = (8, 16)
-"""Places that an address, and its /24 or /48, may have in any case, as long as there is room."""
+"""Places that an address, and its /24 or /48, may always have while there is room."""
 PER_FREE = (1, 2)
 """Beyond these: as many as are free, and twice as many."""
 OF_FEW = (1, 2)
-"""The same as AT_LEAST where there are few places in all."""
+"""Replaces AT_LEAST where there are few places in all."""
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What one caller, and what all of them together, may have in so many seconds."""
+    """What one caller, and all of them together, may have in so many seconds."""
 
     each: int
     all: int
@@ -27,10 +24,8 @@ class Allowed:
 
 
 class Quota:
-    """Counts what callers take.
-
-    What was taken comes back evenly, so that there is no hour at which all begin anew.
-    """
+    """Counts what callers take. It comes back evenly, so that there is no hour at which all begin
+    anew."""
 
     def __init__(self, allowed: Allowed) -> None:
         self._allowed = allowed
@@ -39,16 +34,16 @@ class Quota:
 
     @property
     def each(self) -> int:
-        """How much one caller may take."""
+        """What one caller may take."""
         return self._allowed.each
 
     def has(self, caller: str, count: int, now: float) -> bool:
-        """Whether so much is left for a caller."""
+        """Whether ``count`` is left for a caller."""
         level = self._callers.get(caller) or _Level(self._allowed.each, self._allowed.seconds)
         return level.has(count, now) and self._all.has(count, now)
 
     def take(self, caller: str, count: int, now: float) -> bool:
-        """Take so much for a caller; whether that is left for it."""
+        """Take ``count`` for a caller. Returns whether it was left."""
         level = self._callers.get(caller) or _Level(self._allowed.each, self._allowed.seconds)
         if not (level.has(count, now) and self._all.has(count, now)):
             return False
@@ -78,12 +73,12 @@ class _Level:
 
 
 class Shares:
-    """Places by address. An address takes no more than half of all, its network two thirds, so
-    others always find some.
+    """Places by address. An address takes at most half, its network two thirds, so others always
+    find some.
 
-    It may hold as many as are free (dynamic thresholds, Choudhury and Hahne 1998): alone it gets
-    half, one of two a third. So many peers behind one address (carrier-grade NAT) have room while
-    there is room, and no address has all of it.
+    An address may hold as many as are free (dynamic thresholds, Choudhury and Hahne 1998): alone it
+    gets half, one of two a third. So many peers behind one address (carrier-grade NAT) find room
+    while there is room, and no address has all of it.
     """
 
     def __init__(self, at_least: tuple[int, int] = AT_LEAST) -> None:
@@ -92,14 +87,14 @@ class Shares:
         self._held: Counter[str] = Counter()
 
     def has_room(self, place: str, free: int) -> bool:
-        """Whether one more may come from an address, where so many places are free."""
+        """Whether one more may come from an address, with ``free`` places left."""
         # The widest first: a relay, behind which no address is seen, has as many peers as a
         # network.
         bounds = zip(reversed(prefixes_of(place)), reversed(self._at_least), reversed(PER_FREE), strict=False)
         return all(self._held[prefix] < max(least, share * free) for prefix, least, share in bounds)
 
     def take(self, place: str) -> None:
-        """One more from an address."""
+        """Count one more from an address."""
         self._held.update(prefixes_of(place))
 
     def give_back(self, place: str) -> None:
@@ -111,18 +106,16 @@ class Shares:
 
 
 def network_of(host: str) -> str:
-    """Who counts as one caller: an address of IPv4, or a /64 of IPv6, out of which a household
-    takes what it likes."""
+    """The key of one caller: an IPv4 address, or an IPv6 /64, which a household uses freely."""
     address = ipaddress.ip_address(host)
     return host if address.version == 4 else str(ipaddress.ip_network((int(address), 64), strict=False))
 
 
 @lru_cache(maxsize=4096)
 def prefixes_of(place: str) -> tuple[str, ...]:
-    """What a place counts as, the narrowest first: an address of IPv4 and its /24, a /64 of IPv6
-    and its /48.
+    """The keys of a place, narrowest first: an IPv4 address and its /24, an IPv6 /64 and its /48.
 
-    What is no address (a relay, whose peers have none that we could see) counts as it is.
+    A relay's peer id, behind which no address is visible, is its own key.
     """
     try:
         network = ipaddress.ip_network(network_of(place))

@@ -1,6 +1,6 @@
-"""Which release this is, and of which commit.
+"""This release, and its commit.
 
-Also run by the build, before anything is installed: standard library only.
+The build runs this before anything is installed: standard library only.
 """
 
 import subprocess
@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 BAKED = "commit.txt"
-"""At the top of the package in wheels and sdists, where the build left it; a checkout has none and
+"""At the top of the package in wheels and sdists, written by the build. A checkout has none and
 asks git."""
 GIT_DEADLINE = 10.0
 _DIGITS = 12
@@ -20,12 +20,11 @@ def release() -> str:
 
 
 def commit(package: Path = Path(__file__).parents[1]) -> str | None:
-    """The commit that this is made of, with ``-dirty`` where files were changed since; None if
-    nobody knows."""
+    """The commit of this code, with ``-dirty`` if files were changed; None if unknown."""
     baked, root = package / BAKED, package.parents[1]
     if baked.is_file():
         return baked.read_text(encoding="ascii").strip() or None
-    # Another repository may lie around a folder of installed packages
+    # Without this check git might find another repository around the installed packages.
     if not (root / ".git").exists():
         return None
     ask = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", f"--abbrev={_DIGITS}"]
@@ -37,5 +36,5 @@ def commit(package: Path = Path(__file__).parents[1]) -> str | None:
 
 
 def describe(protocol: int) -> str:
-    """What ``--version`` tells."""
+    """The output of ``--version``."""
     return f"{release()} (commit {commit() or 'unknown'}), protocol {protocol}"

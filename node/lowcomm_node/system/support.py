@@ -1,6 +1,6 @@
-"""Whether this system can take part in a swarm at all, and how this program is called here.
+"""Whether this system can take part in a swarm, and how this program is called here.
 
-Asked before anything is loaded, so that the answer is one line.
+Checked before anything is loaded, so that the answer is one line.
 """
 
 import os
@@ -15,9 +15,9 @@ from lowcomm_node.errors import Incompatible
 from lowcomm_node.system.logs import log
 
 ONLY_ELSEWHERE = ("fcntl", "hivemind")
-"""Modules that are missing on systems where no command that needs them can work."""
+"""Modules missing on systems where no command that needs them can work."""
 DESCRIPTORS = 65_536
-"""Open files: connections of peers (1024), of strangers (256), streams of p2pd, shards of a
+"""Open files: authenticated connections (1024), others (256), streams of p2pd, shards of a
 corpus."""
 WINDOWS = (
     "lowcomm can't take part in a swarm on Windows: hivemind, by which peers find each other, has no package for it. "
@@ -26,8 +26,8 @@ WINDOWS = (
 
 
 def program(name: str = "lowcomm-node") -> str:
-    """How the owner starts this very program in a shell: its name if the shell finds it, else its
-    path, else by Python."""
+    """How the owner starts this program in a shell: by its name, else its path, else through
+    Python."""
     script = Path(sys.executable).parent / name
     found = shutil.which(name)
     if found is not None and (not script.exists() or script.samefile(found)):
@@ -39,9 +39,9 @@ def program(name: str = "lowcomm-node") -> str:
 
 
 def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
-    """Raise the soft limit of open files as far as the hard one allows; the limit that holds then.
+    """Raise the soft limit of open files towards the hard one; returns the limit then in force.
 
-    Many systems begin with 1024, which is less than our bounds for connections come to.
+    Many systems begin with 1024, less than the sum of our limits on connections.
     """
     if sys.platform == "win32":
         return 0
@@ -60,7 +60,7 @@ def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
 
 
 def check_system(find_p2pd: Callable[[], Path]) -> None:
-    """Raises Incompatible that says what this system lacks; what ``find_p2pd`` raises passes."""
+    """Raise Incompatible with what this system lacks; errors of ``find_p2pd`` pass through."""
     if sys.platform == "win32":
         raise Incompatible(WINDOWS)
     program, here = find_p2pd(), f"{platform.system()} on {platform.machine()}"

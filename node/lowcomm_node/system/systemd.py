@@ -1,15 +1,14 @@
-"""What the service manager that started this process is told: systemd's ``sd_notify``, without its
+"""Messages to the service manager that started this process: systemd's ``sd_notify``, without its
 library.
 
-    READY=1                 once: the process does what it is for, or waits for others with a reason
-    EXTEND_TIMEOUT_USEC=... until then, and again while it leaves, at each tick: it is not stuck, what it waits for has a
-                            deadline of its own
-    STATUS=...              one line, when it has changed, each STATUS_EVERY seconds at most
-    WATCHDOG=1              twice in each period that the manager allows, while nothing is overdue
+    READY=1                 once: the process works, or waits for others with a reason
+    EXTEND_TIMEOUT_USEC=... at each tick until then, and while it leaves: it is not stuck, since what
+                            it waits for has a deadline of its own
+    STATUS=...              one line when it has changed, at most every STATUS_EVERY seconds
+    WATCHDOG=1              twice per period of the manager, while nothing is overdue
     STOPPING=1              once
 
-Each is a datagram to the socket that ``$NOTIFY_SOCKET`` names (sd_notify(3)). Where there is none,
-nothing is told.
+Each is a datagram to the socket in ``$NOTIFY_SOCKET`` (sd_notify(3)). Without one, nothing is sent.
 """
 
 import asyncio
@@ -24,35 +23,35 @@ from lowcomm_node.system.formatting import clean
 from lowcomm_node.system.logs import log
 
 TICK = 1.0
-"""Seconds between two looks at what there is to tell: nothing tells when it changes."""
+"""Seconds between two checks for news."""
 STATUS_EVERY = 5.0
 MAX_STATUS = 400
-"""Characters; systemd drops a datagram of more than 4096 bytes."""
+"""Characters. systemd drops datagrams of more than 4096 bytes."""
 EXTENSION = 60.0
-"""Seconds more that a start or a stop may take, told at each tick while nothing is overdue."""
+"""Seconds by which a start or a stop is extended, sent at each tick while nothing is overdue."""
 _MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """How the process is doing."""
+    """The state of the process."""
 
     ready: bool
     """Whether its start is over."""
     line: str
-    """What it does, and why it waits if it does."""
+    """What it does, or why it waits."""
     leaving: bool = False
-    """Whether its end has begun, which has a deadline of its own."""
+    """Whether it is ending, which has a deadline of its own."""
     overdue: str | None = None
-    """What has not happened though its own deadline is over; None while all is in time."""
+    """What has exceeded its own deadline; None while all is in time."""
 
 
 class ServiceManager:
-    """The manager of this process, if it has one."""
+    """The service manager of this process, if it has one."""
 
     def __init__(self, address: str | None = None, watchdog: float | None = None) -> None:
-        """``address``: a path, or ``@`` and an abstract name; ``watchdog``: seconds without a word
-        after which it kills us."""
+        """``address``: a path, or ``@`` and an abstract name; ``watchdog``: seconds of silence
+        before it kills us."""
         self._address = address
         self._watchdog = watchdog
         self._ready = self._stopping = False
@@ -63,14 +62,14 @@ class ServiceManager:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str] = os.environ, pid: int | None = None) -> Self:
-        """As the environment tells, from which it is taken out: children have no business with
-        it."""
+        """From the environment. The variables are removed from it, because they don't concern
+        children."""
         address = environment.pop("NOTIFY_SOCKET", None)
         period, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         ours = not whose or whose == str(os.getpid() if pid is None else pid)
         watchdog = int(period) / _MICROSECONDS if period.isdecimal() and int(period) > 0 and ours else None
         if address is not None and address[:1] not in ("/", "@"):
-            # Such as vsock: of a virtual machine's manager
+            # Such as vsock, which a virtual machine's manager uses.
             log.warning("service.unknown_socket", address=address)
             address = None
         return cls(address, watchdog)
@@ -81,24 +80,23 @@ class ServiceManager:
         return TICK if self._watchdog is None else min(TICK, self._watchdog / 8)
 
     def stopping(self) -> None:
-        """Tell that the end has begun."""
+        """Report that the end has begun."""
         if not self._stopping:
             self._stopping = self._tell("STOPPING=1")
 
     async def attend(self, look: Callable[[], Condition]) -> None:
-        """Tell what there is to tell, until cancelled; returns at once where there is no
-        manager."""
+        """Report what is due, until cancelled. Returns at once without a manager."""
         while self._address is not None:
             try:
                 now = look()
-            except Exception as error:  # a defect of what is told must not end what it is about
+            except Exception as error:  # a defect in the report must not end the process
                 log.error("service.defect", error=repr(error), exc_info=error)
                 now = Condition(ready=self._ready, line="its status can't be told: see its logs")
             self.tick(now, monotonic())
             await asyncio.sleep(self.period)
 
     def tick(self, now: Condition, time: float) -> None:
-        """Tell what is due at a time (monotonic seconds)."""
+        """Report what is due at ``time`` (monotonic seconds)."""
         if now.ready and not self._ready:
             self._ready = self._tell("READY=1")
         if (now.leaving or not (self._ready or self._stopping)) and now.overdue is None:
@@ -113,16 +111,16 @@ class ServiceManager:
         if overdue is not None and overdue != self._overdue:
             log.error("service.overdue", reason=overdue)
         self._overdue = overdue
-        # A tick before half of the period is over: a late one must not cost us our life.
+        # One tick before half of the period is over: the manager kills us after a late message.
         if self._watchdog is None or overdue is not None or time - self._fed_at < self._watchdog / 2 - self.period:
             return
         if self._tell("WATCHDOG=1"):
             self._fed_at = time
 
     def _tell(self, text: str) -> bool:
-        """Send one datagram; whether it was taken.
+        """Send one datagram; returns whether it was accepted.
 
-        Never waits: a manager that does not read must not hold us up.
+        Never waits: a manager that does not read must not block us.
         """
         if self._address is None:
             return True

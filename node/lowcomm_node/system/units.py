@@ -1,8 +1,8 @@
-"""Sizes, rates and durations as owners write them: ``20Mbit``, ``2.5MB``, ``4GiB``, ``30m``. No
-other spelling.
+"""Sizes, rates and durations as owners write them: ``20Mbit``, ``2.5MB``, ``4GiB``, ``30m``.
 
-``k``, ``M``, ``G`` count in thousands, ``Ki``, ``Mi``, ``Gi`` in 1024s. ``20Mb`` and ``20mbit`` are
-refused with what was perhaps meant, because a guess that takes bits for bytes is off by eight.
+No other spelling is accepted. ``k``, ``M``, ``G`` are powers of 1000, ``Ki``, ``Mi``, ``Gi`` of
+1024. ``20Mb`` and ``20mbit`` are refused with a suggestion, because a wrong guess between bits and
+bytes is off by eight.
 """
 
 import re
@@ -14,15 +14,15 @@ _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
 _FORM = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
 NONE = "none"
-"""What an owner writes for no limit."""
+"""An owner's word for no limit."""
 LEAST_RATE = 8_000.0
-"""Bytes a second: below 64 kbit/s even what peers tell each other beside contents would be late."""
+"""Bytes a second. Below 64 kbit/s even messages without contents would be late."""
 
 
 def read_rate(text: str) -> float | None:
-    """Bytes a second of such as ``20Mbit`` or ``2.5MB/s``; None for ``none``.
+    """Parse a rate such as ``20Mbit`` or ``2.5MB/s`` into bytes a second; None for ``none``.
 
-    Raises ValueError that says what to write.
+    Raises ValueError with what to write.
     """
     if text.strip() == NONE:
         return None
@@ -34,9 +34,9 @@ def read_rate(text: str) -> float | None:
 
 
 def read_size(text: str) -> int:
-    """Bytes of such as ``4GiB``, ``500MB`` or ``1048576``.
+    """Parse a size such as ``4GiB``, ``500MB`` or ``1048576`` into bytes.
 
-    Raises ValueError that says what to write.
+    Raises ValueError with what to write.
     """
     number, unit = _split(text, "4GiB, 500MB or a number of bytes")
     if not unit and number.is_integer():
@@ -45,9 +45,9 @@ def read_size(text: str) -> int:
 
 
 def read_duration(text: str) -> float:
-    """Seconds of such as ``90s``, ``30m``, ``2h`` or ``1h30m``.
+    """Parse a duration such as ``90s``, ``30m``, ``2h`` or ``1h30m`` into seconds.
 
-    Raises ValueError that says what to write.
+    Raises ValueError with what to write.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None or not text.strip():
@@ -60,7 +60,7 @@ def read_duration(text: str) -> float:
 
 
 def write_duration(seconds: float) -> str:
-    """A duration, as ``read_duration`` takes it; whole seconds, 1 at least."""
+    """Format a duration for ``read_duration``; whole seconds, at least 1."""
     left, text = max(1, round(seconds)), ""
     for unit in ("d", "h", "m", "s"):
         count, left = divmod(left, int(_TIMES[unit]))
@@ -69,8 +69,7 @@ def write_duration(seconds: float) -> str:
 
 
 def write_rate(rate: float | None) -> str:
-    """A rate in bytes a second, as ``read_rate`` takes it: in bits, the unit of those who sell
-    lines."""
+    """Format bytes a second for ``read_rate``: in bits, as providers do."""
     if rate is None:
         return NONE
     bits = 8 * rate
@@ -79,7 +78,7 @@ def write_rate(rate: float | None) -> str:
 
 
 def write_size(size: int) -> str:
-    """A size in bytes, as ``read_size`` takes it, without a rounding."""
+    """Format a size for ``read_size``, without rounding."""
     fitting = {int(factor): unit for unit, factor in _BYTES.items() if size % int(factor) == 0 and size >= factor}
     largest = max(fitting, default=1)
     return f"{size // largest}{fitting.get(largest, 'B')}"
@@ -98,7 +97,7 @@ def _factor(unit: str, known: dict[str, float], number: float, examples: tuple[s
     shown = f"{number:g}"
     if not unit:
         raise ValueError(f"{shown} of what? Write {shown}{examples[0]} or {shown}{examples[1]}")
-    # "Mb", "mb", "Mbps", "MBit": bits or bytes? Whoever wrote it knows; we do not.
+    # "Mb", "mb", "Mbps", "MBit": bits or bytes? Only the writer knows.
     same = [name for name in known if name.lower() == unit.lower()]
     if same and not unit.lower().endswith("b"):
         raise ValueError(f"{shown}{unit} is not a unit: write {shown}{same[0]}")
