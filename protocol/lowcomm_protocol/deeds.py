@@ -1,4 +1,4 @@
-"""Deeds: what a peer did to another, by how much it is held against it (peers/trust.py)."""
+"""Deeds: what a peer did to another, by severity (peers/trust.py)."""
 
 from enum import StrEnum
 
@@ -7,6 +7,6 @@ class Deed(StrEnum):
     """What a peer did."""
 
     STUMBLE = "stumble"
-    """What happens to honest peers: see ``Trust.stumbled``."""
+    """Happens to honest peers: see ``Trust.stumbled``."""
     LIGHT = "light"
     HEAVY = "heavy"

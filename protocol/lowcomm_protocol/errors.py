@@ -19,10 +19,10 @@ from lowcomm_protocol.refusals import Reason
 
 
 class LowcommError(Exception):
-    """Anything that lowcomm raises on purpose. The message names the thing, the value and the
+    """Any error that lowcomm raises on purpose. The message names the thing, the value and the
     remedy.
 
-    ``reason`` is what a refusal for it counts as.
+    ``reason``: how a refusal for it is counted.
     """
 
     reason = Reason.MALFORMED
@@ -68,8 +68,8 @@ class CodecError(LowcommError):
 
 
 class ImplausibleError(LowcommError):
-    """A contribution that is valid but not what honest peers send; ``deed``: what is held against
-    its sender."""
+    """A contribution that is valid but not what honest peers send; ``deed``: charged to its
+    sender."""
 
     def __init__(self, message: str, deed: Deed | None = Deed.HEAVY) -> None:
         super().__init__(message)

@@ -1,8 +1,8 @@
 """Keys, peer ids and signatures.
 
-A peer *is* its Ed25519 key: the libp2p peer id of such a key contains the public key itself, so a
-signature is checked against nothing but the peer id. Every signature is bound to a purpose, so that
-bytes signed for one use (a peer record, say) can't be replayed as another (a run specification).
+A peer *is* its Ed25519 key: the libp2p peer id of such a key contains the public key itself, so the
+peer id alone suffices to check a signature. Every signature is bound to a purpose, so that bytes
+signed for one use (a peer record, say) can't be replayed for another (a run specification).
 
 Layout of a peer id (libp2p specification, "peer ids"): base58 of the identity multihash ``00 24``
 of the protobuf ``08 01 12 20 || public key (32 bytes)``.
@@ -24,8 +24,8 @@ _SMALL_Y = frozenset(
     for root in (0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,)
     for number in (0, 1, -1, root, -root)
 )
-"""y of all points of the curve whose order is 1, 2, 4 or 8 (RFC 8032, section 5.1): signatures
-under such a key can be made by anybody, without its private key."""
+"""y of all points of the curve of order 1, 2, 4 or 8 (RFC 8032, section 5.1): anybody can sign for
+such a key, without its private key."""
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 # Protobuf of libp2p: key_type = Ed25519, data = 64 bytes
 _PRIVATE_KEY_PREFIX = bytes.fromhex("08011240")
@@ -85,8 +85,8 @@ def peer_id_of(public_key: bytes) -> str:
 
 
 def check_key(public_key: bytes) -> None:
-    """Raise SignatureError for an Ed25519 public key (32 bytes) that proves nothing: of small
-    order, or not canonical."""
+    """Raise SignatureError for an Ed25519 public key that proves nothing: small order, or not
+    canonical."""
     y = int.from_bytes(public_key, "little") & (2**255 - 1)
     if y >= _FIELD or y in _SMALL_Y:
         raise SignatureError(f"The public key {public_key.hex()} is one that anybody can sign for: it is refused.")
@@ -104,7 +104,7 @@ def public_key_of(peer_id: str) -> bytes:
     except ValueError:
         raise SignatureError(f"{peer_id[:64]!r} is not a peer id: expected base58 such as 12D3KooW...") from None
     public_key = raw[len(_PEER_ID_PREFIX) :]
-    # base58 decoding forgives white space at the end: without this one key would have many names.
+    # base58 decoding accepts trailing white space; without this check one key would have many names.
     if len(raw) != len(_PEER_ID_PREFIX) + KEY_BYTES or peer_id_of(public_key) != peer_id:
         raise SignatureError(f"The peer id {peer_id!r} holds no Ed25519 key: expected one that begins with 12D3KooW.")
     check_key(public_key)

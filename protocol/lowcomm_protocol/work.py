@@ -25,16 +25,15 @@ from lowcomm_protocol.refusals import Reason
 
 WEEK = 604_800.0
 OVERLAP = 86_400.0
-"""Seconds that a proof stays good after its week."""
+"""Seconds that a proof stays valid after its week."""
 EARLY = 60.0
-"""Seconds that a proof may come before its week, for clocks that differ."""
+"""Seconds that a proof may precede its week, for clocks that differ."""
 MAX_BITS = 16
 """The most that a creator may ask for: 65,536 hashes, minutes of one core."""
 PROOF_BYTES = 12
 MAX_PROVED = 8192
 MAX_FRESH = 100
-"""Proofs that are hashed in a second: strangers with bad ones must not take more than a third of a
-core."""
+"""Proofs hashed per second: invalid ones must not take more than a third of a core."""
 _N, _R, _P = 1024, 8, 1
 _MEMORY = 4 * 1024**2
 
@@ -47,7 +46,7 @@ class Proof:
     nonce: int
 
     def to_bytes(self) -> bytes:
-        """As it travels, in records and credentials."""
+        """As sent in records and credentials."""
         return self.week.to_bytes(4, "big") + self.nonce.to_bytes(8, "big")
 
 
@@ -57,7 +56,7 @@ def week_of(now: float) -> int:
 
 
 def zero_bits(run_id: str, peer_id: str, proof: Proof) -> int:
-    """With how many zero bits the hash of a proof begins. Takes one hash."""
+    """The number of leading zero bits of a proof's hash. Takes one hash."""
     statement = b"lowcomm/work\0" + bytes.fromhex(run_id) + public_key_of(peer_id) + proof.week.to_bytes(4, "big")
     salt = proof.nonce.to_bytes(8, "big")
     digest = hashlib.scrypt(statement, salt=salt, n=_N, r=_R, p=_P, maxmem=_MEMORY, dklen=32)
@@ -65,7 +64,7 @@ def zero_bits(run_id: str, peer_id: str, proof: Proof) -> int:
 
 
 def read_proof(data: bytes) -> Proof:
-    """Raises AdmissionError if this is no proof."""
+    """Decode a proof. Raises AdmissionError if it is none."""
     if not data:
         raise AdmissionError(
             "This run asks for a proof of work, and none was shown: a node finds one by itself when it joins.",
@@ -77,15 +76,12 @@ def read_proof(data: bytes) -> Proof:
 
 
 def is_good_in(week: int, now: float) -> bool:
-    """Whether a proof of this week is good at Unix time ``now``."""
+    """Whether a proof of this week is valid at Unix time ``now``."""
     return week * WEEK - EARLY <= now < (week + 1) * WEEK + OVERLAP
 
 
 class Proofs:
-    """Checks proofs, and remembers the good ones: each is shown with every record and call.
-
-    Memory is bounded.
-    """
+    """Checks proofs with a bounded cache: each is shown with every record and call."""
 
     def __init__(self) -> None:
         self._good: OrderedDict[tuple[str, str, bytes], None] = OrderedDict()
@@ -93,7 +89,7 @@ class Proofs:
         self._fresh = 0
 
     def check(self, data: bytes, run_id: str, peer_id: str, bits: int, now: float) -> None:
-        """Raise AdmissionError unless a proof is good for this run and peer at Unix time
+        """Raise AdmissionError unless a proof is valid for this run and peer at Unix time
         ``now``."""
         proof = read_proof(data)
         if not is_good_in(proof.week, now):

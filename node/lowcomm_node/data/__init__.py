@@ -1,4 +1,4 @@
-"""Training text: where it comes from, its tokens on disk, and the batches that a peer draws."""
+"""Training text: its sources, its tokens on disk, and the batches that a peer draws."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +23,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Dataset:
-    """Tokens on disk, cut into what is trained on and what is only evaluated on."""
+    """Tokens on disk, split into training and held-out text."""
 
     name: str
-    """Kind and file name; safe to show, as it tells no folder."""
+    """Kind and file name; safe to show, since it names no folder."""
     tokenizer: Tokenizer
     train: Split
     held_out: Split
 
     @property
     def vocab(self) -> int:
-        """Tokens are below this number."""
+        """Exclusive upper bound of the tokens."""
         return self.tokenizer.vocab
 
     @property
@@ -50,14 +50,13 @@ def open_data(
     disk_quota: DiskQuota | None = None,
     tell: Tell = lambda _: None,
 ) -> Dataset:
-    """Open a source that the run offers or the machine's owner names; tokenized once into
-    ``cache_dir``.
+    """Open a source chosen by the run or the machine's owner; tokenized once into ``cache_dir``.
 
-    ``disk_quota``: what the home may take of the disk; ``tell`` hears how far tokenizing is.
+    ``disk_quota``: of the home; ``tell`` receives the progress of tokenizing.
 
     ``source`` is ``builtin:python``, or the path of a file, folder or glob, whose kind its files
     tell, or ``text:``, ``jsonl:`` or ``parquet:`` and a path; ``field`` is the column of the last
-    two. ``tokenizer`` is ``bytes``, the path of a tokenizer.json, or one that is open. Raises
+    two. ``tokenizer`` is ``bytes``, the path of a tokenizer.json, or an open one. Raises
     ConfigError, DataError if the text is missing, malformed or too short, DiskFull.
     """
     corpus = open_corpus(source, field)

@@ -1,8 +1,8 @@
-"""Where text comes from: documents one at a time, each either trained on or held out.
+"""Sources of text: documents one at a time, each either trained on or held out.
 
 A remote run can only choose ``builtin:python`` or leave the choice to each owner; paths come from
-the owner alone. What is held out depends on names or contents, not on chance, so that peers with
-the same data evaluate on the same.
+the owner alone. Names or contents decide what is held out, not chance, so that peers with the same
+data evaluate on the same text.
 """
 
 import hashlib
@@ -43,12 +43,12 @@ class Corpus(Protocol):
 
     @property
     def name(self) -> str:
-        """Kind and file name; safe to show, as it tells no folder."""
+        """Kind and file name; safe to show, since it names no folder."""
         ...
 
     @property
     def origin(self) -> str:
-        """What its owner asked for; the cache keeps one version of each."""
+        """The owner's choice. The cache keeps one version of each."""
         ...
 
     def fingerprint(self) -> str:
@@ -57,7 +57,7 @@ class Corpus(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes of all files as they lie on the disk."""
+        """Bytes of all files on disk."""
         ...
 
     def documents(self, reading: Reading | None = None) -> Iterator[Document]:
@@ -70,8 +70,8 @@ class Corpus(Protocol):
 
 @dataclass(frozen=True)
 class PythonCorpus:
-    """Source text of the standard library of the Python that runs this; every 20th file, by name,
-    is held out."""
+    """Source text of the running Python's standard library; every 20th file, by name, is held
+    out."""
 
     root: Path
     name: str = "builtin:python"
@@ -105,8 +105,7 @@ class PythonCorpus:
         return found
 
     def _sources(self) -> Iterator[tuple[str, Path]]:
-        """What belongs to the library; folders of other packages are not entered, they can be far
-        larger than it."""
+        """The library's files. Folders of other packages are skipped: they can be far larger."""
         for folder, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if name not in _SKIPPED]
             for file in files:
@@ -118,7 +117,7 @@ class PythonCorpus:
 
 @dataclass(frozen=True)
 class FileCorpus:
-    """Files of one kind that this machine's owner names; one document in 100, by content, is held
+    """Files of one kind named by this machine's owner; one document in 100, by content, is held
     out."""
 
     kind: str
@@ -128,7 +127,7 @@ class FileCorpus:
     field: str
 
     def fingerprint(self) -> str:
-        # Size and time of change stand for the content: reading terabytes at each start would take
+        # Size and modification time stand for the content: reading terabytes at each start would take
         # too long.
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
         return _digest([self.kind, self.field, stats])
@@ -145,8 +144,8 @@ class FileCorpus:
             yield Document(text, held_out, ends)
 
     def _spare(self) -> int | None:
-        """The hash of the document to hold out if no other is; of a large corpus this reads only
-        the beginning."""
+        """The hash of the document to hold out if no other is. Of a large corpus it reads only the
+        beginning."""
         smallest: int | None = None
         for text, _ in self._texts(Reading()):
             if _one_in(_HELD_OUT_DOCUMENTS, text):
@@ -164,9 +163,9 @@ class FileCorpus:
 def open_corpus(source: str, field: str = "text") -> Corpus:
     """``builtin:python``, or a path: a file, a folder or a glob, whose kind its files tell.
 
-    ``text:``, ``jsonl:`` or ``parquet:`` before the path overrules what files tell; of a folder it
-    takes the files of that kind. Raises ConfigError if the path names nothing that is there, binary
-    files, or files of several kinds.
+    ``text:``, ``jsonl:`` or ``parquet:`` before the path overrides that; of a folder it selects the
+    files of that kind. Raises ConfigError if the path names nothing, binary files, or files of
+    several kinds.
     """
     if source == "builtin:python":
         return PythonCorpus(Path(sysconfig.get_path("stdlib")))
@@ -187,8 +186,8 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
 
 
 def _of_kind(kind: str, path: str) -> list[Path]:
-    """The files of a kind in a folder; a file or a glob is what its owner says it is, but text is
-    never binary."""
+    """The files of a kind in a folder. A file or a glob is taken at the owner's word, unless
+    binary."""
     files = documents.find_files(path)
     if documents.is_folder(path):
         return sort_by_kind(files).get(kind, [])
@@ -198,8 +197,8 @@ def _of_kind(kind: str, path: str) -> list[Path]:
 
 
 def _belongs(name: str) -> bool:
-    # _sysconfigdata and config-* hold paths of this machine; without them equal Pythons have equal
-    # text.
+    # _sysconfigdata and config-* contain paths of this machine. Without them equal Pythons have
+    # equal text.
     parts = name.split("/")
     return not _SKIPPED.intersection(parts) and not parts[-1].startswith("_sysconfigdata") and name[:7] != "config-"
 

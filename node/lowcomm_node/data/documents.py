@@ -1,4 +1,4 @@
-"""Documents of text, JSON lines and Parquet files, one at a time, whatever the size of the file."""
+"""Documents of text, JSON lines and Parquet files, one at a time, for files of any size."""
 
 import glob
 import gzip
@@ -16,7 +16,7 @@ from lowcomm_node.data.kinds import is_packed
 from lowcomm_node.errors import ConfigError, DataError
 
 LARGEST_PIECE = 64 << 10
-"""Bytes of a text that are held out or trained on as one; a longer text is cut at line ends."""
+"""Bytes of a text that are held out or trained on as one. A longer text is cut at line ends."""
 SMALLEST_PIECE = 1 << 10
 _PIECES = 256
 _LONGEST_LINE = 64 << 20
@@ -27,26 +27,25 @@ _NAMED_FIELDS = 8
 
 @dataclass
 class Reading:
-    """How far files are read, in bytes as they lie on the disk; packed ones count packed."""
+    """The progress of reading, in bytes on disk; packed files count packed."""
 
     done: int = 0
-    """Of the files that are read to their end, and of the one being read."""
+    """Of all finished files and of the current one."""
     finished: int = 0
-    """Of the files that are read to their end."""
+    """Of all finished files."""
 
     def at(self, place: int) -> None:
-        """So many bytes of the present file are read."""
+        """``place`` bytes of the current file are read."""
         self.done = self.finished + place
 
     def end(self, size: int) -> None:
-        """The present file, of so many bytes, is read to its end."""
+        """The current file, of ``size`` bytes, is finished."""
         self.finished += size
         self.done = self.finished
 
 
 def find_files(path: str) -> list[Path]:
-    """Files, sorted: the path itself, those in the folder at any depth (not hidden), or a
-    glob's."""
+    """Sorted files: the path itself, those in the folder at any depth (not hidden), or a glob's."""
     root = _expanded(path)
     if root.is_file():
         return [root]
@@ -56,7 +55,7 @@ def find_files(path: str) -> list[Path]:
 
 
 def is_folder(path: str) -> bool:
-    """Whether a path is that of a folder."""
+    """Whether a path names a folder."""
     return _expanded(path).is_dir()
 
 
@@ -65,8 +64,7 @@ def read_text(files: Sequence[Path], reading: Reading | None = None) -> Iterator
 
     A file packed with gzip is unpacked.
     """
-    # Pieces of a small corpus are small, so that it, too, has enough of them to hold one in a
-    # hundred out.
+    # A small corpus gets small pieces, so that one in a hundred can be held out.
     total = sum(path.stat().st_size for path in files)
     size = min(LARGEST_PIECE, max(SMALLEST_PIECE, total // _PIECES))
     reading = reading or Reading()
@@ -122,7 +120,7 @@ def read_parquet(files: Sequence[Path], field: str, reading: Reading | None = No
                     for value in batch.column(0).to_pylist():
                         yield from _encoded(_checked(value, field, str(path)))
                 reading.end(size)
-        # Also bytes that are not UTF-8
+        # ValueError includes bytes that are not UTF-8.
         except (library.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path} can't be read as Parquet ({error}): replace or remove it.") from error
 

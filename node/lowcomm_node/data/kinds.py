@@ -1,10 +1,4 @@
-"""Which kind of text a file holds: told by its ending and its first bytes, never by one of them
-alone.
-
-.jsonl, .ndjson        JSON lines          PAR1 at the start        Parquet, whatever its name
-.parquet               Parquet             zip, PDF, images, NUL    binary: refused
-anything else          text                .gz                      what is packed in it
-"""
+"""The kind of text in a file, from its ending and its first bytes together."""
 
 import gzip
 import zlib
@@ -42,7 +36,7 @@ def is_packed(path: Path, head: bytes) -> bool:
 
 
 def kind_of(path: Path) -> str:
-    """``text``, ``jsonl``, ``parquet``, or in other words what binary contents a file has.
+    """``text``, ``jsonl``, ``parquet``, or in other words a file's binary contents.
 
     Raises ConfigError.
     """
@@ -63,7 +57,7 @@ def kind_of(path: Path) -> str:
 def one_kind(source: str, files: Sequence[Path]) -> str:
     """The kind of all files of a folder or glob.
 
-    Raises ConfigError, which names some, if they are binary or mixed.
+    Raises ConfigError, which names some of them, if they are binary or mixed.
     """
     found = sort_by_kind(files)
     refuse_binary(source, found)
@@ -78,7 +72,7 @@ def one_kind(source: str, files: Sequence[Path]) -> str:
 
 
 def sort_by_kind(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """The files of each kind, among the kinds also words for what is binary.
+    """The files of each kind, where kinds include words for binary contents.
 
     Raises ConfigError if one can't be read.
     """
@@ -105,8 +99,7 @@ def _some(files: Sequence[Path]) -> str:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file, unpacked if need be; what can't be unpacked is for its reader to
-    refuse."""
+    """The first bytes of a file, unpacked if needed. Errors of unpacking are left to its reader."""
     try:
         with path.open("rb") as file:
             head = file.read(_LOOK)

@@ -41,11 +41,11 @@ from lowcomm_node.storage.quota import DiskQuota
 FORMAT = 2
 SHARD_BYTES = 256 << 20
 CHECKED_BYTES = 1 << 30
-"""Data up to this size is hashed at every start; of more, only the sizes are compared, as hashing
-takes minutes."""
+"""Up to this size data is hashed at every start. Beyond it only the sizes are compared, since
+hashing takes minutes."""
 BATCH_BYTES = (256 << 10) * (os.cpu_count() or 1)
-"""Bytes of text that are tokenized at once: enough for all cores, little memory, and news of
-progress each second or so."""
+"""Bytes of text tokenized at once: enough for all cores, little memory, and progress about once a
+second."""
 _MANIFEST = "manifest.json"
 _WRITING = ".writing-"
 _SPLITS = ("train", "held_out")
@@ -168,7 +168,7 @@ def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, disk_quota: Di
                 writer.write(tokens)
                 if document.ends:
                     writer.write(separator)
-                # How many tokens a text has is known only afterwards.
+                # The number of tokens is known only afterwards.
                 if (size := train.size + held_out.size) > room:
                     raise disk_quota.refusal(size, f"The text of {corpus.name}")
             tell(Tokenized(min(reading.done, total), total, (train.size + held_out.size) // dtype.itemsize))
@@ -201,8 +201,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _remove_former(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path) -> None:
-    """Remove what the same origin gave before it changed, so that edits to a text don't fill the
-    disk."""
+    """Remove earlier versions of the same origin, so that edits to a text don't fill the disk."""
     for manifest in cache.glob(f"tokens-*/{_MANIFEST}"):
         with suppress(OSError, ValueError, KeyError):
             content = read_sealed_json(manifest)
@@ -248,7 +247,7 @@ class _ShardWriter:
         self.shards.append({"split": self._split, "file": path.name, "size": size, "sha256": sha256_file(path)})
 
     def close(self) -> None:
-        """Let go of the file, finished or not; after a full disk this fails like the write before
+        """Close the file, finished or not. After a full disk this fails like the write before
         it."""
         if self._file is not None:
             with suppress(OSError):

@@ -13,7 +13,7 @@ from lowcomm_node.errors import DataError
 
 
 class TrainStream:
-    """Random windows of a split; every peer draws its own, from the run's seed and its id alone.
+    """Random windows of a split. Every peer draws its own, from the run's seed and its id alone.
 
     Batch number n depends on nothing before it, so a number is all that a resume needs. Raises
     DataError if the split is shorter than one window.
@@ -35,11 +35,11 @@ class TrainStream:
         return pair
 
     def state(self) -> dict[str, Any]:
-        """What ``restore`` needs to go on from here; plain JSON."""
+        """The state for ``restore``; plain JSON."""
         return {"batches": self.batches}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken. Raises DataError if it is not a state of a stream."""
+        """Continue from ``state``. Raises DataError if it is not a state of a stream."""
         batches = state.get("batches")
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 0:
             raise DataError(f"The state of the data stream says batches = {batches!r}: resume from another checkpoint.")

@@ -25,12 +25,12 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """Tells tokenizers apart: equal names give equal tokens."""
+        """Identifies the tokenizer: equal names give equal tokens."""
         ...
 
     @property
     def vocab(self) -> int:
-        """Tokens are below this number."""
+        """Exclusive upper bound of the tokens."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        """Tokens of several texts, as ``encode`` gives them, on all the cores that this process may
+        """Tokens of several texts, as ``encode`` gives them, on all cores that this process may
         use."""
         ...
 
@@ -77,8 +77,8 @@ class BytesTokenizer:
 
 
 class FileTokenizer:
-    """A tokenizer.json of Hugging Face's ``tokenizers``, from a path that this machine's owner
-    names."""
+    """A tokenizer.json of Hugging Face's ``tokenizers``, at a path named by this machine's
+    owner."""
 
     def __init__(self, path: Path) -> None:
         library = _tokenizers(path)
@@ -89,7 +89,7 @@ class FileTokenizer:
             self.vocab: int = max(self._tokenizer.get_vocab().values()) + 1
         except Exception as error:  # the library raises plain Exception
             raise ConfigError(f"{path} is not a tokenizer.json ({error}): name one with --tokenizer.") from error
-        # Files of models for short texts ask to cut each text off, and to fill it up.
+        # Files of models for short texts enable truncation and padding.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.path = path
@@ -104,8 +104,7 @@ class FileTokenizer:
         return np.asarray(encoding.ids, dtype=np.uint32)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        # The library does this on threads of its own (RAYON_NUM_THREADS) and lets go of the
-        # interpreter meanwhile.
+        # The library uses threads of its own (RAYON_NUM_THREADS) and releases the interpreter lock.
         decoded = [text.decode(errors="replace") for text in texts]
         encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
@@ -129,8 +128,8 @@ def open_tokenizer(name: str) -> Tokenizer:
 
 
 def check_tokenizer(tokenizer: Tokenizer, wanted: str, vocab: int) -> None:
-    """Raise ConfigError if a tokenizer is not the one with the SHA-256 ``wanted`` (empty: unknown),
-    or has too many tokens."""
+    """Raise ConfigError if the SHA-256 is not ``wanted`` (empty: unknown), or the vocabulary is too
+    large."""
     if wanted and tokenizer.sha256 != wanted:
         raise ConfigError(
             f"{describe(tokenizer)} is not the tokenizer of this run: its SHA-256 is {tokenizer.sha256 or 'none'}, the "
@@ -154,25 +153,23 @@ def describe(tokenizer: Tokenizer) -> str:
 
 
 def identify(tokenizer: Tokenizer) -> dict[str, str]:
-    """What a checkpoint says of its tokenizer: the name of its file, without the folder, and its
-    SHA-256; or ``bytes``."""
+    """A checkpoint's entry for its tokenizer: file name without folder, and SHA-256; or
+    ``bytes``."""
     if isinstance(tokenizer, FileTokenizer):
         return {"file": tokenizer.path.name, "sha256": tokenizer.sha256}
     return {"file": tokenizer.name, "sha256": ""}
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Keep a copy of a tokenizer's file beside the checkpoints of its run, so that they can be used
-    later."""
+    """Copy a tokenizer's file beside the checkpoints of its run, so that they stay usable."""
     path = folder / KEPT
     if isinstance(tokenizer, FileTokenizer) and not (path.is_file() and sha256_file(path) == tokenizer.sha256):
         write_atomic(path, tokenizer.content)
 
 
 def use_threads(count: int | None) -> None:
-    """Have tokenizers work on so many threads (None: one for each core); to be said before the
-    first one works."""
-    # Or it stops using them after a fork, with a warning
+    """Set the threads of tokenizers (None: one per core). Call it before the first one works."""
+    # Set explicitly, or the library disables its threads after a fork, with a warning.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     if count is not None:
         os.environ["RAYON_NUM_THREADS"] = str(count)

@@ -1,9 +1,9 @@
-"""How the C library keeps memory that was freed.
+"""Settings of the C library for freed memory.
 
-Contents travel in pieces of a mebibyte, each of which gRPC allocates and frees. glibc gives such
-pieces back to the kernel at once and asks for them again, so most of the time goes into page
-faults: on a virtual machine with two cores, gRPC moved 186 MB/s at 5.3 s of CPU a GB, and 1040 MB/s
-at 1.0 s with these settings (benchmarks/transport.py).
+Contents travel in pieces of a mebibyte, each of which gRPC allocates and frees. glibc returns such
+pieces to the kernel at once and asks for them again, so most of the time goes into page faults: on
+a virtual machine with two cores, gRPC moved 186 MB/s at 5.3 s of CPU per GB, and 1040 MB/s at 1.0 s
+with these settings (benchmarks/transport.py).
 """
 
 import ctypes
@@ -12,15 +12,15 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 KEPT = 32 * 1024**2
-"""Bytes at the end of a heap that are kept when they are free."""
+"""Free bytes at the end of a heap that are kept."""
 LARGE = 4 * 1024**2
-"""Bytes from which on a piece of memory is the kernel's business again."""
+"""Bytes of an allocation above which the kernel maps it separately."""
 
 
 def keep_freed_memory() -> bool:
-    """Have this process reuse what it has freed; whether that could be arranged.
+    """Have this process reuse freed memory. Returns whether that worked.
 
-    To be called before there are threads.
+    Call it before threads exist.
     """
     if sys.platform != "linux":
         return False

@@ -88,8 +88,7 @@ class Shares:
 
     def has_room(self, place: str, free: int) -> bool:
         """Whether one more may come from an address, with ``free`` places left."""
-        # The widest first: a relay, behind which no address is seen, has as many peers as a
-        # network.
+        # The widest first: a relay, with a single prefix, gets the bounds of a network.
         bounds = zip(reversed(prefixes_of(place)), reversed(self._at_least), reversed(PER_FREE), strict=False)
         return all(self._held[prefix] < max(least, share * free) for prefix, least, share in bounds)
 

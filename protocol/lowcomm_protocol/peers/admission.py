@@ -1,17 +1,17 @@
-"""Who may take part in a run, as its specification says.
+"""Admission to a run, as its specification says.
 
-    open     whoever knows it; if it asks for work, whoever shows a proof of work of this week (work.py)
+    open     any peer; if the run asks for work, with a proof of work of this week (work.py)
     list     the peers that it names
-    invite   whoever shows a claim on an invite of its creator (invites.py)
+    invite   a peer with a claim on an invite of its creator (invites.py)
 
-Its creator always may; whom the creator has removed (removals.py) never may.
+The creator is always admitted, and removed peers (removals.py) never are.
 
-**How many uses an invite has** nobody can count alone, so all peers follow one rule: of all claims
-on an invite that are known, the earliest hold, by (time of claim, peer id), as many as it has uses.
-What a peer keeps of them is a set that only depends on which claims it has heard, not on their
-order, so peers that have heard the same claims decide the same; and no more than ``uses`` of them
-are ever kept. Limits (docs/admission.md): whoever holds the token chooses the time of its claim, so
-it can push out others who came by *the same* invite, never members that came by another.
+**The uses of an invite** can't be counted by a single peer, so all peers follow one rule: of all
+known claims on an invite, the earliest count, by (time of claim, peer id), as many as it has uses.
+A peer's set of them depends only on the claims it has heard, not on their order, so peers that have
+heard the same claims decide the same; and no more than ``uses`` are ever kept. The limit
+(docs/admission.md): the holder of a token chooses the time of its claim, so it can displace others
+who came by *the same* invite, but never members that came by another.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ from lowcomm_protocol.spec.run import RunSpec, SignedRun
 from lowcomm_protocol.work import MAX_PROVED, Proofs
 
 MAX_CLAIMS = 4096
-"""Claims of one run that are kept, of all invites together."""
+"""Claims of one run that are kept, over all invites."""
 MAX_PEER_ID = 64
 """Characters of a peer id, at most."""
 MAX_TOLD = 32
@@ -40,8 +40,7 @@ MAX_TOLD = 32
 
 @dataclass(frozen=True)
 class Rules:
-    """What a run's specification says about who may join; needs no memory, so any peer of the DHT
-    can apply it."""
+    """A specification's rules of admission. They need no memory, so any DHT peer can apply them."""
 
     run_id: str
     creator: str
@@ -52,22 +51,22 @@ class Rules:
     _proofs: Proofs = field(default_factory=Proofs, compare=False, repr=False)
 
     def asks_for_work(self, peer_id: str) -> bool:
-        """Whether a peer has to show a proof of work."""
+        """Whether a peer must show a proof of work."""
         return bool(self.work) and peer_id != self.creator
 
     @property
     def lets_everybody_in(self) -> bool:
-        """Whether nobody has to show anything."""
+        """Whether no peer must show anything."""
         return self.admission == "open" and not self.work
 
     @classmethod
     def of(cls, run: SignedRun, spec: RunSpec | None = None) -> "Rules":
-        """The rules of a run; ``spec``: its settings, where it was amended."""
+        """The rules of a run; ``spec``: its amended settings, if any."""
         settings = (spec or run.spec).run
         return cls(run.run_id, run.creator, settings.admission, frozenset(settings.members), settings.work)
 
     def check(self, peer_id: str, claim: bytes, now: float) -> Claim | None:
-        """The claim by which a peer may join at Unix time ``now``, None where it needs none.
+        """The claim by which a peer may join at Unix time ``now``, None if it needs none.
 
         Raises AdmissionError.
         """
@@ -99,21 +98,21 @@ class Rules:
 
 
 class Admission:
-    """What one peer knows of who may take part in its run. Memory is bounded by ``MAX_CLAIMS``."""
+    """One peer's knowledge of admission to its run. ``MAX_CLAIMS`` bounds its memory."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.removals = Removals()
         self._uses: dict[bytes, dict[str, Claim]] = {}
-        """By the key of the invite: the claims that hold, by peer id."""
+        """By the key of the invite: the claims that count, by peer id."""
         self._came_by: dict[str, Claim] = {}
-        """The claim that each peer showed last, of those that hold."""
+        """Each peer's last shown claim that counts."""
         self._proved: OrderedDict[str, bytes] = OrderedDict()
-        """The good proof of work that each peer showed last."""
+        """Each peer's last valid proof of work."""
         self._told = 0
 
     def check(self, peer_id: str, claim: bytes, now: float) -> None:
-        """Let a peer in that shows ``claim`` (may be empty) at Unix time ``now``.
+        """Admit a peer that shows ``claim`` (possibly empty) at Unix time ``now``.
 
         Raises AdmissionError, SignatureError.
         """
@@ -127,12 +126,11 @@ class Admission:
                 self._check_invite(read.invite)
             elif self.rules.work:
                 self._keep_proof(peer_id, claim)
-        # Last, because a peer that was removed has used up its invite all the same.
+        # Last, because a removed peer has used up its invite all the same.
         self._check_removed(peer_id)
 
     def check_again(self, peer_id: str, now: float) -> None:
-        """Raise AdmissionError unless a peer that showed what lets it in may still take part at
-        Unix time ``now``."""
+        """Raise AdmissionError unless an admitted peer may still take part at Unix time ``now``."""
         self._check_removed(peer_id)
         known = self._came_by.get(peer_id) if self.rules.admission == "invite" else None
         if known is not None:
@@ -147,8 +145,7 @@ class Admission:
             self._proved.popitem(last=False)
 
     def barred(self, peer_id: str, now: float) -> bool:
-        """Whether a peer that was let in may not take part any more, or one that was not is none of
-        the run."""
+        """Whether a peer may not take part any more, or was never admitted."""
         try:
             self.check_again(peer_id, now)
         except AdmissionError:
@@ -156,7 +153,7 @@ class Admission:
         return False
 
     def hear_removals(self, data: bytes) -> bool:
-        """Take in a removal list; whether it is newer than ours.
+        """Take in a removal list. Returns whether it is newer than ours.
 
         Raises RecordError or SignatureError.
         """
@@ -171,8 +168,8 @@ class Admission:
     # uses that were made, told to those who have not met who made them
 
     def hear_uses(self, uses: Iterable[pb.Use], now: float) -> None:
-        """Take in what another peer tells of claims, up to the first that no honest peer would
-        tell."""
+        """Take in claims that another peer reports, up to the first that no honest peer would
+        report."""
         for use in list(uses)[:MAX_TOLD]:
             if len(use.peer_id) > MAX_PEER_ID:
                 return
@@ -188,8 +185,8 @@ class Admission:
                     return
 
     def uses_to_tell(self, alive: frozenset[str]) -> list[pb.Use]:
-        """Some claims of peers that are not alive, others each time; those of the living are in
-        their records."""
+        """Some claims of absent peers, different ones each time. Alive peers have theirs in their
+        records."""
         absent = [claim for claim in self._claims() if claim.peer_id not in alive]
         start = self._told % len(absent) if absent else 0
         self._told += MAX_TOLD
@@ -197,12 +194,12 @@ class Admission:
         return [pb.Use(peer_id=claim.peer_id, claim=claim.data) for claim in chosen]
 
     def to_bytes(self) -> bytes:
-        """All claims that hold, to be kept on disk."""
+        """All claims that count, for the disk."""
         uses = [pb.Use(peer_id=claim.peer_id, claim=claim.data) for claim in self._claims()]
         return pb.Uses(uses=uses).SerializeToString()
 
     def load(self, data: bytes, now: float) -> None:
-        """The counterpart of ``to_bytes``; what is damaged or has expired is left out."""
+        """The counterpart of ``to_bytes``. Damaged and expired claims are skipped."""
         try:
             uses = pb.Uses.FromString(data).uses
         except DecodeError:
@@ -213,16 +210,16 @@ class Admission:
     # the rule
 
     def _take(self, claim: Claim, now: float, *, shown: bool) -> None:
-        """Verify a claim and keep it if it is one of the earliest. Raises AdmissionError,
+        """Verify a claim and keep it if it is among the earliest. Raises AdmissionError,
         SignatureError.
 
-        ``shown``: by the peer itself. What others tell never takes the place of that: whoever holds
-        an invite can claim by it in anybody's name, and could then have that claim pushed out.
+        ``shown``: by the peer itself. Reports of others never replace a shown claim: the holder of
+        an invite can claim it in any peer's name, and could then have that claim displaced.
         """
         uses = self._uses.get(claim.invite.key, {})
         earlier = sum(other.rank < claim.rank for other in uses.values() if other.peer_id != claim.peer_id)
         if earlier >= claim.invite.uses:
-            # Before signatures are verified: an invite that many have got hold of costs us little.
+            # Checked before signatures, so that a leaked invite costs us little.
             raise AdmissionError(
                 f"All {claim.invite.uses} uses of the invite {claim.invite.invite_id} were claimed before "
                 f"{claim.peer_id} came: ask the run's creator for another invite.",

@@ -1,12 +1,12 @@
-"""Invites: how a run's creator lets in peers that it does not know by their ids yet.
+"""Invites: how a run's creator admits peers whose ids it does not know yet.
 
-    creator ── Invite: run, key, expiry, uses, signed by the creator; with the key's secret it is a *token* ──► joiner
+    creator ── Invite: run, key, expiry, uses, signed; with the key's secret it is a *token* ──► joiner
     joiner  ── Claim: "this peer came by this invite at this time", signed by the invite's key ──► in its record and calls
-    anybody ── checks both signatures against nothing but the creator's peer id
+    any     ── checks both signatures with nothing but the creator's peer id
 
-The secret never leaves those who hold the token: a claim that is overheard is good for no other
-peer. An invite is named by its key, as a peer id. Layout of a token: the word ``invite``, then
-base58 (with a checksum) of an ``InviteToken``.
+The secret stays with the holders of the token: an overheard claim is valid for no other peer. The
+name of an invite is its key, as a peer id. Layout of a token: the word ``invite``, then base58
+(with a checksum) of an ``InviteToken``.
 """
 
 from dataclasses import dataclass, field
@@ -23,35 +23,35 @@ from lowcomm_protocol.refusals import Reason
 MAX_USES = 1024
 MAX_CLAIM_BYTES = 512
 MAX_TOKEN_LENGTH = 600
-"""Characters; decoding base58 takes the square of its length."""
+"""Characters. Decoding base58 takes time quadratic in the length."""
 _PREFIX = "invite"
 _INVITE, _CLAIM = "invite", "claim on an invite"
 
 
 @dataclass(frozen=True)
 class Invite:
-    """One invite, as its creator signed it."""
+    """An invite, as its creator signed it."""
 
     run_id: str
     key: bytes
     """Ed25519 public key, 32 bytes."""
     expires: float
-    """Unix time, seconds. Who came by it is out then, too: nobody could tell a late claim from an
-    early one."""
+    """Unix time, seconds. Peers that came by it lose admission then, too: a late claim can't be
+    told from an early one."""
     uses: int
     """How many peers may come by it."""
     peer_id: str
-    """The only peer that it is for; empty: any."""
+    """The only peer that may use it; empty: any."""
     payload: bytes = field(repr=False)
     signature: bytes = field(repr=False)
 
     @cached_property
     def invite_id(self) -> str:
-        """Its name, by which the creator can take it back."""
+        """Its name, by which the creator can revoke it."""
         return peer_id_of(self.key)
 
     def check_for(self, run_id: str, peer_id: str, now: float) -> None:
-        """Raise AdmissionError unless it is for this run and peer, and good at Unix time
+        """Raise AdmissionError unless it is for this run and peer, and valid at Unix time
         ``now``."""
         if self.run_id != run_id:
             raise AdmissionError(
@@ -72,13 +72,13 @@ class Invite:
 
 @dataclass(frozen=True)
 class Token:
-    """An invite with the secret that makes claims; whoever holds it can let peers in."""
+    """An invite with the secret that makes claims. Its holder can admit peers."""
 
     invite: Invite
     secret: bytes = field(repr=False)
 
     def text(self) -> str:
-        """What a person pastes; about 260 characters."""
+        """The text that a person pastes; about 260 characters."""
         message = pb.InviteToken(invite=_signed(self.invite), secret=self.secret)
         return _PREFIX + base58.b58encode_check(message.SerializeToString()).decode()
 
@@ -98,14 +98,14 @@ class Claim:
     claimed_ms: int
     """Unix time, milliseconds."""
     peer_id: str
-    """The peer that came by it; not part of the message, which is good for no other."""
+    """The peer that came by it. It is not part of the message, whose signature covers it."""
     signature: bytes = field(repr=False)
     data: bytes = field(repr=False)
     """The serialized Claim, as it came."""
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Of more claims than uses those hold that are lowest in this order."""
+        """If there are more claims than uses, the lowest in this order count."""
         return self.claimed_ms, self.peer_id
 
     def verify(self, creator: str) -> None:
@@ -118,7 +118,8 @@ class Claim:
 def issue_invite(
     creator: Identity, run_id: str, secret: bytes, expires: float, uses: int = 1, peer_id: str = ""
 ) -> Token:
-    """Sign an invite; ``secret``: 32 fresh random bytes; ``peer_id``: whom alone it is for.
+    """Sign an invite; ``secret``: 32 fresh random bytes; ``peer_id``: the only peer that may use
+    it.
 
     Raises AdmissionError.
     """
@@ -136,9 +137,9 @@ def issue_invite(
 
 
 def read_token(text: str) -> Token:
-    """Read what a person pasted.
+    """Read a pasted token.
 
-    Raises AdmissionError if it is not a whole token; who signed it is checked later.
+    Raises AdmissionError if it is incomplete. Its signer is checked later.
     """
     text = "".join(text.split())  # mail programs break long lines
     try:
@@ -164,7 +165,7 @@ def verify_token(token: Token, creator: str) -> None:
 def read_claim(data: bytes, peer_id: str) -> Claim:
     """Read the claim that ``peer_id`` shows.
 
-    Raises AdmissionError if it is none; nothing is verified yet.
+    Raises AdmissionError if it is malformed. Nothing is verified yet.
     """
     if len(data) > MAX_CLAIM_BYTES:
         raise AdmissionError(

@@ -1,13 +1,13 @@
-"""Which peers have proved lately that they are there, and which others to probe next. No clock:
-time is an argument.
+"""Which peers have proved recently to be there, and which others to probe next. No clock: time is
+an argument.
 
-    a record alone ──► unknown ── answers a call of ours, or calls us and is authenticated ──► alive for ALIVE seconds
-                         │  ▲                                                                     │
-                  probed ▼  │ backoff: by peer, and by place (/24, /64, relay)                    │ two exchanges in a row
-                        silent ◄──────────────────────────────────────────────────────────────────┘ that it does not answer
+    a record alone ──► unknown ── answers our call, or calls us and authenticates ──► alive for ALIVE seconds
+                         │  ▲                                                             │
+                  probed ▼  │ backoff: by peer, and by place (/24, /64, relay)            │ two exchanges in a row
+                        silent ◄──────────────────────────────────────────────────────────┘ without an answer
 
-A record costs its writer nothing, so it proves nothing: only peers that are alive are met, counted
-and believed. An unknown peer gets a probe beside the exchanges, never a place in them.
+A record costs its writer nothing, so it proves nothing: only alive peers are met, counted and
+believed. An unknown peer gets a probe beside the exchanges, never a place in one.
 """
 
 from collections import OrderedDict
@@ -17,37 +17,36 @@ from hashlib import sha256
 from typing import TypeVar
 
 ALIVE = 300.0
-"""Seconds for which a peer counts as alive after a sign of life."""
+"""Seconds for which a sign of life counts."""
 REFRESH = 100.0
-"""Seconds after which a peer that gave no sign of life is probed again; three attempts fit in
-``ALIVE``."""
+"""Seconds without a sign of life before a peer is probed again. Three attempts fit in ``ALIVE``."""
 PROBE_EVERY = 1.0
-"""Seconds between two probes of unknown peers, in the long run."""
+"""Mean seconds between two probes of unknown peers."""
 BURST = 16
-"""Probes that may be saved up."""
+"""Probes that may accumulate."""
 FIRST_BURST = 48
-"""The same while nobody is known to be there: a newcomer has to find its first partners among
-records of nobody. It leaves room for others among the 64 peers at once of a node."""
+"""The same while no peer is known to be there: a newcomer must find its first partners among
+records of absent peers. It leaves room for others among a node's 64 peers at once."""
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
-"""Seconds until a silent peer is probed again, the first time and at most; they double."""
+"""Seconds before a silent peer is probed again: the first pause and, after doublings, the
+longest."""
 FREE_MISSES = 3
 """Silent peers of one place before the place itself is probed more rarely."""
 LONGEST_PLACE_PAUSE = 60.0
-"""Seconds between two probes of unknown peers of one place, at most; they double from one
-second."""
+"""Longest pause in seconds between two probes of one place; pauses double from one second."""
 MAX_MISSED = 2
-"""Exchanges in a row that a peer may leave unanswered before it is left out for a while."""
+"""Unanswered exchanges in a row before a peer is left out for a while."""
 FIRST_REST, LONGEST_REST = 15.0, 120.0
-"""Seconds that it is left out, the first time and at most."""
+"""Seconds for which it is left out: the first time and at most."""
 MAX_HELD = 8192
-"""Peers, and places, of which anything is kept; the oldest are forgotten."""
+"""Peers, and places, that are remembered; the oldest are evicted."""
 
 Value = TypeVar("Value")
 
 
 @dataclass
 class _Silence:
-    """What was not answered."""
+    """Unanswered attempts."""
 
     count: int = 0
     due: float = float("-inf")
@@ -55,10 +54,10 @@ class _Silence:
 
 
 class Liveness:
-    """What one peer knows of the others' signs of life."""
+    """One peer's knowledge of the others' signs of life."""
 
     def __init__(self, seed: str = "") -> None:
-        """``seed``: which unknown peer is probed first differs from peer to peer."""
+        """``seed``: makes the order of probes differ from peer to peer."""
         self._seed = seed
         self._turn = 0
         self._heard: OrderedDict[str, float] = OrderedDict()
@@ -71,23 +70,22 @@ class Liveness:
     # signs of life
 
     def heard(self, peer: str, now: float) -> None:
-        """A peer has answered a call, or has called us and was authenticated."""
+        """A peer has answered a call, or has called us and authenticated."""
         _keep(self._heard, peer, now)
         self._silent.pop(peer, None)
 
     def reached(self, places: Sequence[str]) -> None:
-        """A peer that we have called there has answered: others of these places may be there,
-        too."""
+        """A peer at these places has answered our call, so others there may answer, too."""
         for place in places:
             self._places.pop(place, None)
 
     def met(self, peer: str, now: float) -> None:
-        """A peer has answered an offer of ours, be it with a refusal, or has made one."""
+        """A peer has answered our offer, possibly with a refusal, or has made one."""
         self.heard(peer, now)
         self._missed.pop(peer, None)
 
     def missed(self, peer: str, now: float) -> None:
-        """A peer has not answered an offer of ours."""
+        """A peer has not answered our offer."""
         missed = self._missed.get(peer) or _Silence()
         missed.count += 1
         if missed.count >= MAX_MISSED:
@@ -95,26 +93,24 @@ class Liveness:
         _keep(self._missed, peer, missed)
 
     def is_alive(self, peer: str, now: float) -> bool:
-        """Whether a peer has proved lately that it is there, and answers offers."""
+        """Whether a peer has proved recently to be there, and answers offers."""
         heard, missed = self._heard.get(peer), self._missed.get(peer)
         return heard is not None and now - heard < ALIVE and (missed is None or missed.due <= now)
 
     def is_proved(self, peer: str, now: float) -> bool:
-        """Whether a peer has proved lately that it is there; it may still leave offers
-        unanswered."""
+        """Whether a peer has proved recently to be there. It may still leave offers unanswered."""
         heard = self._heard.get(peer)
         return heard is not None and now - heard < ALIVE
 
     # probes
 
     def at_once(self, now: float) -> int:
-        """How many probes may be under way at once: more while nobody has proved lately to be
-        there."""
+        """Concurrent probes allowed: more while no peer has proved recently to be there."""
         newest = next(reversed(self._heard.values()), float("-inf"))
         return BURST if now - newest < ALIVE else FIRST_BURST
 
     def is_untried(self, peer: str, now: float) -> bool:
-        """Whether nothing is known of a peer but its record."""
+        """Whether a peer is known by its record only."""
         return not self.is_proved(peer, now) and peer not in self._silent
 
     def due(
@@ -124,10 +120,10 @@ class Liveness:
         likely: Collection[str] = (),
         most: int = FIRST_BURST,
     ) -> list[str]:
-        """Whom to probe now, at most so many; counts them as probed.
+        """Peers to probe now, at most ``most``. Counts them as probed.
 
-        ``known``: peers with a record, and the places of each. ``likely``: those that are connected
-        to us in some other way.
+        ``known``: peers with a record, and their places. ``likely``: peers connected to us
+        otherwise.
         """
         saved = float(self.at_once(now))
         self._tokens = min(saved, self._tokens + max(0.0, now - self._counted) / PROBE_EVERY)
@@ -157,7 +153,7 @@ class Liveness:
         return chosen
 
     def _lot(self, peer: str) -> bytes:
-        """What decides who comes first; another one each turn."""
+        """A random order that changes each turn."""
         return sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
 
     def _is_due(self, kept: "OrderedDict[str, _Silence]", name: str, now: float) -> bool:
@@ -168,7 +164,7 @@ class Liveness:
         return all(self._is_due(self._places, place, now) for place in places)
 
     def _postpone(self, peer: str, now: float) -> None:
-        """A probe counts as unanswered until it is answered."""
+        """Count a probe as unanswered until its answer comes."""
         silence = self._silent.get(peer) or _Silence()
         silence.due = now + min(FIRST_PAUSE * 2 ** min(silence.count, 20), LONGEST_PAUSE)
         silence.count += 1

@@ -1,18 +1,18 @@
-"""Probes: what a peer asks of another to learn how the internet sees it, and how fast its line is.
+"""Probes: a peer asks another how the internet sees it, and how fast its link is.
 
-    asker                                       whoever helps: a bootstrap server, or any peer
+    asker                                       helper: a bootstrap server, or any peer
       │ ── look ──────────────────────────────►│
       │◄── seen: address, time, entry points ──│
-      │ ── dial back: ports, who is there ────►│ ── a fresh connection to each ──► asker's address
+      │ ── dial back: ports, expected peer ───►│ ── a fresh connection to each ──► asker's address
       │◄── reached? for each ──────────────────│
-      │ ── keep: run ─────────────────────────►│   do you keep this run? a bootstrap server alone does
+      │ ── keep: run ─────────────────────────►│   is this run kept? asked of bootstrap servers
       │◄── kept, for how long, or why not ─────│
       │ ── ping ──────────────────────────────►│   many at once, to measure a rate
       │◄── pong ───────────────────────────────│
 
-Only the address that the request comes from is ever called, at most MAX_TARGETS ports, and all that
-is told is whether the one who was named answered there: so nobody is called who has not asked, and
-nobody learns what else listens.
+Only the address that the request comes from is called, at most MAX_TARGETS ports, and the answer
+says only whether the expected peer answered there. So nobody is called without asking, and nobody
+learns what else listens.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ MAX_ENTRY_POINTS = 8
 MAX_ADDRESS = 256
 """Characters of a multiaddress."""
 MAX_REASON = 200
-"""Characters of a reason to refuse that are shown."""
+"""Characters of a refusal's reason that are shown."""
 _DIGEST = 32
 
 
@@ -50,12 +50,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """A port that should be called."""
+    """A port to call."""
 
     kind: Kind
     port: int
     certificate: bytes = b""
-    """SHA-256 of the certificate that should answer; of ``DIRECT`` only."""
+    """SHA-256 of the expected certificate; for ``DIRECT`` only."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +63,25 @@ class DialBack:
     """A request to call."""
 
     peer_id: str
-    """Who should answer at ports of libp2p."""
+    """The peer expected at ports of libp2p."""
     targets: tuple[Target, ...]
 
     def to_message(self) -> pb.Probe:
-        """As it travels."""
+        """Encode the request."""
         targets = [pb.Target(kind=t.kind.value, port=t.port, certificate=t.certificate) for t in self.targets]
         return pb.Probe(dial_back=pb.DialBack(peer_id=self.peer_id, targets=targets))
 
 
 @dataclass(frozen=True)
 class Seen:
-    """How somebody else sees us."""
+    """How another peer sees us."""
 
     address: str
     """Multiaddress that our connection comes from."""
     time: float
     """Its clock, Unix time in seconds."""
     entry_points: tuple[str, ...]
-    """Where else it can be dialed, as it says; still to be read."""
+    """Its own addresses, unchecked."""
 
 
 @dataclass(frozen=True)
@@ -90,30 +90,30 @@ class Keeping:
 
     kept: bool = False
     seconds: float | None = None
-    """That it stays without a peer that answers; None: for good."""
+    """How long it stays without an answering peer; None: for good."""
     reason: str = ""
     """Why it is not kept."""
 
     def to_message(self) -> pb.Kept:
-        """As it travels."""
+        """Encode the answer."""
         seconds = 0 if self.seconds is None else max(1, round(self.seconds))
         return pb.Kept(kept=self.kept, seconds=seconds, reason=self.reason[:MAX_REASON])
 
 
 def read_kept(message: pb.Kept) -> Keeping:
-    """The answer of a bootstrap server."""
+    """A bootstrap server's answer."""
     return Keeping(message.kept, message.seconds or None, in_words(message.reason))
 
 
 def read_keep(message: pb.Keep) -> str:
-    """The id of the run that is asked for. Raises ProtocolViolation."""
+    """The id of the requested run. Raises ProtocolViolation."""
     if len(message.run_id) != _DIGEST:
         raise ProtocolViolation(f"named a run by {len(message.run_id)} bytes")
     return message.run_id.hex()
 
 
 def read_probe(data: bytes) -> pb.Probe:
-    """What was asked. Raises ProtocolViolation."""
+    """Decode a request. Raises ProtocolViolation."""
     if len(data) > MAX_MESSAGE:
         raise ProtocolViolation(f"sent a probe of {len(data)} bytes: at most {MAX_MESSAGE}")
     try:
@@ -126,7 +126,7 @@ def read_probe(data: bytes) -> pb.Probe:
 
 
 def read_dial_back(message: pb.DialBack) -> DialBack:
-    """A request, checked. Raises ProtocolViolation."""
+    """Check a request. Raises ProtocolViolation."""
     if not 0 < len(message.targets) <= MAX_TARGETS:
         raise ProtocolViolation(f"asked for {len(message.targets)} calls: 1 to {MAX_TARGETS} are possible")
     try:
@@ -143,7 +143,7 @@ def check_ping(ping: pb.Ping) -> None:
 
 
 def read_probed(data: bytes, wanted: str) -> pb.Probed:
-    """The answer of the kind that is ``wanted``, or a refusal. Raises ProtocolViolation."""
+    """The answer of the ``wanted`` kind, or a refusal. Raises ProtocolViolation."""
     try:
         probed = pb.Probed.FromString(data)
     except DecodeError:
@@ -155,7 +155,7 @@ def read_probed(data: bytes, wanted: str) -> pb.Probed:
 
 
 def read_seen(seen: pb.Seen) -> Seen:
-    """How we are seen; what strangers wrote is cut to what can be of use."""
+    """How we are seen, with untrusted text cut to useful lengths."""
     texts = [text for text in seen.entry_points[:MAX_ENTRY_POINTS] if len(text) <= MAX_ADDRESS]
     return Seen(seen.address[:MAX_ADDRESS], seen.time_ms / 1000, tuple(texts))
 
@@ -168,7 +168,7 @@ def read_reached(message: pb.DialedBack, count: int) -> tuple[bool, ...]:
 
 
 def in_words(reason: str) -> str:
-    """Why somebody refuses, as it can be shown: a stranger wrote it."""
+    """A printable reason of a refusal, whose text is untrusted."""
     return "".join(char if char.isprintable() else " " for char in reason[:MAX_REASON])
 
 

@@ -1,7 +1,7 @@
-"""Signed records: what a peer tells of itself, and proof of who calls.
+"""Signed records of peers, and credentials of callers.
 
-A record is accepted only when the peer that it speaks of has signed it, when it does not live too
-long, and when every field is within bounds. Nothing in a record is used before that.
+A record is accepted only if its peer has signed it, its life is not too long, and every field is
+within bounds. Nothing in a record is used before that.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES
 from lowcomm_protocol.refusals import Reason
 
 MAX_RECORD_BYTES = 2048
-"""The longest that a node writes has 1650: an invite, eight addresses of IPv6 and four relays. Most
+"""The longest that a node writes has 1650: an invite, eight IPv6 addresses and four relays. Most
 have 330 to 1200."""
 MAX_ADDRESSES = 8
 MAX_ENTRY_POINTS = 4
@@ -28,14 +28,13 @@ MAX_CREDENTIAL_BYTES = 1024
 MAX_MULTIADDRESS = 256
 """Characters of an entry point."""
 MAX_LIFE = 600.0
-"""Longest life of a record in seconds; a stranger could otherwise store one for centuries."""
+"""Longest life of a record in seconds; otherwise anybody could store one for centuries."""
 MAX_CLOCK_SKEW = 60.0
 DIGEST_BYTES = 32
 CREDENTIAL_LIFE = 60.0
-"""Seconds that a credential is good for, before and after its time of issue."""
+"""Seconds for which a credential is valid, before and after its time of issue."""
 _RECORD, _CREDENTIAL = "peer record", "credential"
-# No names: whoever owns a name can aim all readers of a record at any host, and again at another
-# one later.
+# No names: the owner of a name could aim all readers of a record at any host, and later at another.
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})")
 
 
@@ -52,7 +51,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class PeerInfo:
-    """One peer, as its newest signed record tells."""
+    """The contents of a peer's newest signed record."""
 
     peer_id: str
     run_id: str
@@ -71,26 +70,26 @@ class PeerInfo:
     entry_points: tuple[str, ...] = ()
     """Multiaddresses of its DHT peer."""
     claim: bytes = b""
-    """By which invite it came, serialized; empty where the run needs none."""
+    """The claim on its invite, serialized; empty if the run needs none."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, as a credential proves."""
+    """A caller, as its credential proves."""
 
     peer_id: str
     nonce: bytes
-    """Which the callee must not have seen before."""
+    """Must be new to the callee."""
     claim: bytes
-    """By which invite it came, serialized; not checked yet."""
+    """The claim on its invite, serialized, unchecked."""
     issued: float
     """When it was made, by the caller's clock; Unix time, seconds."""
 
 
 def write_record(info: PeerInfo, identity: Identity) -> bytes:
-    """Sign what a peer tells of itself; the serialized SignedRecord.
+    """Sign a record; returns the serialized SignedRecord.
 
-    The last addresses are left out if it is too long.
+    If it is too long, the last addresses are left out.
     """
     data = _sign_record(info, identity)
     while len(data) > MAX_RECORD_BYTES and (info.addresses or info.entry_points):
@@ -125,7 +124,7 @@ def read_record(data: bytes, now: float) -> PeerInfo:
     """Check a serialized SignedRecord at Unix time ``now`` (seconds).
 
     Raises RecordError if it is malformed, expired or lives too long, VersionError if it is of
-    another protocol version, SignatureError if the peer that it names has not signed it.
+    another protocol version, SignatureError if its peer has not signed it.
     """
     if len(data) > MAX_RECORD_BYTES:
         raise RecordError(
@@ -162,8 +161,10 @@ def read_record(data: bytes, now: float) -> PeerInfo:
 def write_credential(
     identity: Identity, callee: str, run_id: str, now: float, nonce: bytes, claim: bytes = b""
 ) -> bytes:
-    """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``; ``nonce``: 16
-    fresh random bytes."""
+    """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``.
+
+    ``nonce``: 16 fresh random bytes.
+    """
     payload = pb.Credential(
         caller=identity.peer_id,
         callee=callee,
@@ -176,9 +177,9 @@ def write_credential(
 
 
 def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller:
-    """Check a credential; who calls. What needs no signature is checked first.
+    """Check a credential; returns the caller. Cheap checks come before the signature.
 
-    Raises RecordError if it is malformed, stale or meant for someone else, SignatureError if it is
+    Raises RecordError if it is malformed, stale or meant for another peer, SignatureError if it is
     forged.
     """
     if len(data) > MAX_CREDENTIAL_BYTES:

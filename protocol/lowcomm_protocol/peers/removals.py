@@ -29,28 +29,32 @@ class Removals:
     """Public keys."""
     run_id: str = ""
     data: bytes = field(default=b"", repr=False)
-    """The serialized SignedRemovalList; empty where nobody was ever removed."""
+    """The serialized SignedRemovalList; empty if no peer was ever removed."""
 
     @cached_property
     def ids(self) -> frozenset[str]:
         """Peer ids, and the names of invites.
 
-        Made when asked for: strangers' lists are stored, but not used.
+        Computed on demand, since lists of other runs are stored but not used.
         """
         return frozenset(peer_id_of(key) for key in self.keys)
 
     @property
     def order(self) -> tuple[int, bytes]:
-        """Of two lists the higher holds.
+        """Of two lists the higher counts.
 
-        Of two with one number, which an honest creator never signs, all take the same.
+        Two lists of one number, which an honest creator never signs, are ordered by digest, so that
+        all peers agree.
         """
         return self.version, sha256(self.data).digest() if self.data else b""
 
 
 def write_removals(creator: Identity, run_id: str, version: int, ids: frozenset[str]) -> Removals:
-    """Sign a list. Raises RecordError if it is too long, or would remove the creator,
-    SignatureError for a wrong id."""
+    """Sign a list.
+
+    Raises RecordError if it is too long, or would remove the creator, SignatureError for a wrong
+    id.
+    """
     if len(ids) > MAX_REMOVED:
         raise RecordError(
             f"{len(ids)} removed peers and invites are too many: at most {MAX_REMOVED}. Begin a new run, or take back "

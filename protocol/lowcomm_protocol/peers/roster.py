@@ -1,4 +1,4 @@
-"""Who is there: whose signed record holds, and who of them has proved lately to be alive."""
+"""The roster: peers with a valid signed record, and which of them have proved to be alive."""
 
 from collections import OrderedDict
 from hashlib import sha256
@@ -11,13 +11,13 @@ from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_PEERS = 4096
 SWEEP_EVERY = 5.0
-"""Seconds between two looks for records that are of no more use."""
+"""Seconds between two sweeps of useless records."""
 _REMEMBERED = 2 * MAX_PEERS
 _GONE = (Phase.LEFT, Phase.FINISHED)
 
 
 class Roster:
-    """The peers of one run that may take part in it, the own one excluded.
+    """The peers of one run that may take part in it, without our own.
 
     Holds at most ``MAX_PEERS`` records.
     """
@@ -28,29 +28,29 @@ class Roster:
         self.own_peer_id = own_peer_id
         self.run_id = run_id
         self.admission = admission or Admission(Rules(run_id, creator=""))
-        """Without one anybody may take part."""
+        """Without one any peer may take part."""
         self.liveness = Liveness(own_peer_id)
-        """Signs of life: a record costs its writer nothing, and proves nothing."""
+        """Signs of life. A record costs its writer nothing, and proves nothing."""
         self._refusals = refusals or Refusals()
         self._records: dict[str, PeerInfo] = {}
         self._swept = float("-inf")
         self._heard: OrderedDict[bytes, None] = OrderedDict()
 
     def hear(self, data: bytes, now: float, sender: str | None = None) -> PeerInfo | None:
-        """Take in a serialized signed record; the peer's news, or None if we knew as much or the
-        record is refused.
+        """Take in a serialized signed record. Returns its contents if they are new and valid, else
+        None.
 
-        With a ``sender`` only its own is believed. Refusals are counted, the same bytes once.
+        With a ``sender`` only its own record is believed. Refusals are counted, the same bytes
+        once.
         """
         digest = sha256(data).digest() if len(data) <= MAX_RECORD_BYTES else b""
         if digest in self._heard:
-            return None  # the DHT tells the same again and again
+            return None  # the DHT repeats the same records
         try:
             info = self._read(data, now, sender)
         except LowcommError as error:
             self._refusals.count(What.RECORD, error.reason)
-            # What is misplaced may be sound in its place, and bytes that are too many are told by
-            # their number.
+            # A misplaced record may be valid in its place, and one that is too long is not hashed.
             if error.reason not in (Reason.MISPLACED, Reason.TOO_LARGE):
                 self._remember(digest)
             return None
@@ -66,27 +66,25 @@ class Roster:
         return info
 
     def get(self, peer_id: str, now: float) -> PeerInfo | None:
-        """The newest record of a peer that may take part, as long as it holds."""
+        """The newest valid record of a peer that may take part."""
         info = self._records.get(peer_id)
         return info if info is not None and self._holds(info, now) else None
 
     def known(self, now: float) -> tuple[PeerInfo, ...]:
-        """The peers whose record holds and that may take part, whether or not they are there; in no
-        order."""
+        """The peers with a valid record that may take part, alive or not, unordered."""
         return tuple(info for info in self._records.values() if self._holds(info, now))
 
     def alive(self, now: float) -> tuple[PeerInfo, ...]:
-        """Those of them that have answered lately or have called us, in the order of their ids."""
+        """Those of them that have answered or called us recently, ordered by id."""
         proved = (info for info in self._records.values() if self.liveness.is_proved(info.peer_id, now))
         return tuple(sorted((info for info in proved if self._holds(info, now)), key=lambda info: info.peer_id))
 
     def in_phase(self, phase: Phase, now: float) -> tuple[PeerInfo, ...]:
-        """The peers that are alive and in one phase."""
+        """The alive peers in one phase."""
         return tuple(info for info in self.alive(now) if info.phase is phase)
 
     def partners(self, now: float) -> tuple[PeerInfo, ...]:
-        """The peers that train, are alive, and answer offers: those that an exchange is planned
-        with."""
+        """The peers that train, are alive, and answer offers: candidates for exchanges."""
         return tuple(info for info in self.in_phase(Phase.TRAINING, now) if self.liveness.is_alive(info.peer_id, now))
 
     def _read(self, data: bytes, now: float, sender: str | None) -> PeerInfo:
@@ -100,11 +98,11 @@ class Roster:
         return info
 
     def _make_room(self, now: float, sender: str | None) -> bool:
-        """Forget the oldest record of a peer that has never answered: nobody fills a roster with
-        such.
+        """Evict the oldest record of a peer that has never answered, so that such records can't
+        fill the roster.
 
-        A record from the DHT takes the place of one that was probed in vain; a peer that calls us
-        that of any.
+        A record from the DHT replaces one that was probed in vain; a calling peer's record replaces
+        any.
         """
         liveness = self.liveness
         for peer_id in self._records:
@@ -114,7 +112,7 @@ class Roster:
         return False
 
     def _holds(self, info: PeerInfo, now: float) -> bool:
-        # Asked each time: a removal, an expired invite or an earlier claim takes effect at once.
+        # Checked each time: removals, expired invites and earlier claims take effect at once.
         return info.expires > now and info.phase not in _GONE and not self.admission.barred(info.peer_id, now)
 
     def _remember(self, digest: bytes) -> None:
@@ -126,8 +124,8 @@ class Roster:
         if abs(now - self._swept) < SWEEP_EVERY:
             return  # thousands of records may come at once
         self._swept = now
-        # A record is kept until no older one can be valid any more, which would bring back a peer
-        # that has left; in a full roster only until it expires.
+        # Keep a record until no older one can be valid any more, because that would bring back a peer
+        # that has left. In a full roster, keep it only until it expires.
         full = len(self._records) >= MAX_PEERS
         ends = {peer: info.expires if full else info.issued + MAX_LIFE for peer, info in self._records.items()}
         for peer_id in [peer_id for peer_id, end in ends.items() if end <= now]:

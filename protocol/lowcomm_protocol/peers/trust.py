@@ -1,25 +1,23 @@
-"""Whom to leave out: a score of each peer, by what it did to us; it decays, and nobody else hears
-of it.
+"""Trust: a score of each peer from what it did to us. It decays, and is shared with nobody.
 
-    1    nothing is held against it
+    1    nothing is known against it
     0.5  below this it is neither called nor accepted, and its state is not copied
     0    it has just sent what no honest peer sends
 
 **Heavy** deeds are those of no honest peer: a contribution that can't be decoded or is implausible,
-a breach of the protocol. One takes the score to 0, and what is missing to 1 is halved every
-``interval`` steps: so the first costs one interval. Each further one doubles that time. **Light**
-deeds are what honest peers hardly ever do. Each takes `LIGHT` off, so only several within an
-interval leave a peer out, and for less than an interval.
+or a protocol violation. One takes the score to 0, and the distance to 1 halves every ``interval``
+steps: so the first costs one interval, and each further one doubles that time. **Light** deeds
+hardly ever happen to honest peers. Each subtracts `LIGHT`, so only several within an interval leave
+a peer out, and for less than an interval.
 
-A **stumble** is a stream that breaks or stalls in the middle of an exchange, or a norm a little
-beyond what is plausible. A laptop that sleeps, a busy machine and a bad line do that, so `FORGIVEN`
-of them in a row cost nothing; each further one before an exchange is applied is a light deed.
+A **stumble** is a stream that breaks or stalls during an exchange, or a norm a little beyond the
+plausible. Sleeping laptops, busy machines and bad links cause them, so `FORGIVEN` of them in a row
+cost nothing; each further one before an exchange is applied is a light deed.
 
-An exchange that is applied makes up for a quarter of a heavy deed, and so does time, slowly: an
-honest peer that was unlucky comes back soon, and a liar that behaves well in between is left out
-longer each time. A realignment makes up for nothing: whoever was left out causes one in each
-fragment when it returns, and it costs the others full precision and their momentum. Time is our own
-inner steps.
+An applied exchange makes up for a quarter of a heavy deed, and so does time, slowly: an honest peer
+that was unlucky comes back soon, and a liar that behaves well in between is left out longer each
+time. A realignment makes up for nothing: a peer that was left out causes one in each fragment when
+it returns, and it costs the others full precision and their momentum. Time is our own inner steps.
 """
 
 from collections import OrderedDict
@@ -29,18 +27,17 @@ from dataclasses import dataclass, replace
 from lowcomm_protocol.deeds import Deed
 
 MAX_PEERS = 4096
-"""Peers that are remembered; the one whose last deed is longest ago is forgotten first."""
+"""Peers that are remembered. The one with the oldest last deed is evicted first."""
 MAX_DOUBLINGS = 10
 BOUND = 0.5
 """The score below which a peer is left out."""
 LIGHT = 0.2
-"""What a light deed takes off the score."""
+"""What a light deed subtracts from the score."""
 FORGIVEN = 8
 """Stumbles in a row that cost nothing: a machine that stops breaks at most as many exchanges as are
-under way with it, here and when it comes back."""
+under way with it, here and when it returns."""
 GOOD = 0.25
-"""The part of a heavy deed that an applied exchange makes up for; and the part of what is missing
-to a score of 1."""
+"""The part of a heavy deed, and of the distance to 1, that an applied exchange makes up for."""
 MEMORY = 128
 """Intervals after which a heavy deed counts half."""
 MAX_REASON = 200
@@ -52,13 +49,13 @@ class Standing:
     """What is held against one peer."""
 
     missing: float
-    """To a score of 1, when it was last changed."""
+    """Distance to a score of 1 at the last change."""
     since: int
-    """Own inner steps when that was."""
+    """Own inner steps at that time."""
     half_life: int
-    """Own inner steps in which half of what is missing comes back."""
+    """Own inner steps in which half of the distance comes back."""
     heavy: float
-    """Heavy deeds, less what good ones and time have made up for by then."""
+    """Heavy deeds, less those made up for by then."""
     reason: str
     """Of the last deed."""
 
@@ -76,7 +73,7 @@ class Trust:
         self._stumbles: OrderedDict[str, int] = OrderedDict()
 
     def stumbled(self, peer: str) -> bool:
-        """Count a stumble of a peer; whether it is one too many, which is a light deed."""
+        """Count a stumble. Returns whether it is one too many, which is a light deed."""
         count = self._stumbles.pop(peer, 0) + 1
         self._stumbles[peer] = count
         if len(self._stumbles) > MAX_PEERS:
@@ -84,14 +81,14 @@ class Trust:
         return count > FORGIVEN
 
     def hold(self, peer: str, deed: Deed, steps: int, reason: str = "") -> Standing:
-        """Hold a deed against a peer; how it stands now."""
+        """Hold a deed against a peer; returns its standing."""
         old = self._now(peer, steps)
         if deed is Deed.HEAVY:
             lasts = self._interval << min(round(old.heavy), MAX_DOUBLINGS)
             new = Standing(1.0, steps, lasts, old.heavy + 1.0, reason[:MAX_REASON])
         else:
-            # Whom we trust again has done its time: what is light lasts no longer than it would at
-            # anybody else.
+            # A peer that is trusted again has served its time: its light deeds last no longer than
+            # those of any other.
             half_life = self._interval if 1.0 - old.missing >= BOUND else old.half_life
             new = replace(old, missing=min(1.0, old.missing + LIGHT), half_life=half_life, reason=reason[:MAX_REASON])
         self._standings.pop(peer, None)
@@ -101,8 +98,7 @@ class Trust:
         return new
 
     def thank(self, peer: str, steps: int, realigned: bool = False) -> None:
-        """An exchange with this peer was applied; ``realigned``: a realignment, which makes up for
-        stumbles alone."""
+        """An exchange with this peer was applied; ``realigned``: it makes up for stumbles only."""
         self._stumbles.pop(peer, None)
         if not realigned and peer in self._standings:
             now = self._now(peer, steps)
@@ -113,17 +109,17 @@ class Trust:
         return self.score(peer, steps) >= BOUND
 
     def score(self, peer: str, steps: int) -> float:
-        """Between 0 and 1, which is what strangers have."""
+        """Between 0 and 1; unknown peers have 1."""
         standing = self._standings.get(peer)
         return 1.0 if standing is None else standing.score(steps)
 
     def reason(self, peer: str) -> str:
-        """Why something is held against a peer; empty if nothing is."""
+        """The reason of the last deed; empty if there is none."""
         standing = self._standings.get(peer)
         return "" if standing is None else standing.reason
 
     def left_out(self, steps: int) -> Iterator[str]:
-        """Whoever may not take part now."""
+        """The peers that may not take part now."""
         return (peer for peer, standing in self._standings.items() if standing.score(steps) < BOUND)
 
     def __len__(self) -> int:

@@ -23,19 +23,18 @@ from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.errors import ProtocolViolation
 
 PIECES = 256
-"""A state is cut in about so many pieces, unless they would be smaller or larger than"""
+"""A state is cut into about so many pieces, within these bounds:"""
 LEAST_VALUES, MOST_VALUES = 3 * 1024, 192 * 1024
 """values: 60 KiB and 4 MiB with AdamW."""
 FLOAT = np.dtype("<f4")
 Runs = Sequence[tuple[int, bool]]
-"""The slices of a fragment: how many values each has, and whether the inner optimizer keeps a
-second moment of them."""
+"""The slices of a fragment: the number of values, and whether the inner optimizer keeps a second
+moment of them."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Values ``[start, stop)`` of a fragment; ``seconds`` are those of its second moments that
-    belong to them."""
+    """Values ``[start, stop)`` of a fragment; ``seconds``: the range of their second moments."""
 
     index: int
     fragment: int
@@ -43,7 +42,7 @@ class Piece:
     stop: int
     seconds: tuple[int, int]
     blocks: tuple[int, int]
-    """Blocks of 256 that have a range; empty where the codec learns none."""
+    """Blocks of 256 that have a range; empty unless the codec learns ranges."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -69,7 +68,7 @@ class Values:
     ranges: Vector
 
     def cut(self, piece: Piece) -> "Values":
-        """Those of a piece, of a fragment's; views."""
+        """The values of a piece, as views of a fragment's."""
         these, seconds, blocks = slice(piece.start, piece.stop), slice(*piece.seconds), slice(*piece.blocks)
         return Values(
             self.theta[these], self.phi[these], self.delta[these], self.first[these], self.second[seconds],
@@ -82,13 +81,12 @@ class Values:
         return (self.theta, self.phi, self.delta, self.first, self.second, self.ranges)
 
     def to_bytes(self) -> bytes:
-        """A piece as it travels."""
+        """Encode a piece."""
         return np.concatenate(self.vectors).astype(FLOAT, copy=False).tobytes()
 
 
 def plan_pieces(fragments: Sequence[Runs], ranges: bool) -> tuple[Piece, ...]:
-    """Cut a state: each fragment from its start on, by as many values; all peers of a run cut
-    alike.
+    """Cut a state: each fragment from its start on, in equal pieces. All peers of a run cut alike.
 
     ``ranges``: whether the codec is a modulo codec.
     """
@@ -115,7 +113,7 @@ def empty_fragment(runs: Runs, ranges: bool) -> Values:
 
 
 def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
-    """The vectors of a piece that came from elsewhere; views.
+    """The vectors of an untrusted piece; views.
 
     Raises `ProtocolViolation` for values that no training reaches.
     """
@@ -127,7 +125,7 @@ def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
     for count in piece.counts:
         vectors.append(flat[start : start + count])
         start += count
-    # The extremes tell as much as a mask of all values, and need no memory: NaN spreads to both.
+    # The extremes suffice, and need no mask in memory: NaN spreads to both.
     if not (np.isfinite(flat.min()) and np.isfinite(flat.max())):
         raise ProtocolViolation(f"piece {piece.index} holds NaN or infinity")
     values = Values(*vectors)
@@ -137,8 +135,7 @@ def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
 
 
 def apart(one: Values, other: Values) -> float:
-    """How far two peers' weights of one piece are apart: 0 for equal ones, about 1.4 for such as
-    have nothing in common."""
+    """The distance of two peers' weights of one piece: 0 if equal, about 1.4 if unrelated."""
     mine, theirs = (np.concatenate([values.theta, values.phi]).astype(np.float64) for values in (one, other))
     largest = max(float(np.linalg.norm(mine)), float(np.linalg.norm(theirs)))
     return float(np.linalg.norm(mine - theirs)) / largest if largest else 0.0

@@ -1,9 +1,9 @@
-"""The manifest of a snapshot: whose run, which step, and the digest of each piece. Its own SHA-256
-is the snapshot's name.
+"""The manifest of a snapshot: its run, step, and the digest of each piece. Its SHA-256 names the
+snapshot.
 
-Pieces of several snapshots make one state where these are of one version: their swarm steps are
-close enough for merges to heal the difference, and, where slow weights are equal in the whole
-swarm, they are equal here too, fragment by fragment.
+Pieces of several snapshots make one state if these are of one version: their swarm steps are close
+enough for merges to heal the difference, and, if slow weights are equal in the whole swarm, they
+are equal here too, fragment by fragment.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ _OTHER_BYTES = 1024
 
 @dataclass(frozen=True)
 class StateForm:
-    """What every snapshot of a run looks like."""
+    """The form of every snapshot of a run."""
 
     run_id: str
-    """SHA-256, hexadecimal, as that of the plan."""
+    """SHA-256, hexadecimal, like that of the plan."""
     plan: str
     steps: int
     """Swarm steps of the whole run."""
@@ -51,7 +51,7 @@ class StateForm:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each piece begins in a file that has them all in their order."""
+        """The start of each piece in a file with all pieces in order."""
         starts: list[int] = []
         at = 0
         for piece in self.pieces:
@@ -61,25 +61,25 @@ class StateForm:
 
     @property
     def largest_manifest(self) -> int:
-        """Bytes that a manifest can have at most."""
+        """Largest size of a manifest in bytes."""
         return _OTHER_BYTES + 40 * len(self.pieces) + 64 * len(self.fragments)
 
 
 @dataclass(frozen=True)
 class Version:
-    """What decides whether pieces go together."""
+    """Decides whether pieces fit together."""
 
     swarm_step: int
     slow_digests: tuple[bytes, ...]
 
     def fits(self, base: "Version", fragment: int, sync: SyncSettings) -> bool:
-        """Whether a fragment's pieces of this version may lie beside those of ``base``."""
+        """Whether a fragment's pieces of this version may stand beside those of ``base``."""
         near = abs(self.swarm_step - base.swarm_step) <= tolerated_lag(sync)
         return near and (sync.consensus > 0 or self.slow_digests[fragment] == base.slow_digests[fragment])
 
 
 def tolerated_lag(sync: SyncSettings) -> int:
-    """How many swarm steps apart states may be for merges to heal it."""
+    """Swarm steps between two states that merges can heal."""
     return 2 * sync.interval if sync.consensus > 0 else sync.interval // sync.fragments
 
 
@@ -89,20 +89,20 @@ class Manifest:
 
     swarm_step: int
     moments: int
-    """Steps that the inner optimizer's moments are made of; 0: there are none yet."""
+    """Steps in the inner optimizer's moments; 0: there are none yet."""
     versions: tuple[int, ...]
     slow_digests: tuple[bytes, ...]
     usual: tuple[float, ...]
-    """Norms of usual progress; a donor that claims nonsense gives zeros."""
+    """Norms of usual progress; implausible claims of a donor are read as zeros."""
     digests: tuple[bytes, ...]
 
     @property
     def version(self) -> Version:
-        """What decides whether its pieces go with others."""
+        """Decides whether its pieces fit others."""
         return Version(self.swarm_step, self.slow_digests)
 
     def to_bytes(self, form: StateForm) -> bytes:
-        """As it travels."""
+        """Encode the manifest."""
         return pb.Manifest(
             run_id=bytes.fromhex(form.run_id),
             plan=bytes.fromhex(form.plan),
@@ -116,14 +116,14 @@ class Manifest:
 
 
 def name_of(manifest: bytes) -> bytes:
-    """By which a snapshot is asked for."""
+    """The name of a snapshot."""
     return sha256(manifest).digest()
 
 
 def read_manifest(data: bytes, form: StateForm) -> Manifest:
-    """Read a manifest that came from elsewhere.
+    """Read an untrusted manifest.
 
-    Raises `ProtocolViolation` if it is none of this run's.
+    Raises `ProtocolViolation` if it is not one of this run.
     """
     if len(data) > form.largest_manifest:
         raise ProtocolViolation(f"a manifest of {len(data)} bytes: at most {form.largest_manifest} are needed")
