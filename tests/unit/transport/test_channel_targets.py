@@ -6,7 +6,7 @@ from lowcomm_node.transport import channels
 
 
 @pytest.mark.parametrize(
-    ("addresses", "has_way", "target"),
+    ("addresses", "has_route", "target"),
     [
         (("203.0.113.7:1", "192.0.2.1:2"), True, "ipv4:203.0.113.7:1,192.0.2.1:2"),
         (("[2001:db8::1]:1", "[2001:db8::2]:2"), True, "ipv6:[2001:db8::1]:1,[2001:db8::2]:2"),
@@ -15,13 +15,13 @@ from lowcomm_node.transport import channels
         (("203.0.113.7:1",), False, "ipv4:203.0.113.7:1"),
     ],
 )
-def test_addresses_of_one_kind_are_dialed_that_this_machine_has_a_way_to(
-    monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...], has_way: bool, target: str
+def test_addresses_of_one_kind_are_dialed_that_this_machine_has_a_route_to(
+    monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...], has_route: bool, target: str
 ) -> None:
-    monkeypatch.setattr(channels, "_has_way", lambda address: has_way)
+    monkeypatch.setattr(channels, "_has_route", lambda address: has_route)
     scheme, dialed = channels._callable(addresses)
     assert scheme + ",".join(dialed) == target
 
 
-def test_every_machine_has_a_way_to_itself() -> None:
-    assert channels._has_way("127.0.0.1:1")
+def test_every_machine_has_a_route_to_itself() -> None:
+    assert channels._has_route("127.0.0.1:1")
