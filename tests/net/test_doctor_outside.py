@@ -4,10 +4,10 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from laboratory import Host, Lab, Router
@@ -16,20 +16,16 @@ from residents import PORT, Server
 
 from helpers.processes import command, environment
 from helpers.waiting import until
-from lowcomm_node.doctor.between import judge_names, judge_silence
-from lowcomm_node.doctor.findings import State
-from lowcomm_node.doctor.line import look_at_names, look_behind_silence
-from lowcomm_node.doctor.scouts import scout_packets
-from lowcomm_node.doctor.sights import Helper, Packets, Subject
+from lowcomm_node.doctor.checks import access
+from lowcomm_node.doctor.observations import Helper, LargePackets, Observations
+from lowcomm_node.doctor.probes import probe_packets
+from lowcomm_node.doctor.report import State
 from lowcomm_node.libp2p.hivemind_client import load_hivemind
 from lowcomm_node.libp2p.multiaddress import host_of, parse_entry_point
-from lowcomm_protocol.identity import peer_id_of
 from lowcomm_protocol.peers.probes import Seen
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 KINDS = ("direct", "tcp", "quic")
-SUBJECT = Subject(peer_id=peer_id_of(bytes(32)), hosts=(), listens=())
-T = TypeVar("T")
 
 
 def serve(host: Host, folder: Path) -> str:
@@ -46,7 +42,7 @@ def examine(host: Host, home: Path, *addresses: str, code: int = 0) -> dict[str,
     return {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
-@pytest.mark.soak  # most of a minute; what doctor makes of such sights is in tests/unit/doctor/test_doctor_findings.py
+@pytest.mark.soak  # most of a minute; what doctor makes of such sights is in tests/unit/doctor/test_doctor_checks.py
 def test_a_home_and_a_public_host_are_told_apart(lab: Lab, tmp_path: Path) -> None:
     address = serve(lab.public("server"), tmp_path)
     home, public = lab.home("home", nat=Nat.PORT_RESTRICTED), lab.public("public")
@@ -108,10 +104,15 @@ def answers(router: Router) -> bool:
     return True
 
 
-def at(host: Host, look: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def at(host: Host, look: Callable[..., Any], *arguments: object) -> Any:
     """What is seen from a host, by this process."""
     with host.inside():
-        return asyncio.run(look())
+        return look(*arguments)
+
+
+def sent_large(helper: Helper) -> tuple[LargePackets, ...]:
+    """Whether large packets get through."""
+    return asyncio.run(probe_packets([helper], loopback=False))
 
 
 def test_lost_packets_a_login_page_and_missing_names_are_seen(lab: Lab, tmp_path: Path) -> None:
@@ -122,15 +123,15 @@ def test_lost_packets_a_login_page_and_missing_names_are_seen(lab: Lab, tmp_path
     want_a_login(held)
     helper = Helper(entry, host_of(entry.dial) or "", Seen("", 0.0, ()), 0.0)
     asyncio.run(load_hivemind())
+    seen = Observations(home=tmp_path, asked=(address,))
     with ThreadPoolExecutor() as pool:
-        sent = [pool.submit(at, home, lambda: scout_packets([helper], SUBJECT)) for home in (well, lossy)]
-        page = pool.submit(at, held, lambda: look_behind_silence([entry]))
-        names = pool.submit(at, held, lambda: look_at_names([address]))
-    assert [one.result() for one in sent] == [(Packets(entry, True, True),), (Packets(entry, False, False),)]
-    (portal,) = judge_silence(page.result())
-    assert portal.name == "portal" and "http://login.example/start" in portal.remedy, portal
-    (missing,) = judge_names(names.result())
-    assert missing.state is State.WARNING and "no name server" in missing.value, "no laboratory has name servers"
+        sent = [pool.submit(at, home, sent_large, helper) for home in (well, lossy)]
+        portal = pool.submit(at, held, access.portal, seen).result()
+        names = pool.submit(at, held, access.names, seen).result()
+    assert [one.result() for one in sent] == [(LargePackets(ok, ok),) for ok in (True, False)]
+    assert portal is not None and "http://login.example/start" in portal.remedy, portal
+    assert names is not None and names.state is State.WARNING, "no laboratory has name servers"
+    assert "no name server" in names.value, names
 
 
 @pytest.mark.soak  # most of a minute; what it looks at is in the test above

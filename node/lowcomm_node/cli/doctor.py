@@ -17,7 +17,7 @@ from lowcomm_node.system.logs import configure_logs
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from lowcomm_node.doctor.findings import Finding
+    from lowcomm_node.doctor.report import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "unknown": "dim"}
 
@@ -45,7 +45,7 @@ def doctor(
 
     Example: lowcomm-node doctor --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    from lowcomm_node.doctor.findings import exit_code
+    from lowcomm_node.doctor.report import exit_code
 
     configure_logs(verbose - quiet - 1)
     settings = read_settings({"home": home, "peers": peers}).settings
@@ -85,14 +85,14 @@ def ping(
 
 def _examine(settings: NodeSettings, peers: Sequence[str]) -> "Sequence[Finding]":
     """By the node of this home if it runs, else by ourselves."""
-    from lowcomm_node.doctor.findings import read_finding
+    from lowcomm_node.doctor.report import Finding
 
     try:
         with ControlClient(settings.home) as client:
-            return [read_finding(found) for found in client.doctor(peers)]
+            return [Finding.from_json(found) for found in client.doctor(peers)]
     except (NotRunning, Unhealthy) as error:
         absent, hangs = str(error), isinstance(error, Unhealthy)
-    from lowcomm_node.doctor.examining import examine_alone  # takes seconds to import
+    from lowcomm_node.doctor.run import examine_alone  # takes seconds to import
 
     return run_async(examine_alone(settings, absent, hangs))
 

@@ -23,7 +23,7 @@ from lowcomm_node.swarm.amendments import AMENDMENTS_LIFE
 from lowcomm_node.swarm.find_run import open_discovery
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.probes import PROTOCOL, Keeping
+from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.removals import Removals, write_removals
 from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, Chain, newest, write_amendment
 from lowcomm_protocol.spec.run import SignedRun
@@ -177,7 +177,7 @@ async def _ask(discovery: Discovery, peer: str, addresses: Sequence[str], run_id
     for _ in range(ASKED):
         try:
             await discovery.connect(peer, addresses, CONNECT_DEADLINE)
-            with Asker(await discovery.open_stream(peer, PROTOCOL, CONNECT_DEADLINE)) as asker:
+            with await Asker.open(discovery, peer) as asker:
                 keeping = await asker.keeps(run_id)
         except LowcommError as error:
             keeping = Keeping(reason=str(error))

@@ -25,8 +25,7 @@ from lowcomm_node.daemon.report import report, report_peers
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.dht.knocks import nobody_answers
-from lowcomm_node.doctor.case import RunningNode
-from lowcomm_node.doctor.examining import examine_node
+from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, NoPeers, NotAdmitted, RetryLater, TrainerError
 from lowcomm_node.libp2p.p2pd import runtime_folder
 from lowcomm_node.owner.availability import Availability
@@ -203,7 +202,6 @@ class Daemon:
             settings=self.settings,
             status=self.status(),
             members=self.peers(),
-            trouble=self.bulletin.waiting or f"the node is {self.bulletin.phase}",
             discovery=self.discovery,
             entry_points=[entry for info in members for entry in info.entry_points],
             addresses=membership.addresses if membership is not None else (),

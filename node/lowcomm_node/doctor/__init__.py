@@ -1,9 +1,9 @@
 """What is wrong with this machine or its network, and what to do about it.
 
-    examining.py   looks at all of it, for a node that runs and for none ──► case.py ──► judging.py ──► findings.py
-
-machine.py   looks at disk, memory, GPU, TCP           resources.py   ... judged
-survey.py    asks others how they see us (probing/),   reach.py       ... judged, nat.py: what kind of router is in between
-             over UDP and IPv6 by scouts.py            sights.py      what they told
-advice.py    remedies, with this machine's own values
+run.py           looks, then checks: for a node that runs (which hands in a RunningNode), or alone
+survey.py        asks peers how they see this machine; probes.py over connections of its own
+observations.py  what was seen: records without I/O
+checks/          what it means: a check is a function from observations to a finding, and a line
+                 in the table of checks/__init__.py
+report.py        findings, and the exit code
 """

@@ -1,16 +1,19 @@
-"""Asks probes of one peer, over one stream of libp2p."""
+"""Asks probes of one peer over one stream of libp2p, and carries the messages in such a stream."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from time import time
-from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.libp2p.control import read_message
 from lowcomm_node.libp2p.interface import OpenStream
-from lowcomm_node.probing.wire import receive_message, send_message
+from lowcomm_node.libp2p.varint import write_varint
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import (
+    MAX_MESSAGE,
+    PROTOCOL,
     DialBack,
     Keeping,
     Seen,
@@ -29,20 +32,32 @@ DIAL_BACK_DEADLINE = 40.0
 """Seconds: others may be served first, and each call takes a few."""
 
 
+class OpensStreams(Protocol):
+    """Opens streams to peers that we are connected to."""
+
+    async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
+        """Open a stream. Raises LinkLost."""
+        ...
+
+
 class Asker:
     """One stream of probes, as a context manager."""
 
     def __init__(self, stream: OpenStream) -> None:
-        self._stream, self._asking = stream, asyncio.Lock()
+        self._stream = stream
+        self._asking = asyncio.Lock()
         self.address = stream.address
         """Where we see the other end, as a multiaddress."""
+
+    @classmethod
+    async def open(cls, streams: OpensStreams, peer_id: str) -> Self:
+        """Ask a peer that we are connected to. Raises LinkLost."""
+        return cls(await streams.open_stream(peer_id, PROTOCOL, CONNECT_DEADLINE))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -50,23 +65,29 @@ class Asker:
         self._stream.socket.close()
 
     async def look(self, clock: Callable[[], float] = time) -> tuple[Seen, float]:
-        """How we are seen, and by how many seconds the clock there is ahead of ours, as exactly as the way allows.
+        """How we are seen, and how many seconds the peer's clock is ahead of ours.
 
-        Raises LinkLost, ProtocolViolation.
+        The offset is as exact as the delay allows. Raises LinkLost, ProtocolViolation.
         """
         asked = clock()
         seen = read_seen((await self._ask(pb.Probe(look=pb.Look()), "seen", LOOK_DEADLINE)).seen)
-        # The answer was written between the two: what lies in there is no offset.
+        # The answer was written between the two: whatever lies in there is no offset.
         return seen, seen.time - min(max(seen.time, asked), clock())
 
     async def dial_back(self, peer_id: str, targets: Sequence[Target]) -> tuple[bool, ...]:
-        """Which of these ports of ours can be called from there. Raises LinkLost, also if that is refused, ProtocolViolation."""
+        """Which of these ports of ours the peer can call.
+
+        Raises LinkLost, also if the peer refuses, ProtocolViolation.
+        """
         request = DialBack(peer_id, tuple(targets)).to_message()
         answer = await self._ask(request, "dialed_back", DIAL_BACK_DEADLINE)
         return read_reached(answer.dialed_back, len(targets))
 
     async def keeps(self, run_id: str) -> Keeping:
-        """Whether a bootstrap server keeps a run. Raises LinkLost, also from who is none, ProtocolViolation."""
+        """Whether a bootstrap server keeps a run.
+
+        Raises LinkLost, also if the peer is no bootstrap server, ProtocolViolation.
+        """
         probe = pb.Probe(keep=pb.Keep(run_id=bytes.fromhex(run_id)))
         return read_kept((await self._ask(probe, "kept", KEEP_DEADLINE)).kept)
 
@@ -85,7 +106,7 @@ class Asker:
                     await send_message(self._stream.socket, probe.SerializeToString())
                     return await self._receive(wanted)
             except TimeoutError:
-                self.close()  # an answer that still comes would be taken for that to another question
+                self.close()  # a late answer would be taken for that to the next question
                 raise LinkLost(f"did not answer within {seconds:.0f} s") from None
             except asyncio.CancelledError:
                 self.close()
@@ -96,3 +117,19 @@ class Asker:
         if probed.WhichOneof("kind") == "refused":
             raise LinkLost(in_words(probed.refused))
         return probed
+
+
+async def send_message(stream: socket.socket, data: bytes) -> None:
+    """Send one message, its length in front of it. Raises LinkLost."""
+    try:
+        await asyncio.get_running_loop().sock_sendall(stream, write_varint(len(data)) + data)
+    except OSError as error:
+        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
+
+
+async def receive_message(stream: socket.socket) -> bytes:
+    """The next message. Raises LinkLost, also at the end of the stream."""
+    try:
+        return await read_message(stream, MAX_MESSAGE)
+    except OSError as error:
+        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None

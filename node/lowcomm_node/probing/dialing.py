@@ -1,7 +1,7 @@
-"""A fresh connection to somebody who asked for it: does the right one answer?
+"""A fresh connection to somebody who asked for it: does the right peer answer?
 
-Our own libp2p may be connected already, and keeps what it knows of addresses; so each call of libp2p comes from a p2pd of its own,
-which lives as long as the call.
+Our own libp2p may be connected already, and remembers addresses. So each call of libp2p comes from
+a p2pd of its own, which lives as long as the call.
 """
 
 import asyncio
@@ -21,8 +21,10 @@ _TRANSPORTS = {Kind.TCP: "tcp/{}", Kind.QUIC: "udp/{}/quic-v1"}
 
 
 async def is_reached(host: str, peer_id: str, target: Target) -> bool:
-    """Whether a fresh connection to a port of ``host`` (an IP address) leads to who is named. Takes DIAL_DEADLINE at most,
-    for libp2p the start of a process more."""
+    """Whether a fresh connection to a port of ``host``, an IP address, leads to the named peer.
+
+    Takes DIAL_DEADLINE at most; for libp2p also the start of a process.
+    """
     if target.kind is Kind.DIRECT:
         return await _shows_certificate(host, target)
     return await _answers_as(EntryPoint(peer_id, multiaddress(host, target.kind, target.port)))
@@ -34,9 +36,10 @@ def multiaddress(host: str, kind: Kind, port: int) -> str:
 
 
 async def shown_certificate(host: str, port: int) -> bytes | None:
-    """The certificate (DER) that is shown at an address. Raises OSError if nobody speaks TLS there."""
+    """The certificate (DER) shown at an address. Raises OSError if nobody speaks TLS there."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # whoever asks compares its digest
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the caller compares the digest
     context.set_alpn_protocols(["h2"])
     _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname="lowcomm")
     try:

@@ -1,8 +1,9 @@
-"""Answers probes (lowcomm_protocol.peers.probes says what may be asked), within what its owner gives to strangers.
+"""Answers probes (lowcomm_protocol.peers.probes) within what the owner gives to strangers.
 
 stream of libp2p ── look ──────► where it comes from, our time         anybody
-                 ── dial back ─► calls to that address, no other       a few an hour, one request at a time
-                 ── ping ──────► as many bytes as it wants             so many a day, at most at a rate
+                 ── dial back ─► calls to that address, no other       a few an hour, one at a time
+                 ── keep ──────► is the run kept? (bootstrap server)   counts as a call
+                 ── ping ──────► as many bytes as it wants             by day and at a limited rate
 """
 
 import asyncio
@@ -15,9 +16,9 @@ from typing import Protocol
 
 from lowcomm_node.libp2p.interface import OpenStream, Streams
 from lowcomm_node.libp2p.multiaddress import host_of, place_in
+from lowcomm_node.probing.asker import receive_message, send_message
 from lowcomm_node.probing.dialing import is_reached
 from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, answer_to
-from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Allowed, Quota, network_of
 from lowcomm_protocol.errors import LowcommError
@@ -37,22 +38,21 @@ MAX_STREAMS = 64
 MAX_STREAMS_PER_CALLER = 4
 """A household may have several nodes; each needs up to two."""
 MAX_DIALING = 1
-"""Requests that are dialed for at once: each costs up to MAX_TARGETS processes for a moment."""
+"""Requests dialed for at once: each costs up to MAX_TARGETS processes for a moment."""
 STREAM_SECONDS = 120.0
 IDLE_SECONDS = 45.0
-"""Whoever asks several waits for the slowest of them."""
+"""A peer that asks several waits for the slowest of them."""
 _RELAYED = "relayed"
 HOUR, DAY = 3600.0, 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeLimits:
-    """What this machine gives to those that probe."""
+    """What this machine gives to those that probe it."""
 
     calls: Allowed
     """Ports that are called."""
     bytes: Allowed
-    """What probes carry."""
     rate: float
     """Bytes a second of all pings together."""
 
@@ -67,7 +67,7 @@ FOR_A_NODE = ProbeLimits(
     bytes=Allowed(each=32_000_000, all=256_000_000, seconds=DAY),
     rate=2.5e6,
 )
-"""A node has better things to do: it helps where there is no bootstrap server, and as a second pair of eyes."""
+"""A node trains: it helps where there is no bootstrap server, and as a second pair of eyes."""
 
 Dial = Callable[[str, str, Target], Awaitable[bool]]
 Keep = Callable[[str, str], Awaitable[Keeping]]
@@ -82,7 +82,7 @@ class Paced(Protocol):
 
 
 class Prober:
-    """Answers whoever asks, until it is closed."""
+    """Answers probes until it is closed."""
 
     def __init__(
         self,
@@ -93,10 +93,17 @@ class Prober:
         clock: Callable[[], float] = monotonic,
         keep: Keep | None = None,
     ) -> None:
-        """``entry_points``: where we ourselves can be dialed; ``keep``: asked whether a run is kept, with the asker's place."""
+        """``entry_points``: where we can be dialed.
+
+        ``keep``: told a run and where the question comes from, says whether the run is kept.
+        """
+        self._streams = streams
+        self._entry_points = entry_points
+        self._dial = dial
+        self._clock = clock
         self._keep = keep
-        self._streams, self._entry_points, self._dial, self._clock = streams, entry_points, dial, clock
-        self._calls, self._bytes = Quota(limits.calls), Quota(limits.bytes)
+        self._calls = Quota(limits.calls)
+        self._bytes = Quota(limits.bytes)
         self._paces: list[Paced] = [Pace(limits.rate, clock)]
         self._open: Counter[str] = Counter()
         self._dialing = asyncio.Semaphore(MAX_DIALING)
@@ -121,9 +128,10 @@ class Prober:
 
     def _take(self, stream: OpenStream) -> None:
         host = host_of(stream.address)
-        # Through a relay an identity costs nothing: all that come so are one.
+        # Identities are free, and a relay hides addresses: all that come through relays are one.
         caller = network_of(host) if host else _RELAYED
-        if self._closed or self._open[caller] >= MAX_STREAMS_PER_CALLER or self._open.total() >= MAX_STREAMS:
+        is_full = self._open[caller] >= MAX_STREAMS_PER_CALLER or self._open.total() >= MAX_STREAMS
+        if self._closed or is_full:
             stream.socket.close()
             return
         self._open[caller] += 1
@@ -151,51 +159,70 @@ class Prober:
             with suppress(OSError):
                 stream.socket.close()
 
-    async def _answer(self, probe: pb.Probe, address: str, host: str | None, caller: str) -> pb.Probed:
+    async def _answer(
+        self,
+        probe: pb.Probe,
+        address: str,
+        host: str | None,
+        caller: str,
+    ) -> pb.Probed:
         match probe.WhichOneof("kind"):
             case "look":
                 told = self._entry_points()[:MAX_ENTRY_POINTS]
-                return pb.Probed(seen=pb.Seen(address=address, time_ms=round(time() * 1000), entry_points=told))
+                now = round(time() * 1000)
+                return pb.Probed(seen=pb.Seen(address=address, time_ms=now, entry_points=told))
             case "keep":
-                run_id = read_keep(probe.keep)
-                if self._keep is None:
-                    return pb.Probed(refused="is a node: only bootstrap servers keep runs of others")
-                if not self._calls.take(caller, 1, self._clock()):
-                    return pb.Probed(refused="runs were asked for too often lately: ask again in an hour")
-                return pb.Probed(kept=(await self._keep(run_id, place_in(address))).to_message())
+                return await self._kept(probe.keep, address, caller)
             case "dial_back":
                 return await self._dial_back(probe.dial_back, host, caller)
             case _:
                 return await self._pong(probe.ping, host, caller)
 
+    async def _kept(self, message: pb.Keep, address: str, caller: str) -> pb.Probed:
+        run_id = read_keep(message)
+        if self._keep is None:
+            return _refused("is a node: only bootstrap servers keep runs of others")
+        if not self._calls.take(caller, 1, self._clock()):
+            return _refused("runs were asked for too often lately: ask again in an hour")
+        return pb.Probed(kept=(await self._keep(run_id, place_in(address))).to_message())
+
     async def _dial_back(self, message: pb.DialBack, host: str | None, caller: str) -> pb.Probed:
         wanted = read_dial_back(message)
         if host is None:
-            return pb.Probed(refused="you come through a relay: your own address is not seen")
+            return _refused("you come through a relay: your own address is not seen")
         if not self._calls.take(caller, len(wanted.targets), self._clock()):
-            return pb.Probed(refused="too many calls were asked for lately: ask again in an hour")
+            return _refused("too many calls were asked for lately: ask again in an hour")
         async with self._dialing:
-            found = await asyncio.gather(*(self._dial(host, wanted.peer_id, target) for target in wanted.targets))
-        return pb.Probed(dialed_back=pb.DialedBack(reached=found))
+            calls = (self._dial(host, wanted.peer_id, target) for target in wanted.targets)
+            return pb.Probed(dialed_back=pb.DialedBack(reached=await asyncio.gather(*calls)))
 
     async def _pong(self, ping: pb.Ping, host: str | None, caller: str) -> pb.Probed:
         check_ping(ping)
         size = len(ping.content) + ping.wanted
         if host is None:
-            return pb.Probed(refused="you come through a relay, which is not there to be measured")
+            return _refused("you come through a relay, which is not there to be measured")
         if not self._bytes.take(caller, size, self._clock()):
-            return pb.Probed(refused=TOO_MUCH)
+            return _refused(TOO_MUCH)
         for pace in self._paces:
             await pace.pass_(size)
         return pb.Probed(pong=answer_to(ping))
 
 
+def _refused(reason: str) -> pb.Probed:
+    return pb.Probed(refused=reason)
+
+
 class Pace:
-    """Passes so many bytes a second. As exchange.throttle.Throttle does, which can more; but a bootstrap server answers
-    probes too, and is to need nothing of exchanges."""
+    """Passes so many bytes a second.
+
+    The node's own limits (transport.bandwidth) can do more, but stand above this room: a bootstrap
+    server answers probes, too, and carries no exchanges.
+    """
 
     def __init__(self, rate: float, clock: Callable[[], float] = monotonic) -> None:
-        self._rate, self._clock, self._free = rate, clock, 0.0
+        self._rate = rate
+        self._clock = clock
+        self._free = 0.0
 
     async def pass_(self, count: int) -> None:
         """See Paced."""

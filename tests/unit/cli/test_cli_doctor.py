@@ -9,7 +9,7 @@ import pytest
 from lowcomm_node import cli
 from lowcomm_node.cli import common
 from lowcomm_node.cli.doctor import _print_findings, _print_routes
-from lowcomm_node.doctor.findings import Finding, State
+from lowcomm_node.doctor.report import Finding, State
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWCvyXpWoMsNuu4C53GqenGpzidepghgy3RZge3s3ARhsh"
 
@@ -51,9 +51,9 @@ def test_what_mends_several_findings_is_told_once_and_nothing_of_it_is_cut(
 ):
     monkeypatch.setenv("COLUMNS", "60")
     remedy = f"run this: lowcomm-node doctor --peers {ADDRESS}"
-    bad = [Finding(name=name, state=State.FAULT, value=ADDRESS, remedy=remedy) for name in ("nat", "outside")]
-    fine = Finding(name="disk", state=State.OK, value="much\x1b[2J room")
-    last = Finding(name="memory", state=State.WARNING, value="little", remedy="end [bold]other[/bold] programs")
+    bad = [Finding(name, State.FAULT, ADDRESS, remedy) for name in ("nat", "outside")]
+    fine = Finding("disk", State.OK, "much\x1b[2J room")
+    last = Finding("memory", State.WARNING, "little", "end [bold]other[/bold] programs")
     _print_findings([*bad, fine, last])
     printed = capsys.readouterr().out
     assert printed.count(f"1. {remedy}\n") == 1 and "2. end [bold]other[/bold] programs\n" in printed

@@ -18,10 +18,9 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.probing import asker as asking
 from lowcomm_node.probing import dialing
-from lowcomm_node.probing.asker import Asker
+from lowcomm_node.probing.asker import Asker, receive_message, send_message
 from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
 from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
-from lowcomm_node.probing.wire import receive_message, send_message
 from lowcomm_node.system.quota import MAX_CALLERS, Allowed, Quota, network_of
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.transport.tls import make_certificate

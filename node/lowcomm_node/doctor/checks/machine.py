@@ -1,0 +1,156 @@
+"""Checks of this machine: how its TCP sends, disk, memory, GPU."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from lowcomm_node.doctor.observations import Observations
+from lowcomm_node.doctor.report import Finding, State
+from lowcomm_node.system.formatting import size
+from lowcomm_node.trainer.memory_watch import memory_of_machine
+from lowcomm_node.transport.congestion import BBR, LOSSY
+
+LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
+LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6
+LITTLE_GPU = 1e9
+GPU_DEADLINE = 10.0
+FEWEST_SEGMENTS = 10_000
+"""Of TCP, sent since the machine started: fewer tell nothing of what is lost."""
+_QUERY = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+
+
+class Gpu(NamedTuple):
+    """A GPU that the driver reports; sizes in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
+def congestion(seen: Observations) -> Finding:
+    """Whether TCP copes with a line that loses packets."""
+    used, allowed = congestion_controls()
+    if not used:
+        return Finding("congestion", State.UNKNOWN, "this system does not tell")
+    resent = resent_share()
+    figures = {"tcp": used, "allowed": allowed, "resent": resent}
+    value = f"TCP uses {used}"
+    if resent is not None:
+        value += f"; {100 * resent:.2f} % of segments were sent again"
+    if used == BBR or resent is None or resent <= LOSSY:
+        return Finding("congestion", State.OK, value, "", figures)
+    if BBR in allowed:
+        value += "; a node's connections that lose go on with bbr"
+        return Finding("congestion", State.OK, value, "", figures)
+    remedy = (
+        "run `sysctl -w net.ipv4.tcp_congestion_control=bbr net.core.default_qdisc=fq` as root "
+        f"(now it is {used}), and put both lines into /etc/sysctl.d/ to keep them"
+    )
+    return Finding("congestion", State.WARNING, value, remedy, figures)
+
+
+def congestion_controls() -> tuple[str, list[str]]:
+    """That of new connections, and those that any user may choose; empty where not told."""
+    try:
+        with socket.socket() as probe:
+            raw = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    except (OSError, AttributeError):  # not Linux
+        return "", []
+    return raw.rstrip(b"\0").decode(), allowed
+
+
+def resent_share(counters: Path = Path("/proc/net/snmp")) -> float | None:
+    """The share of TCP segments that were sent again; None if too few were sent, or not told."""
+    try:
+        lines = [line.split() for line in counters.read_text().splitlines()]
+        names, counts = (words for words in lines if words[0] == "Tcp:")
+    except (OSError, ValueError):
+        return None
+    by_name = dict(zip(names, counts, strict=False))
+    sent, again = int(by_name.get("OutSegs", 0)), int(by_name.get("RetransSegs", 0))
+    return again / sent if sent >= FEWEST_SEGMENTS else None
+
+
+def disk(seen: Observations) -> Finding:
+    """Room at the home, which need not exist yet."""
+    home = seen.home
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    free, checkpoint = shutil.disk_usage(there).free, largest_checkpoint(home)
+    figures = {"free": free, "checkpoint": checkpoint}
+    if not os.access(there, os.W_OK | os.X_OK):
+        remedy = f"make {home} writable for this user, or choose another --home"
+        return Finding("disk", State.FAULT, f"{home} is not writable", remedy, figures)
+    each = f"; a checkpoint has {size(checkpoint)}" if checkpoint else ""
+    value = f"{size(free)} free at {home}{each}"
+    if free >= max(LITTLE_DISK, 5 * checkpoint):
+        return Finding("disk", State.OK, value, "", figures)
+    state = State.FAULT if free < max(TOO_LITTLE_DISK, 2 * checkpoint) else State.WARNING
+    remedy = f"make room ({value}), lower --keep, or choose another --home"
+    return Finding("disk", state, value, remedy, figures)
+
+
+def largest_checkpoint(home: Path) -> int:
+    """Bytes; 0 if there is none."""
+    folders = (folder for folder in home.glob("runs/*/checkpoints/*") if folder.is_dir())
+    sizes = (sum(file.stat().st_size for file in folder.iterdir()) for folder in folders)
+    try:
+        return max(sizes, default=0)
+    except OSError:  # one is being removed right now
+        return 0
+
+
+def memory(seen: Observations) -> Finding:
+    """Memory of this machine, or of its container."""
+    total, free = memory_of_machine()
+    value = f"{size(free)} free of {size(total)}"
+    figures = {"free": free, "total": total}
+    if free >= LITTLE_MEMORY:
+        return Finding("memory", State.OK, value, "", figures)
+    state = State.FAULT if free < TOO_LITTLE_MEMORY else State.WARNING
+    remedy = f"end other programs ({value}), or train a smaller model"
+    return Finding("memory", state, value, remedy, figures)
+
+
+def gpu(seen: Observations) -> Finding:
+    """Whether a GPU that is there is used."""
+    found = gpus()
+    figures = {"gpus": [gpu._asdict() for gpu in found]}
+    if not found:
+        value = "none that a driver tells of: trains on the CPU"
+        return Finding("gpu", State.OK, value, "", figures)
+    value = ", ".join(f"{gpu.name} ({size(gpu.free)} free of {size(gpu.total)})" for gpu in found)
+    device = seen.status["trainer"]["device"] if seen.status is not None else None
+    name, remedy = found[0].name, ""
+    if not torch_sees_gpus():
+        remedy = f"install a build of torch for CUDA to use the {name}: this one is for CPUs"
+    elif device == "cpu":
+        remedy = f"start the node with --device cuda: it trains on the CPU beside the {name}"
+    elif device is None and max(gpu.free for gpu in found) < LITTLE_GPU:
+        remedy = f"end what else uses the {name}: `nvidia-smi` shows it"
+    return Finding("gpu", State.WARNING if remedy else State.OK, value, remedy, figures)
+
+
+def gpus() -> list[Gpu]:
+    """What the driver reports; what can't be read is left out."""
+    # The driver's own tool: torch would take memory of the GPU only to look at it.
+    command = ["nvidia-smi", *_QUERY]
+    try:
+        told = subprocess.run(command, capture_output=True, timeout=GPU_DEADLINE, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = re.findall(r"^(.+), (\d+), (\d+)\s*$", told.stdout.decode(errors="replace"), re.M)
+    return [Gpu(name, int(total) << 20, int(free) << 20) for name, total, free in lines]
+
+
+def torch_sees_gpus() -> bool:
+    """Whether torch is built for GPUs."""
+    try:
+        return "+cpu" not in version("torch")
+    except PackageNotFoundError:
+        return False

@@ -1,0 +1,159 @@
+"""Looks at this machine, its network and its node, and runs the checks on what was seen."""
+
+import asyncio
+import datetime
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import psutil
+
+from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.keys import RUNS_KEY
+from lowcomm_node.doctor.checks import CHECKS, Check
+from lowcomm_node.doctor.observations import Observations, Subject
+from lowcomm_node.doctor.report import Finding
+from lowcomm_node.doctor.survey import ask_others
+from lowcomm_node.errors import NodeError, NoPeers, PortInUse
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.storage.files import ephemeral_identity
+from lowcomm_node.swarm.find_run import open_discovery
+from lowcomm_node.swarm.membership import listening
+from lowcomm_node.transport.tls import make_certificate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningNode:
+    """What the doctor is shown of a node that runs."""
+
+    settings: NodeSettings
+    status: Mapping[str, Any]
+    members: Sequence[Mapping[str, Any]]
+    """Peers of the run, as ``peers`` shows them."""
+    discovery: Discovery | None
+    """None while it is not in the DHT."""
+    entry_points: Sequence[str]
+    """Where the peers of its run enter the DHT."""
+    addresses: Sequence[str]
+    """Where others are told to call it."""
+    port: int | None
+    """Of its Exchange service, once that listens."""
+    certificate: bytes
+    """DER; empty before."""
+
+
+async def check(seen: Observations, checks: Iterable[Check] = CHECKS) -> tuple[Finding, ...]:
+    """All findings, in the order of the checks. Each runs in a thread, for it may look around."""
+    found = await asyncio.gather(*(asyncio.to_thread(one, seen) for one in checks))
+    return tuple(finding for finding in found if finding is not None)
+
+
+async def examine_node(node: RunningNode, peers: Sequence[str]) -> tuple[Finding, ...]:
+    """Findings of a node that runs, with its identity, ports and peers; ``peers`` come first."""
+    settings, discovery, status = node.settings, node.discovery, node.status
+    asked = (*peers, *settings.peers)
+    seen = Observations(
+        home=settings.home,
+        peers=settings.peers,
+        asked=asked,
+        status=status,
+        members=node.members,
+    )
+    if discovery is None:
+        trouble = status["waiting"] or f"the node is {status['phase']}"
+        return await check(replace(seen, trouble=trouble))
+    subject = _subject(discovery, settings, node.port, node.certificate, node.addresses)
+    dht_peers = await discovery.check_connection()
+    survey = await ask_others(discovery, subject, (*asked, *node.entry_points))
+    return await check(replace(seen, dht_peers=dht_peers, survey=survey))
+
+
+async def examine_alone(settings: NodeSettings, absent: str, hangs: bool) -> tuple[Finding, ...]:
+    """Findings where no node answers.
+
+    The network is looked at under a throw-away identity if an address of the swarm is known.
+    ``absent``: why no node answers; ``hangs``: although one runs. Raises ConfigError on a
+    malformed address.
+    """
+    peers = settings.peers
+    seen = Observations(home=settings.home, peers=peers, asked=peers, absent=absent, hangs=hangs)
+    if peers:
+        # A node that hangs holds its ports.
+        free = {"port": 0, "dht_port": 0} if hangs else {}
+        seen = await _look_at_network(settings.model_copy(update=free), seen)
+    return await check(seen)
+
+
+async def _look_at_network(settings: NodeSettings, seen: Observations) -> Observations:
+    with ephemeral_identity() as (identity, key_file):
+        discovery = open_discovery(settings, identity, key_file=key_file)
+        discovery.max_clock_offset = inf  # a wrong clock is a finding
+        try:
+            await discovery.start()
+            async with _serving(settings) as (port, certificate, told):
+                subject = _subject(discovery, settings, port, certificate, told)
+                return replace(
+                    seen,
+                    runs=len(await discovery.lookup(RUNS_KEY)),
+                    survey=await ask_others(discovery, subject, settings.peers),
+                    dht_peers=await discovery.check_connection(),
+                )
+        except NoPeers as error:
+            return replace(seen, trouble=str(error))
+        except NodeError as error:
+            return replace(seen, broken=str(error))
+        finally:
+            await discovery.close()
+
+
+def _subject(
+    discovery: Discovery,
+    settings: NodeSettings,
+    port: int | None,
+    certificate: bytes,
+    told: Sequence[str],
+) -> Subject:
+    host, _ = listening(settings)
+    announced = int(settings.announce[0].rpartition(":")[2]) if settings.announce else None
+    return Subject(
+        peer_id=discovery.peer_id,
+        hosts=own_hosts(),
+        listens=tuple(address.rpartition("/p2p/")[0] for address in discovery.addresses()),
+        direct=announced or port,
+        certificate=certificate,
+        told=tuple(told),
+        loopback=host in ("127.0.0.1", "[::1]"),
+    )
+
+
+def own_hosts() -> tuple[str, ...]:
+    """IP addresses of this machine, loopback included."""
+    entries = [entry for found in psutil.net_if_addrs().values() for entry in found]
+    texts = [one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
+    hosts = (str(ipaddress.ip_address(text.partition("%")[0])) for text in texts)
+    return tuple(dict.fromkeys(hosts))
+
+
+@asynccontextmanager
+async def _serving(settings: NodeSettings) -> AsyncIterator[tuple[int, bytes, Sequence[str]]]:
+    """Answers calls as the Exchange service does: its port, its certificate, and where it is."""
+    from grpc import aio  # kept quiet by lowcomm_node.transport, if that is imported first
+
+    certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+    server = aio.server(options=(("grpc.so_reuseport", 0),))
+    host, hosts = listening(settings)
+    try:
+        credentials = certificate.server_credentials()
+        port = server.add_secure_port(f"{host}:{settings.port}", credentials)
+    except RuntimeError:
+        where = f"Port {settings.port} of {host}"
+        raise PortInUse(f"{where} is in use: choose another with --port.") from None
+    await server.start()
+    try:
+        yield port, certificate.der, settings.announce or [f"{host}:{port}" for host in hosts]
+    finally:
+        await server.stop(None)

@@ -1,0 +1,564 @@
+"""Checks say what was seen, and remedies have this machine's own values in them."""
+
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_node.doctor.checks import CHECKS, Check, access, machine, network, node, reach
+from lowcomm_node.doctor.checks.access import ALWAYS, Reply
+from lowcomm_node.doctor.checks.reach import Nat, kind_of_nat
+from lowcomm_node.doctor.observations import (
+    Helper,
+    LargePackets,
+    Observations,
+    ObservedAddress,
+    Subject,
+    Survey,
+    UdpProbe,
+)
+from lowcomm_node.doctor.report import Finding, State, exit_code
+from lowcomm_node.doctor.run import check, own_hosts
+from lowcomm_node.libp2p.multiaddress import EntryPoint
+from lowcomm_node.probing.measuring import Speed
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.peers.probes import Kind, Seen
+
+ME, HELPER, RELAY = (Identity(letter * 32).peer_id for letter in (b"m", b"h", b"r"))
+HOME = Path("/srv/lowcomm")
+OUTER, LAN, SIX = "44.128.0.13", "192.168.1.7", "2a00:128::7"
+CIRCUIT = f"/ip4/44.128.0.10/tcp/31330/p2p/{RELAY}/p2p-circuit"
+BEHIND = Subject(
+    peer_id=ME,
+    hosts=("127.0.0.1", LAN),
+    listens=(
+        CIRCUIT,
+        f"/ip4/{LAN}/tcp/40001",
+        f"/ip4/{LAN}/udp/40002/quic-v1",
+        f"/ip6/{SIX}/tcp/40006",
+    ),
+    direct=45123,
+    certificate=b"der",
+    told=(f"{LAN}:45123",),
+)
+PUBLIC = replace(BEHIND, hosts=(OUTER,), listens=(f"/ip4/{OUTER}/tcp/40001",), told=(f"{OUTER}:1",))
+# The only address of a machine.
+ALL_SIX = replace(
+    BEHIND,
+    hosts=(SIX,),
+    told=("[fd00::7]:45123",),
+    listens=(f"/ip6/{SIX}/tcp/40006", f"/ip6/{SIX}/udp/40007/quic-v1"),
+)
+INNER_SIX = replace(ALL_SIX, hosts=("fd00::7",), listens=("/ip6/fd00::7/tcp/40006",))
+NOTHING = {"direct": False, "tcp": False, "quic": False}
+FORWARDED = UdpProbe("x", True, (ObservedAddress("44.128.0.10", "probe", OUTER, 7),), True, True)
+
+
+def helper(number: int = 10, sees: str = OUTER, offset: float = 0.0, **reached: bool) -> Helper:
+    """A helper at a public address."""
+    entry = EntryPoint(HELPER, f"/ip4/44.128.0.{number}/tcp/31330")
+    called = {Kind[name.upper()]: ok for name, ok in reached.items()}
+    seen = Seen(f"/{'ip6' if ':' in sees else 'ip4'}/{sees}/tcp/9", 0.0, ())
+    return Helper(entry, f"44.128.0.{number}", seen, offset, called)
+
+
+def survey(*helpers: Helper, subject: Subject = BEHIND, **options: Any) -> Survey:
+    """What helpers told; a line that is well, behind a router, unless it is said otherwise."""
+    seen = tuple(ObservedAddress(one.host, "probe", OUTER, 7) for one in helpers)
+    defaults: dict[str, Any] = {"udp": UdpProbe("x", True, seen, False, True), "outward": LAN}
+    return Survey(subject=subject, helpers=helpers, **defaults | options)
+
+
+def told(*addresses: str) -> Survey:
+    """What a helper says that calls a forwarded port, of which others are told so."""
+    subject = replace(BEHIND, told=addresses)
+    return survey(helper(direct=True), subject=subject, udp=FORWARDED)
+
+
+def over_six(subject: Subject, **reached: bool) -> Survey:
+    """What a helper says that sees an address of IPv6."""
+    outward = subject.hosts[0]
+    return survey(helper(sees=SIX, **reached), subject=subject, udp=None, outward=outward)
+
+
+def finding(one: Check, **seen: Any) -> Finding:
+    """What a check finds."""
+    defaults: dict[str, Any] = {"home": HOME, "peers": ("ADDR",), "dht_peers": 3}
+    found = one(Observations(**defaults | seen))
+    assert found is not None and (found.state is not State.OK or not found.remedy)
+    as_json = json.loads(json.dumps(found.to_json()))
+    assert found == Finding.from_json(as_json | {"since": "a newer release"}), "it travels as it is"
+    return found
+
+
+def case(must: str, one: Check, state: State, seen: Any, *words: str, never: str = "\0") -> Any:
+    """What must hold: what is found in a survey, or in other observations."""
+    seen = {"survey": seen} if isinstance(seen, Survey) else seen
+    return pytest.param(one, state, seen, words, never, id=must)
+
+
+OK, WARNING, FAULT, UNKNOWN = State.OK, State.WARNING, State.FAULT, State.UNKNOWN
+SHUT = survey(helper(10, **NOTHING), helper(11, **NOTHING))
+PORTS = tuple(ObservedAddress(f"44.128.0.1{k}", "probe", OUTER, 7 + k) for k in range(2))
+SYMMETRIC = replace(SHUT, udp=UdpProbe("x", True, PORTS, False, True))
+FIREWALL = survey(helper(**NOTHING), subject=PUBLIC)
+OPEN = survey(helper(direct=True, tcp=True, quic=True), subject=PUBLIC)
+NEAR = survey(helper(sees="192.168.1.9", direct=True), udp=None)
+SILENT = Survey(subject=BEHIND, silent={"ADDR": "answers, but not to probes"})
+FORWARD = f"forward TCP port 45123 to {LAN} and TCP and UDP port 40001 to {LAN} in your router"
+START = f", and start the node with --port 45123 --dht-port 40001 --announce {OUTER}:45123"
+UFW = "ufw allow 45123/tcp && ufw allow 4000{0}/tcp && ufw allow 4000{0}/udp"
+SIX_FLAGS = f"--port 45123 --dht-port 40006 --announce [{SIX}]:45123"
+LOST_UDP = UdpProbe(f"/ip4/44.128.0.10/udp/31330/quic-v1/p2p/{HELPER}", gets_out=False)
+TAKEN = "Port 45123 is in use: choose another"
+STATUS: dict[str, Any] = {
+    "peer_id": ME,
+    "phase": "training",
+    "waiting": "training alone: no other peer is alive",
+    "peers": 0,
+    "warnings": [],
+    "run": {"name": "test", "fingerprint": "abc"},
+    "exchanges": {"completed": 2, "failed": 1},
+    "trainer": {"device": "cpu"},
+}
+MEMBERS = [
+    {"peer_id": HELPER, "route": None, "route_reason": "direct: can't be reached"},
+    {"peer_id": ME, "route": "relay abcdef", "route_reason": None},
+    {"peer_id": RELAY, "route": None, "route_reason": None},
+]
+
+
+TO_PING = f"lowcomm-node ping {HELPER[-6:]}"
+
+
+def clocks(*offsets: float) -> Survey:
+    """What helpers say of our clock."""
+    return survey(*(helper(10 + k, offset=offset) for k, offset in enumerate(offsets)))
+
+
+def carried(*large: tuple[bool, bool]) -> Survey:
+    """What helpers say of large packets, out and in, and of a good rate."""
+    packets = tuple(LargePackets(*one) for one in large)
+    return survey(helper(), packets=packets, speed=Speed(0.1, 1e6, 1e6))
+
+
+IN_LOST = carried((True, False), (True, False))
+SOME_LOST = carried((True, True), (False, True))
+SIX_FORWARD = "TCP and UDP port 40006 to fd00::7"
+BEHIND_SIX = over_six(replace(INNER_SIX, listens=(CIRCUIT, *INNER_SIX.listens)), **NOTHING)
+TOLD_SIX = over_six(replace(ALL_SIX, told=(f"[{SIX}]:45123",)), direct=True)
+ALONE = replace(SHUT, subject=replace(BEHIND, listens=BEHIND.listens[1:]))
+NO_UDP = survey(helper(), udp=None)
+UDP_LOST = survey(helper(), udp=LOST_UDP)
+SLOW = survey(helper(), speed=Speed(0.3, 40_000, 2e6))
+UNMEASURED = survey(helper(), no_speed="measure again tomorrow")
+NTP = "12.3 s ahead of 3 peers: run `timedatectl set-ntp true`"
+BROKEN = {"broken": TAKEN, "absent": "start it", "dht_peers": None}
+HANGS = {"absent": "end it with `kill 42`", "hangs": True}
+REMEMBERED = {"peers": (), "dht_peers": 0, "status": STATUS}
+LOST_PEERS = "1 relay; 1 not called yet; 1 not reached: direct: can't"
+HOME_KNOWS = "the addresses that this home remembers"
+
+
+@pytest.mark.parametrize(
+    ("one", "state", "seen", "words", "never"),
+    [
+        case("holes can be punched", reach.nat, OK, SHUT, "port restricted"),
+        case("ports to forward", reach.outside, WARNING, SHUT, FORWARD + START, "punched"),
+        case("the relay that is left", reach.outside, WARNING, SHUT, RELAY[-6:]),
+        case("no relay at all", reach.outside, FAULT, ALONE, "nobody reaches it"),
+        case("a symmetric router", reach.nat, WARNING, SYMMETRIC, FORWARD, "rarely"),
+        case("no holes there", reach.outside, WARNING, SYMMETRIC, FORWARD, never="punched"),
+        case("a firewall", reach.nat, WARNING, FIREWALL, UFW.format(1), never="router"),
+        case("ports to let in", reach.outside, FAULT, FIREWALL, UFW.format(1), never="router"),
+        case("an address of its own", reach.nat, OK, OPEN, f"none: {OUTER}"),
+        case("that is called", reach.outside, OK, OPEN, "direct calls, libp2p over TCP and"),
+        case("a port unknown", reach.outside, WARNING, told(f"{LAN}:1"), f"--announce {OUTER}:4"),
+        case("a port that is told", reach.outside, OK, told(f"{OUTER}:45123")),
+        case("by a name", reach.outside, OK, told("node.example.org:45123")),
+        case("not by IPv6", reach.outside, WARNING, told(f"{LAN}:1", "[fd00::7]:45123")),
+        case("IPv6 unknown", reach.outside, WARNING, over_six(ALL_SIX, direct=True), SIX_FLAGS),
+        case("IPv6 that is told", reach.outside, OK, TOLD_SIX),
+        case("IPv6 shut", reach.outside, FAULT, over_six(ALL_SIX, **NOTHING), UFW.format(6)),
+        case("IPv6 behind", reach.outside, WARNING, BEHIND_SIX, SIX_FLAGS, SIX_FORWARD),
+        case("neighbours tried", reach.outside, WARNING, NEAR, "from within this network only"),
+        case("and saw nothing", reach.nat, UNKNOWN, NEAR, "doctor --peers ADDR"),
+        case("a clock that is right", network.clock, OK, clocks(0.01, -0.02, 0.0), "right"),
+        case("far ahead", network.clock, FAULT, clocks(-12.3, -12.4, -12.2), NTP),
+        case("a bit behind", network.clock, WARNING, clocks(1.5, 1.6, 1.4), "1.5 s behind 3 peers"),
+        case("one of three is wrong", network.clock, OK, clocks(0.0, 0.1, 500.0), "0.1 s behind"),
+        case("one against one", network.clock, FAULT, clocks(60.0), "if it is that one's clock"),
+        case("UDP is lost", network.udp, WARNING, UDP_LOST, f"UDP out of {LAN}", "/udp/31330/quic"),
+        case("nobody offers UDP", network.udp, UNKNOWN, NO_UDP, "offers UDP"),
+        case("a slow line", network.bandwidth, WARNING, SLOW, "40 kB/s"),
+        case("unmeasured", network.bandwidth, UNKNOWN, UNMEASURED, "tomorrow"),
+        case("silence: clock", network.clock, UNKNOWN, SILENT, "not to probes"),
+        case("silence: nat", reach.nat, UNKNOWN, SILENT, "not to probes"),
+        case("silence: outside", reach.outside, UNKNOWN, SILENT, "not to probes"),
+        case("silence: udp", network.udp, UNKNOWN, SILENT, "not to probes"),
+        case("silence: bandwidth", network.bandwidth, UNKNOWN, SILENT, "not to probes"),
+        case("none gets out", network.packets, FAULT, carried((False, True)), "probing", LAN),
+        case("none gets in", network.packets, FAULT, IN_LOST, "TCP", "mtu 1280", never="probing"),
+        case("some get out", network.packets, WARNING, SOME_LOST, "out (1 of 2 got one)"),
+        case("all get through", network.packets, OK, carried((True, True))),
+        case("a node that waits", node.node, OK, {"status": STATUS}, "alone", "2 exchanges done"),
+        case("a node that hangs", node.node, FAULT, HANGS, "end it with `kill 42`"),
+        case("a port that is taken", node.node, FAULT, BROKEN, TAKEN),
+        case("is no fault of the swarm", node.dht, UNKNOWN, BROKEN, TAKEN),
+        case("a silent swarm", node.dht, FAULT, {"trouble": "Nobody"}, "Nobody", "compare ADDR"),
+        case("no run", node.dht, WARNING, {"runs": 0}, "create run.toml --peers ADDR"),
+        case("at remembered peers", node.dht, FAULT, REMEMBERED, f"nobody answers at {HOME_KNOWS}"),
+        case("peers not reached", node.routes, WARNING, {"members": MEMBERS}, LOST_PEERS, TO_PING),
+    ],
+)
+def test_a_finding_says_what_was_seen_and_what_to_do(
+    one: Check, state: State, seen: dict[str, Any], words: tuple[str, ...], never: str
+):
+    found = finding(one, **seen)
+    text = f"{found.value}; {found.remedy}"
+    assert found.state is state and all(word in text for word in words), found
+    assert never not in text, found
+
+
+def test_figures_tell_the_same_to_programs():
+    assert finding(reach.outside, survey=SHUT).figures == {**NOTHING, "relays": [RELAY]}
+    for seen, kind in ((SHUT, "port-restricted"), (SYMMETRIC, "symmetric"), (OPEN, "none")):
+        assert finding(reach.nat, survey=seen).figures["kind"] == kind
+    assert f"[{SIX}]:9" in finding(reach.nat, survey=over_six(ALL_SIX)).figures["seen"]
+
+
+EXIT = [([], 0), (["dht"], 6), (["node"], 4), (["node", "dht"], 6)]
+
+
+@pytest.mark.parametrize(("faults", "code"), EXIT)
+def test_a_swarm_that_does_not_answer_has_an_exit_code_of_its_own(faults: list[str], code: int):
+    others = [Finding("gpu", state, "") for state in (WARNING, UNKNOWN, OK)]
+    assert exit_code([*others, *(Finding(name, FAULT, "") for name in faults)]) == code
+
+
+async def test_a_check_is_a_function_and_a_line_in_the_table():
+    def weather(seen: Observations) -> Finding:
+        return Finding("weather", FAULT, f"rain at {seen.home}")
+
+    found = await check(Observations(home=HOME), [lambda _: None, weather, node.dht])
+    assert [one.name for one in found] == ["weather", "dht"]
+
+
+async def test_a_network_that_was_not_looked_at_says_how_it_can_be(tmp_path: Path):
+    found = {one.name: one for one in await check(Observations(home=tmp_path, absent="start it"))}
+    assert set(found) == {"node", "dht", "congestion", "disk", "memory", "gpu"}
+    assert (found["node"].state, found["node"].remedy) == (UNKNOWN, "start it")
+    assert found["dht"].state is UNKNOWN and "doctor --peers ADDR" in found["dht"].remedy
+
+
+def test_docs_name_every_check():
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    assert [one.__name__ for one in CHECKS if f"- **`{one.__name__}`**: " not in page] == []
+
+
+# reach
+
+
+@pytest.mark.parametrize(
+    ("observed", "calls_come_in", "kind"),
+    [
+        ([], None, Nat.UNKNOWN),
+        ([("A", LAN, 1)], True, Nat.UNKNOWN),
+        ([("A", "44.128.0.12", 1)], True, Nat.NONE),
+        ([("A", "44.128.0.12", 1)], None, Nat.NONE),
+        ([("A", "44.128.0.12", 1)], False, Nat.FIREWALL),
+        ([("A", OUTER, 1)], True, Nat.OPEN),
+        ([("A", OUTER, 1)], False, Nat.BEHIND),
+        ([("A", OUTER, 1)], None, Nat.BEHIND),
+        ([("A", OUTER, 1), ("B", OUTER, 1)], False, Nat.RESTRICTED),
+        ([("A", OUTER, 1), ("B", OUTER, 1)], None, Nat.BEHIND),
+        ([("A", OUTER, 1), ("B", OUTER, 2)], False, Nat.SYMMETRIC),
+        ([("A", OUTER, 1), ("B", OUTER, 2)], None, Nat.SYMMETRIC),
+        # The same helper twice: the port may have moved on. Who sits beside us says nothing.
+        ([("A", OUTER, 1), ("A", OUTER, 2)], False, Nat.BEHIND),
+        ([("A", OUTER, 1), ("B", LAN, 9)], False, Nat.BEHIND),
+    ],
+)
+def test_a_kind_of_router_is_told_by_what_shows_it(
+    observed: list[tuple[str, str, int]], calls_come_in: bool | None, kind: Nat
+):
+    own = ("127.0.0.1", LAN, "44.128.0.12")
+    seen = [ObservedAddress(by, "probe", *place) for by, *place in observed]
+    assert kind_of_nat(own, seen, calls_come_in) is kind
+    others = [replace(one, socket=str(number)) for number, one in enumerate(seen)]
+    if kind in (Nat.SYMMETRIC, Nat.RESTRICTED):
+        assert kind_of_nat(own, others, calls_come_in) is Nat.BEHIND, "ports of ours that differ"
+
+
+HOSTS = st.sampled_from([LAN, OUTER, "44.128.0.12", "10.0.0.1", SIX, "::1"])
+SEEN = st.builds(ObservedAddress, HOSTS, st.sampled_from(["tcp", "p"]), HOSTS, st.integers(1, 9))
+
+
+@given(st.lists(SEEN, max_size=6), st.sampled_from([True, False, None]))
+def test_only_what_was_tried_is_told(seen: list[ObservedAddress], calls: bool | None):
+    kind = kind_of_nat((LAN, "44.128.0.12"), seen, calls)
+    assert calls is True or kind is not Nat.OPEN
+    assert calls is False or kind not in (Nat.FIREWALL, Nat.RESTRICTED)
+
+
+@pytest.mark.parametrize("address", ["44.128.0.13/tcp/99999999999", "44.128.0.13/tcp/0"])
+def test_an_address_that_there_can_not_be_is_not_believed(address: str):
+    liar = replace(helper(), seen=Seen(f"/ip4/{address}", 0.0, ()))
+    assert Survey(subject=BEHIND, helpers=(liar,)).observed == ()
+
+
+# network
+
+
+def test_ipv6_is_looked_at_only_where_there_is_some(monkeypatch: pytest.MonkeyPatch):
+    called = list[tuple[str, int]]()
+    answers = {"2a00:128::20": network.GREETING}
+
+    def reply_of(host: str, port: int, **_: object) -> bytes:
+        called.append((host, port))
+        return answers.get(host, b"")
+
+    monkeypatch.setattr(network, "reply_of", reply_of)
+    told = ("/ip6/::1/tcp/1", "/ip6/fd00::1/tcp/1", "/ip6/2a00:128::20/tcp/31330")
+    points = tuple(f"{dial}/p2p/{HELPER}" for dial in told)
+    strange = f"/ip6/2a00:128::99/tcp/1/p2p/{RELAY}"
+    six = replace(helper(), seen=Seen("", 0.0, (strange, *points)))
+    subject = replace(BEHIND, hosts=(*BEHIND.hosts, SIX))
+    assert finding(network.ipv6, survey=survey(six)).state is OK, "there is none here"
+    assert finding(network.ipv6, survey=survey(helper(), subject=subject)).state is UNKNOWN
+    assert not called
+    assert finding(network.ipv6, survey=survey(six, subject=subject)).value == "works"
+    assert called == [("2a00:128::20", 31330)], "no stranger names others, or our own networks"
+    answers.clear()
+    lost = finding(network.ipv6, survey=survey(six, subject=subject))
+    assert lost.state is WARNING and SIX in lost.remedy
+    assert [target.port for target in subject.targets(6)] == [45123, 40006], "with ports of its own"
+
+
+# access
+
+PEER = f"/ip4/44.128.0.11/tcp/31337/p2p/{HELPER}"
+HOST, PORT = "44.128.0.11", 31337
+FOUND = b"HTTP/1.1 302 Found\r\nLocation: https://login.hotel.example:8443/?from=x\r\n\r\n"
+LOGIN = b"HTTP/1.1 511 Network Authentication Required\r\n\r\n"
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> dict[int, bytes]:
+    """What each port of a peer answers."""
+    answers = dict[int, bytes]()
+    monkeypatch.setattr(access, "reply_of", lambda host, port, question: answers.get(port, b""))
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("port", "reply", "page"),
+    [
+        (PORT, FOUND, "https://login.hotel.example:8443/?from=x"),
+        (PORT, b"HTTP/1.0 200 OK\r\n\r\nHello", f"http://{HOST}:{PORT}/"),
+        (80, FOUND, "https://login.hotel.example:8443/?from=x"),
+        (80, LOGIN, f"http://{HOST}:80/"),
+    ],
+)
+def test_a_web_page_in_a_peers_place_is_a_login_page(
+    answering: dict[int, bytes],
+    port: int,
+    reply: bytes,
+    page: str,
+):
+    answering[port] = reply
+    portal = finding(access.portal, asked=(PEER,))
+    assert portal.state is FAULT and portal.remedy.startswith(f"open {page} in a browser")
+    silent = Survey(subject=BEHIND, silent={PEER: "gone"})
+    assert finding(access.portal, survey=silent).state is FAULT, "peers that were found are asked"
+    assert access.portal(Observations(home=HOME, asked=(PEER,), survey=survey(helper()))) is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\na page of its own",
+        f"HTTP/1.1 301 Moved\r\nLocation: https://{HOST}/\r\n\r\n".encode(),
+        b"HTTP/1.1 302 Found\r\nLocation: /index.html\r\n\r\n",
+        b"SSH-2.0-x",
+        b"HTTP/1.1",
+        b"",
+    ],
+)
+def test_a_web_server_beside_a_peer_is_none(reply: bytes):
+    assert access.login_page(Reply(HOST, 80, False, reply)) == ""
+
+
+def test_what_a_login_page_tells_can_write_nothing_to_a_terminal():
+    location = b"http://x.example/\x1b[31m" + b"a" * 3000
+    reply = b"HTTP/1.1 302 Found\r\nLocation: " + location + b"\r\n\r\n"
+    page = access.login_page(Reply(HOST, 80, False, reply))
+    assert page and "\x1b" not in page and len(page) <= 200
+
+
+def test_a_peer_that_answers_a_few_bytes_and_no_more_tells_of_lost_packets(
+    answering: dict[int, bytes],
+):
+    answering[PORT] = network.GREETING
+    packets = finding(network.packets, asked=(PEER,))
+    assert packets.state is WARNING and f"{HOST}:{PORT} answers" in packets.value
+
+
+def test_what_answers_is_asked_as_a_browser_asks():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{HELPER}"
+        server.settimeout(20)
+        asked = list[bytes]()
+
+        def serve() -> None:
+            call, _ = server.accept()
+            with call:
+                asked.append(call.recv(1000))
+                call.sendall(FOUND)
+
+        thread = Thread(target=serve)
+        thread.start()
+        found = access.replies(Observations(home=HOME, asked=(peer,)))
+        thread.join(20)
+    assert [one.data for one in found if one.is_peers] == [FOUND]
+    assert asked[0].startswith(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+
+
+@pytest.fixture
+def resolving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
+    """A resolver that knows boot.example, and no boot.exmple; with a file of name servers."""
+
+    def resolve(name: str, _: object) -> list[object]:
+        if name == "boot.example":
+            return []
+        raise socket.gaierror(socket.EAI_NONAME if name == "boot.exmple" else socket.EAI_AGAIN, "")
+
+    file = tmp_path / "resolv.conf"
+    file.write_text("# ours\nnameserver 192.168.1.1\n")
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(access, "RESOLV", file)
+    return lambda name: f"/dns4/{name}/tcp/1/p2p/{HELPER}"
+
+
+def test_a_name_that_this_node_needs_and_nobody_resolves_is_a_fault(
+    resolving: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+):
+    assert finding(access.names, asked=(resolving("boot.example"),)).state is OK
+    asked = tuple(map(resolving, ("boot.example", "boot.exmple", "a.b")))
+    names = finding(access.names, asked=asked)
+    assert names.state is FAULT and "a.b: no name server answers" in names.value
+    assert "boot.exmple: there is no such name" in names.value and "192.168.1.1" in names.value
+    monkeypatch.setattr(access, "RESOLV", HOME / "none")
+    assert "names no name server" in finding(access.names, asked=asked).value
+
+
+def test_names_that_this_node_does_not_need_are_a_warning_at_most(
+    resolving: Callable[[str], str],
+):
+    names = finding(access.names, asked=(PEER,))
+    assert names.state is WARNING and "so it trains" in names.remedy
+    assert names.figures["tried"] == {ALWAYS: "no name server answers"}
+    assert access.names(Observations(home=HOME)) is None, "nothing was looked for"
+
+
+# machine
+
+GPU = machine.Gpu("H100", 80 * 10**9, 70 * 10**9)
+FULL = GPU._replace(free=10**6)
+
+
+def has(monkeypatch: pytest.MonkeyPatch, **looks: object) -> None:
+    """Have looks at this machine see something else."""
+    for name, seen in looks.items():
+        monkeypatch.setattr(machine, name, lambda *_, seen=seen: seen)
+
+
+@pytest.mark.parametrize(
+    ("free", "checkpoint", "state", "words"),
+    [
+        (10**8, 0, FAULT, "100.0 MB free"),
+        (10**10, 6 * 10**9, FAULT, "a checkpoint has 6.0 GB"),
+        (10**10, 3 * 10**9, WARNING, "lower --keep"),
+        (10**11, 3 * 10**9, OK, ""),
+    ],
+)
+def test_room_on_the_disk_is_held_against_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, free: int, checkpoint: int, state: State, words: str
+):
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    has(monkeypatch, largest_checkpoint=checkpoint)
+    disk = finding(machine.disk)
+    assert disk.state is state and words in disk.remedy and bool(disk.remedy) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("one", "looks", "state", "words"),
+    [
+        ("memory", {"memory_of_machine": (10**9, 10**8)}, FAULT, "100.0 MB free of 1.0 GB"),
+        ("memory", {"memory_of_machine": (10**9, 5 * 10**8)}, WARNING, "500.0 MB"),
+        ("memory", {"memory_of_machine": (10**10, 5 * 10**9)}, OK, ""),
+        ("congestion", {"congestion_controls": ("", [])}, UNKNOWN, ""),
+        ("congestion", {"resent_share": 0.0001}, OK, ""),
+        ("congestion", {"resent_share": 0.02}, WARNING, "tcp_congestion_control=bbr"),
+        ("gpu", {"gpus": []}, OK, ""),
+        ("gpu", {"gpus": [GPU]}, OK, ""),
+        ("gpu", {"gpus": [GPU], "torch_sees_gpus": False}, WARNING, "CUDA to use the H100"),
+        ("gpu", {"gpus": [FULL]}, WARNING, "nvidia-smi"),
+    ],
+)
+def test_this_machine_is_judged(
+    monkeypatch: pytest.MonkeyPatch, one: str, looks: dict[str, Any], state: State, words: str
+):
+    has(monkeypatch, congestion_controls=("cubic", ["cubic"]), torch_sees_gpus=True)
+    has(monkeypatch, **looks)
+    found = finding(getattr(machine, one))
+    assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words)
+
+
+def test_where_a_node_may_choose_bbr_itself_a_line_that_loses_needs_no_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    has(monkeypatch, congestion_controls=("cubic", ["cubic", "bbr"]), resent_share=0.02)
+    found = finding(machine.congestion)
+    assert found.state is OK and not found.remedy
+    assert "2.00 %" in found.value and "go on with bbr" in found.value
+
+
+def test_a_gpu_that_the_node_does_not_use_is_told(monkeypatch: pytest.MonkeyPatch):
+    has(monkeypatch, gpus=[GPU], torch_sees_gpus=True)
+    gpu = finding(machine.gpu, status=STATUS)
+    assert gpu.state is WARNING and "--device cuda" in gpu.remedy
+    assert gpu.figures == {"gpus": [{"name": "H100", "total": GPU.total, "free": GPU.free}]}
+
+
+def test_what_tools_of_the_system_print_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    told = SimpleNamespace(stdout=b"NVIDIA H100, SXM, 81559, 80000\nno such line\n")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: told)
+    assert machine.gpus() == [("NVIDIA H100, SXM", 81559 * 2**20, 80000 * 2**20)]
+    counters, head = tmp_path / "snmp", "Tcp: RtoAlgorithm OutSegs RetransSegs\n"
+    for text, share in [("1 20000 400\n", 0.02), ("1 100 50\n", None)]:  # too few to tell
+        counters.write_text(f"Ip: 1\n{head}Tcp: {text}")
+        assert machine.resent_share(counters) == share
+    assert machine.resent_share(tmp_path / "none") is None
+
+
+def test_a_machine_can_be_looked_at_before_there_is_a_home(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    assert finding(machine.disk, home=tmp_path / "not" / "yet").figures["checkpoint"] == 0
+    folder = tmp_path / "runs" / "f" / "checkpoints" / "step-1"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_bytes(bytes(1000))
+    assert finding(machine.disk, home=tmp_path).figures["checkpoint"] == 1000
+    monkeypatch.setattr(machine.os, "access", lambda *_: False)
+    assert f"make {tmp_path} writable" in finding(machine.disk, home=tmp_path).remedy
+    assert "127.0.0.1" in own_hosts()
