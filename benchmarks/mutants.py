@@ -70,6 +70,7 @@ TESTS = {
     PROTOCOL + "codecs/modulo.py": "test_modulo",
     PROTOCOL + "codecs/base.py": "test_codecs test_feedback test_shards",
     PROTOCOL + "plan/fragments.py": "test_fragments test_schedule",
+    PROTOCOL + "plan/rows.py": "test_fragments",
     PROTOCOL + "plan/partition.py": "test_fragments",
     PROTOCOL + "plan/schedule.py": "test_schedule",
     PROTOCOL + "plan/clock.py": "test_clock",

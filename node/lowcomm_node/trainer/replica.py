@@ -32,7 +32,8 @@ from lowcomm_protocol.exchange.outer import contribution, merge, outer_step
 from lowcomm_protocol.exchange.repeats import Repeats
 from lowcomm_protocol.exchange.robust import FAR, FAR_APART, Bound, Directions, UsualNorm, believed_steps, growth
 from lowcomm_protocol.plan.clock import SwarmClock, largest_jump
-from lowcomm_protocol.plan.fragments import gather, plan_fragments, scatter
+from lowcomm_protocol.plan.fragments import plan_fragments
+from lowcomm_protocol.plan.rows import gather, scatter
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec

@@ -16,7 +16,8 @@ from lowcomm_node.storage.snapshots import write_snapshot
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.robust import UsualNorm
-from lowcomm_protocol.plan.fragments import Fragment, gather, scatter
+from lowcomm_protocol.plan.fragments import Fragment
+from lowcomm_protocol.plan.rows import gather, scatter
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.state.pieces import Piece, Values, empty_fragment, read_piece
 from lowcomm_protocol.state.snapshot import Manifest, StateForm, read_manifest

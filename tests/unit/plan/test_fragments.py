@@ -10,12 +10,11 @@ from lowcomm_protocol.plan.fragments import (
     Fragment,
     Slice,
     TensorSpec,
-    gather,
     offset,
     plan_fragments,
-    scatter,
     sync_index,
 )
+from lowcomm_protocol.plan.rows import gather, scatter
 
 PATTERNS = ("strided", "sequential")
 

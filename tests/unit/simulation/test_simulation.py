@@ -155,7 +155,7 @@ def test_a_group_of_all_peers_with_equal_start_is_diloco(dataset):
 
 
 def load(replica: Replica, vector: torch.Tensor) -> None:
-    from lowcomm_protocol.plan.fragments import scatter
+    from lowcomm_protocol.plan.rows import scatter
 
     scatter(replica.plan.fragments[0], vector, replica.weights)
 

@@ -1,0 +1,62 @@
+"""Copy a fragment's rows out of the tensors of a model, and back.
+
+Apart from ``fragments``, so that whoever only counts values needs no torch.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from lowcomm_protocol.errors import PlanError
+from lowcomm_protocol.plan.fragments import Fragment, Slice
+
+
+@torch.no_grad()
+def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
+    """Copy a fragment's rows into ``out`` (float32, 1-D, contiguous, ``fragment.numel`` values; any device).
+
+    Raises `PlanError`, before anything is written, when a tensor is missing or a size does not fit.
+    """
+    for rows, part in _paired(fragment, tensors, out):
+        part.copy_(rows)
+
+
+@torch.no_grad()
+def scatter(fragment: Fragment, vector: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy ``vector`` (float32, 1-D, contiguous, ``fragment.numel`` values; any device) to a fragment's rows.
+
+    Raises `PlanError`, before anything is written, when a tensor is missing or a size does not fit.
+    """
+    for rows, part in _paired(fragment, tensors, vector):
+        rows.copy_(part)
+
+
+def _paired(
+    fragment: Fragment, tensors: Mapping[str, torch.Tensor], vector: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each slice's rows beside its part of the vector, as two views of the same shape."""
+    if vector.dtype != torch.float32 or vector.shape != (fragment.numel,) or not vector.is_contiguous():
+        raise PlanError(
+            f"fragment {fragment.index}: a vector of {vector.dtype} and shape {tuple(vector.shape)}: pass contiguous"
+            f" float32 of shape ({fragment.numel},)"
+        )
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    start = 0
+    for part in fragment.slices:
+        rows = _rows(part, tensors)
+        pairs.append((rows, vector[start : start + part.numel].view(rows.shape)))
+        start += part.numel
+    return pairs
+
+
+def _rows(part: Slice, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    tensor = tensors.get(part.tensor)
+    if tensor is None:
+        raise PlanError(f"tensor {part.tensor!r} is not in this model: use the model that the plan was made for")
+    rows = tensor[part.start : part.stop] if tensor.dim() else tensor.unsqueeze(0)
+    if rows.shape[0] != part.stop - part.start or rows.numel() != part.numel:
+        raise PlanError(
+            f"tensor {part.tensor!r} of shape {tuple(tensor.shape)} has no rows {part.start} to {part.stop} with"
+            f" {part.numel} values: use the model that the plan was made for"
+        )
+    return rows
