@@ -39,8 +39,7 @@ import kit
 import psutil
 from ends import end_all
 
-from helpers.dht_peers import free_port
-from helpers.processes import Process, environment
+from helpers.processes import Process, environment, free_port
 from helpers.waiting import until
 from lowcomm_node.dht.guard import place_of
 from lowcomm_node.dht.keys import peers_key

@@ -1,7 +1,6 @@
 """DHT peers in the process of a test, each with its own p2pd; what they start is always ended."""
 
 import secrets
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from time import time
@@ -26,13 +25,6 @@ def record_of(peer: Identity, life: float = 60.0, step: int = 0) -> bytes:
         ),
         peer,
     )
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 class Peer(HivemindDiscovery):

@@ -286,3 +286,20 @@ def alive(pids: list[int]) -> list[int]:
             return False
 
     return [pid for pid in pids if runs(pid)]
+
+
+def assert_one_clear_line(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """One line on stderr that names the thing and the remedy."""
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("{")]
+    assert "Traceback" not in done.stderr + done.stdout, done.stderr
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    for word in words:
+        assert word in lines[0]
+    assert done.returncode == code, (done.returncode, done.stderr)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]

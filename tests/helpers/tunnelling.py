@@ -8,6 +8,8 @@ from time import time
 from typing import Any
 
 from lowcomm_node.libp2p.interface import Streams
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.testing.wire import RUN, new_certificate, record
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.server import ExchangeServer, ExchangeService
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
@@ -15,11 +17,12 @@ from lowcomm_node.transport.tls import Certificate, Gatekeeper
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.records import PeerInfo, Phase
+from lowcomm_protocol.peers.records import PeerInfo
 
-RUN = "ab" * 32
 DEADLINE = 60.0
 """Seconds for what takes less than one; only a test that fails waits so long."""
+ADA, BOB, EVE, DAN = (Identity(bytes([number]) * 32) for number in (11, 12, 13, 14))
+CERTIFICATE = new_certificate()
 DEAD = ("127.0.0.1:1",)
 """Where nobody listens."""
 
@@ -70,11 +73,7 @@ class End:
 
     def info(self, **changes: Any) -> PeerInfo:
         """Its record: nobody listens where it says, unless a test changes that."""
-        fields: dict[str, Any] = {
-            "peer_id": self.peer_id, "run_id": RUN, "phase": Phase.TRAINING, "issued": time(), "expires": time() + 60,
-            "addresses": DEAD, "certificate": self.certificate.digest,
-        }  # fmt: skip
-        return PeerInfo(**fields | changes)
+        return record(self.identity, 1, self.certificate.digest, **changes)
 
     async def call(self, other: PeerInfo, timeout: float = 300) -> CallerStream:
         """Begin a Swap with another."""
@@ -114,6 +113,26 @@ async def ends(*made: End, folder: Path) -> AsyncIterator[tuple[End, ...]]:
     finally:
         for end in made:
             await end.close()
+
+
+def end(identity: Identity, network: MemoryNetwork) -> End:
+    """One node of a DHT in this process."""
+    return End(identity, MemoryDiscovery(identity.peer_id, network), CERTIFICATE)
+
+
+@asynccontextmanager
+async def pair(folder: Path, *others: Identity) -> AsyncIterator[tuple[End, ...]]:
+    """Ada, Bob and others, who listen."""
+    network = MemoryNetwork(time)
+    made = [end(identity, network) for identity in (ADA, BOB, *others)]
+    async with ends(*made, folder=folder) as (*all_,):
+        yield tuple(all_)
+
+
+def cut(end: End) -> None:
+    """Break off all streams of an end's tunnels."""
+    for pump in list(end.tunnels._pumps):
+        pump.cut_off("broke off")
 
 
 def piece(size: int) -> pb.FetchReply:

@@ -10,10 +10,9 @@ from typing import Any
 
 import psutil
 import pytest
-from test_mistakes import assert_one_clear_line
 
-from helpers.dht_peers import Dht, free_port
-from helpers.processes import Notified, Process, Swarm, descendants, environments, run
+from helpers.dht_peers import Dht
+from helpers.processes import Notified, Process, Swarm, assert_one_clear_line, descendants, environments, free_port, run
 from helpers.waiting import until, until_async
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.hivemind import HivemindDiscovery

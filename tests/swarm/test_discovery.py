@@ -14,7 +14,8 @@ from time import monotonic, time
 import psutil
 import pytest
 
-from helpers.dht_peers import KEY, RUN_ID, Dht, Peer, free_port, record_of
+from helpers.dht_peers import KEY, RUN_ID, Dht, Peer, record_of
+from helpers.processes import free_port
 from helpers.waiting import until, until_async
 from lowcomm_node.dht import duplicate_identity
 from lowcomm_node.dht.keys import RUNS_KEY, pack

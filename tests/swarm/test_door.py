@@ -15,8 +15,8 @@ import pytest
 
 from helpers import frugal
 from helpers.clients import Client, Crowd
-from helpers.dht_peers import Dht, free_port
-from helpers.processes import Process, Swarm, alive, descendants
+from helpers.dht_peers import Dht
+from helpers.processes import Process, Swarm, alive, descendants, free_port
 from helpers.waiting import until, until_async
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.swarm import watchdog

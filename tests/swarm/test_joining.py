@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_mistakes import assert_one_clear_line
 
-from helpers.processes import Node, Process, Swarm, run
+from helpers.processes import Node, Process, Swarm, assert_one_clear_line, run
 from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from helpers.dht_peers import KEY, Dht, free_port
-from helpers.processes import Node, Process, Swarm, environment, run
+from helpers.dht_peers import KEY, Dht
+from helpers.processes import Node, Process, Swarm, environment, free_port, run
 from helpers.waiting import until, until_async
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_protocol.identity import Identity

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from helpers.dht_peers import Dht, free_port
-from helpers.processes import Node, Swarm
+from helpers.dht_peers import Dht
+from helpers.processes import Node, Swarm, free_port
 from helpers.sybils import silent_door, store_sybils
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]

@@ -22,7 +22,8 @@ import psutil
 import pytest
 from grpc import aio
 
-from helpers.dht_peers import Dht, Peer, free_port
+from helpers.dht_peers import Dht, Peer
+from helpers.processes import free_port
 from helpers.tunnelling import RUN, End, chunk, soon
 from helpers.waiting import until, until_async
 from lowcomm_node.errors import LinkLost

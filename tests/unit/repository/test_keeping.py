@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from helpers import keeping
+from helpers.processes import alive
 from helpers.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "test_it.py").write_text(TEST)
     yield tmp_path
     for pid in pids(tmp_path):
-        if runs(pid):
+        if alive([pid]):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -59,14 +59,6 @@ def pids(folder: Path) -> list[int]:
     return [int(pid) for pid in (folder / "pids").read_text().split()] if (folder / "pids").exists() else []
 
 
-def runs(pid: int) -> bool:
-    """Whether it has not ended."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda one: one.name
 )
@@ -74,10 +66,10 @@ def test_nothing_goes_on_when_the_tests_are_ended_by_a_signal(folder: Path, numb
     tests = pytest_in(folder)
     try:
         _, child, grandchild = until(lambda: pids(folder), SOON, "the test has started its processes")
-        assert runs(child) and runs(grandchild)
+        assert len(alive([child, grandchild])) == 2
         tests.send_signal(number)
         tests.communicate(timeout=SOON)
-        until(lambda: not runs(child) and not runs(grandchild), SOON, "nothing is left")
+        until(lambda: not alive([child, grandchild]), SOON, "nothing is left")
     finally:
         tests.kill()
 
@@ -87,7 +79,7 @@ def test_nothing_goes_on_of_a_worker_that_is_killed(folder: Path) -> None:
     try:
         worker, child, grandchild = until(lambda: pids(folder), SOON, "the test has started its processes")
         os.kill(worker, signal.SIGKILL)
-        until(lambda: not runs(child) and not runs(grandchild), SOON, "nothing is left")
+        until(lambda: not alive([child, grandchild]), SOON, "nothing is left")
         assert "crashed" in tests.communicate(timeout=SOON)[0]
     finally:
         tests.kill()

@@ -7,9 +7,8 @@ from contextlib import ExitStack, asynccontextmanager
 import grpc
 import pytest
 from grpc import aio
-from test_tunnel import EVE, pair
 
-from helpers.tunnelling import End, chunk, piece, soon
+from helpers.tunnelling import EVE, End, chunk, pair, piece, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.sync import driver

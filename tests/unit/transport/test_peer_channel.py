@@ -5,9 +5,8 @@ import secrets
 from contextlib import suppress
 
 import pytest
-from test_tunnel import cut, pair
 
-from helpers.tunnelling import End, soon
+from helpers.tunnelling import End, cut, pair, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream

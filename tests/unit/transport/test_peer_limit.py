@@ -7,9 +7,8 @@ import socket
 import grpc
 import pytest
 from grpc import aio
-from test_tunnel import DAN, EVE, pair
 
-from helpers.tunnelling import chunk, soon
+from helpers.tunnelling import DAN, EVE, chunk, pair, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost, PortInUse
 from lowcomm_node.transport.bandwidth import flow_options

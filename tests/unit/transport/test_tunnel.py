@@ -6,18 +6,17 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from time import time
 
 import grpc
 import pytest
 from grpc import aio
 from structlog.testing import capture_logs
 
-from helpers.tunnelling import RUN, End, chunk, ends, soon
+from helpers.tunnelling import DAN, EVE, RUN, End, chunk, cut, pair, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.testing.memory_dht import MemoryNetwork
 from lowcomm_node.testing.wire import new_certificate
 from lowcomm_node.transport import peer_channel
 from lowcomm_node.transport.guard import eviction
@@ -28,25 +27,10 @@ from lowcomm_node.transport.tunnel import tunnels as tunnels_module
 from lowcomm_node.transport.tunnel.dialer import Forgotten
 from lowcomm_node.transport.tunnel.frames import ANSWER, SESSION, Signal, numbered, opening
 from lowcomm_node.transport.tunnel.tunnels import Tunnels, protocol_of
-from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 
-ADA, BOB, EVE, DAN = (Identity(bytes([number]) * 32) for number in (11, 12, 13, 14))
-CERTIFICATE = new_certificate()
 Status = grpc.StatusCode
-
-
-def end(identity: Identity, network: MemoryNetwork) -> End:
-    return End(identity, MemoryDiscovery(identity.peer_id, network), CERTIFICATE)
-
-
-@asynccontextmanager
-async def pair(tmp_path: Path, *others: Identity) -> AsyncIterator[tuple[End, ...]]:
-    network = MemoryNetwork(time)
-    made = [end(identity, network) for identity in (ADA, BOB, *others)]
-    async with ends(*made, folder=tmp_path) as (*all_,):
-        yield tuple(all_)
 
 
 # Tunnels
@@ -312,12 +296,6 @@ def keep(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have both ends keep sessions for so long."""
     for module in (callee_module, dialer_module):
         monkeypatch.setattr(module, "KEEP", seconds)
-
-
-def cut(end: End) -> None:
-    """Break off all streams of an end's tunnels."""
-    for pump in list(end.tunnels._pumps):
-        pump.cut_off("broke off")
 
 
 async def test_calls_go_on_over_the_next_stream_when_one_breaks_off(tmp_path):
