@@ -29,7 +29,10 @@ from lowcomm_node.transport.tunnel import callee, dialer
 from lowcomm_protocol.peers import probes, records
 from lowcomm_protocol.plan import clock
 from lowcomm_protocol.spec.document import ADDED
-from lowcomm_protocol.spec.run import MAX_GROUP, PRESETS, RunSpec
+from lowcomm_protocol.spec.names import MAX_GROUP
+from lowcomm_protocol.spec.presets import PRESETS
+from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.settings import OneOf
 from lowcomm_protocol.state import snapshot
 
 DOCS = Path(__file__).parent
@@ -69,11 +72,11 @@ def owner() -> Iterator[str]:
 
 def presets() -> Iterator[str]:
     """What each method sets."""
-    names = sorted({name for preset in PRESETS.values() for name in preset})
+    names = sorted({name for preset in PRESETS.values() for name in preset.sync})
     yield "| | " + " | ".join(f"`{method}`" for method in PRESETS) + " |"
     yield "|---" * (len(PRESETS) + 1) + "|"
     for name in names:
-        cells = (_plain(preset[name]) if name in preset else "" for preset in PRESETS.values())
+        cells = (_plain(preset.sync[name]) if name in preset.sync else "" for preset in PRESETS.values())
         yield f"| `{name}` | " + " | ".join(cells) + " |"
 
 
@@ -296,6 +299,9 @@ def _values(field: FieldInfo) -> str:
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         return ", ".join(_plain(one) for one in get_args(kind))
+    for one in field.metadata:
+        if isinstance(one, OneOf):
+            return ", ".join(map(_plain, one.table))
     name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}.get(kind, "list of texts")
     told = _bounds_of(field)
     patterns = [f"`{one.pattern}`" for one in field.metadata if getattr(one, "pattern", None)]

@@ -36,13 +36,13 @@ class Table(Mapping[str, Entry], Generic[Entry]):
     def check(self, name: str) -> None:
         """Raise SpecError, which lists what there is, unless there is an entry of this name."""
         if name not in self._entries:
-            raise SpecError(f"{self.what} {name[:80]!r} {self.unknown(name)}")
+            raise SpecError(f"{self.what} {name[:80]!r} is {self.unknown(name)}")
 
     def unknown(self, name: str) -> str:
         """What an error says of a name that is not here: the nearest one, and all there are."""
         near = get_close_matches(name[:80], self._entries, 1)
         meant = f"; did you mean {near[0]!r}?" if near else "."
-        return f"is not known{meant} There are {', '.join(self._entries)}"
+        return f"not known{meant} There are {', '.join(self._entries)}"
 
     def __getitem__(self, name: str) -> Entry:
         entry = self._entries[name]

@@ -9,9 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from lowcomm_protocol.run import METHODS, parse_toml, read_signed_run, sign_run
-
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.spec.presets import PRESETS
+from lowcomm_protocol.spec.run import parse_toml, read_signed_run, sign_run
 
 CREATOR, MEMBER = Identity(b"g" * 32), Identity(b"m" * 32)
 OTHER_VALUES = f"""
@@ -69,7 +69,7 @@ mix = 0.5
 
 def texts() -> dict[str, str]:
     """The runs, by the names of their files."""
-    methods = {method: f'[run]\nname = "{method}"\n[sync]\nmethod = "{method}"\n' for method in METHODS}
+    methods = {method: f'[run]\nname = "{method}"\n[sync]\nmethod = "{method}"\n' for method in PRESETS}
     return methods | {
         "invite": '[run]\nname = "invite"\nadmission = "invite"\n',
         "list": f'[run]\nname = "list"\nadmission = "list"\nmembers = ["{MEMBER.peer_id}", "{CREATOR.peer_id}"]\n',

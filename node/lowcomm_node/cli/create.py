@@ -43,7 +43,8 @@ def init(
     Example: lowcomm-node init --method streaming-diloco run.toml
     """
     from lowcomm_node.swarm.run_template import write_template
-    from lowcomm_protocol.spec.run import METHODS, parse_toml
+    from lowcomm_protocol.spec.presets import PRESETS
+    from lowcomm_protocol.spec.run import parse_toml
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
@@ -60,7 +61,8 @@ def init(
     show(
         {"file": str(file), "name": spec.run.name, "method": spec.sync.method},
         json_,
-        f"{method}: {METHODS[method]}\n{file} written: edit it, then publish it with\n  lowcomm-node create {file} --peers ADDR",
+        f"{method}: {PRESETS[method].purpose}\n{file} written: edit it, then publish it with\n"
+        f"  lowcomm-node create {file} --peers ADDR",
     )
 
 

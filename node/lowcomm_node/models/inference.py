@@ -13,7 +13,7 @@ from lowcomm_node.models.transformer import Transformer, build_model
 from lowcomm_node.storage.checkpoint import Checkpoint, CheckpointStore
 from lowcomm_node.storage.durable import sha256_file
 from lowcomm_node.system.formatting import clean
-from lowcomm_protocol.spec.run import BYTES, ModelSettings
+from lowcomm_protocol.spec.settings import BYTES, ModelSettings
 
 _STEP = re.compile(r"step-(\d{10})")
 

@@ -4,7 +4,7 @@ What ``daemon.py``, ``sync/exchanger.py`` and ``trainer/loop.py`` do with socket
 events: steps take ``1 / speed`` seconds, captures and merges wait for step boundaries, contributions travel as bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.simulation.network import Stream
@@ -133,14 +133,14 @@ class Peer:
             self.swarm.probe(self, peer)
         self.after(PROBE_EVERY, self._probe)
 
-    def _candidates(self, offer: Offer) -> list[str]:
+    def _candidates(self, offer: Offer) -> Sequence[str]:
         now, steps = self.swarm.network.now, self.replica.steps
         alive = [peer for peer in self.swarm.training() if self.liveness.is_alive(peer, now)]
         there = [peer for peer in alive if self.trust.trusts(peer, steps)]
         seed, group, pairing = self.replica.spec.run.seed, self.sync.group, self.sync.pairing
         return candidates(seed, offer.fragment, offer.round, self.name, there, group, pairing)
 
-    def _new(self, offer: Offer, peers: list[str], called: bool) -> Round:
+    def _new(self, offer: Offer, peers: Sequence[str], called: bool) -> Round:
         kind = PairRound if self.sync.group == 2 else GroupRound
         round_ = self.running[offer.fragment] = kind(self, offer, peers, called)
         return round_

@@ -4,7 +4,7 @@ Contributions are coded to bytes, travel, and are decoded by the capture of the 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -236,7 +236,7 @@ class PairRound(Round):
 
     _CONTENTS = frozenset({"content", "resend", "again"})
 
-    def __init__(self, peer: "Peer", offer: Offer, candidates: list[str], called: bool) -> None:
+    def __init__(self, peer: "Peer", offer: Offer, candidates: Sequence[str], called: bool) -> None:
         super().__init__(peer, pairs.Exchange(me=peer.name, candidates=candidates), offer, called)
         self.content = b""
 
@@ -283,7 +283,7 @@ class GroupRound(Round):
 
     _CONTENTS = frozenset({"shard", "mean"})
 
-    def __init__(self, peer: "Peer", offer: Offer, candidates: list[str], called: bool) -> None:
+    def __init__(self, peer: "Peer", offer: Offer, candidates: Sequence[str], called: bool) -> None:
         exchange = groups.GroupExchange(me=peer.name, candidates=candidates, group=peer.sync.group)
         super().__init__(peer, exchange, offer, called)
         self.shares: dict[str, bytes] = {}

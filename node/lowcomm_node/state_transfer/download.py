@@ -27,7 +27,7 @@ from typing import Any
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.storage.durable import disk_full_error, require_space
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.spec.run import SyncSettings
+from lowcomm_protocol.spec.settings import SyncSettings
 from lowcomm_protocol.state.pieces import Piece, Values, apart, read_piece
 from lowcomm_protocol.state.snapshot import Manifest, StateForm, Version, read_manifest
 

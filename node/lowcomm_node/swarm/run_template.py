@@ -1,14 +1,15 @@
 """The run.toml that ``init`` writes: every setting with a comment."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import tomlkit
 from tomlkit.items import Table
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_protocol.spec.run import METHODS, DataSettings, ModelSettings, parse_toml
+from lowcomm_protocol.spec.presets import PRESETS
+from lowcomm_protocol.spec.run import parse_toml
+from lowcomm_protocol.spec.settings import DataSettings, ModelSettings
 
 if TYPE_CHECKING:  # its package loads torch
     from lowcomm_node.data.tokenizer import Tokenizer
@@ -75,9 +76,8 @@ def write_template(
 
     Raises ConfigError for an unknown method, SpecError for settings out of range.
     """
-    if method not in METHODS:
-        near = get_close_matches(method, METHODS, 1) or [", ".join(METHODS)]
-        raise ConfigError(f"--method {method} is not known: did you mean {near[0]}?")
+    if method not in PRESETS:
+        raise ConfigError(f"--method {method} is {PRESETS.unknown(method)}.")
     sync = {"method": method} | ({"interval": interval} if interval else {})
     train = {"optimizer": optimizer} if optimizer else {}
     joining = {"admission": admission} | ({"members": list(members)} if members else {})

@@ -9,7 +9,7 @@ does. The trainer captures and applies; the daemon only passes slot numbers on.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import ceil
 from time import monotonic, time
@@ -161,7 +161,7 @@ class Exchanger:
         offer = self._offer(fragment, self.schedule.round_of(fragment, self.swarm_step))
         self._new_round(offer, self._candidates(offer), called=False).start()
 
-    def _candidates(self, offer: Offer) -> list[str]:
+    def _candidates(self, offer: Offer) -> Sequence[str]:
         training = [info.peer_id for info in self.roster.partners(time()) if self.trusts(info.peer_id)]
         seed, group, pairing = self.spec.run.seed, self.spec.sync.group, self.spec.sync.pairing
         return candidates(seed, offer.fragment, offer.round, self.peer_id, training, group, pairing)
@@ -174,7 +174,7 @@ class Exchanger:
         """A peer has not answered an offer; after some in a row it is left out for a while."""
         self.roster.liveness.missed(peer, time())
 
-    def _new_round(self, offer: Offer, peers: list[str], called: bool, place: str = "") -> Round:
+    def _new_round(self, offer: Offer, peers: Sequence[str], called: bool, place: str = "") -> Round:
         kind = GroupRound if self.spec.sync.group > 2 else PairRound
         round_ = kind(self, offer, peers, self.arena.take(self._slots_each), called)
         round_.place = place

@@ -6,7 +6,7 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange.group.machine import MAX_PEER_ID
 from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.spec.run import MAX_GROUP
+from lowcomm_protocol.spec.names import MAX_GROUP
 
 
 def roll(peers: Sequence[str]) -> pb.Frame:

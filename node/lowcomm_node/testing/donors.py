@@ -18,7 +18,8 @@ from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.spec.run import RunSpec, SyncSettings
+from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.settings import SyncSettings
 from lowcomm_protocol.state.pieces import Piece, Values
 from lowcomm_protocol.state.snapshot import Manifest, StateForm
 

@@ -20,8 +20,9 @@ from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
 from lowcomm_protocol.exchange.outer import mean_contribution, outer_step
 from lowcomm_protocol.spec.amendments import newest
+from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.outer_settings import OuterSettings
-from lowcomm_protocol.spec.run import MAX_GROUP, parse_canonical, run_id_of
+from lowcomm_protocol.spec.run import parse_canonical, run_id_of
 
 FP32_BYTES = 4
 PAGE_BYTES = 4096

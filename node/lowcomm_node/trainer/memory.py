@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowcomm_node.trainer.arena import slots_each
-from lowcomm_protocol.spec.run import ModelSettings, RunSpec, TrainSettings
+from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
 
 FLOAT = 4
 MIB, GIB = 1024**2, 1024**3

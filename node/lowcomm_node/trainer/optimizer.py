@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.trainer.muon import BatchedMuon
-from lowcomm_protocol.spec.run import TrainSettings
+from lowcomm_protocol.spec.settings import TrainSettings
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 MUON_MOMENTS = ("momentum_buffer",)

@@ -68,6 +68,6 @@ def codec(name: str) -> FixedCodec:
 
 def _find(name: str) -> Codec | Callable[[int], Coder]:
     if name not in CODECS:
-        raise CodecError(f"codec {name!r} {CODECS.unknown(name)}")
+        raise CodecError(f"codec {name!r} is {CODECS.unknown(name)}")
     made = CODECS[name].codec
     return cast("Codec | Callable[[int], Coder]", load(made) if isinstance(made, str) else made)

@@ -1,17 +1,14 @@
 """The outer step: what a group of any size does with its members' progress, from one vector a peer.
 
-``theta`` fast weights, ``phi`` slow weights, ``delta`` outer momentum, ``D = theta - phi`` progress, all of one
-fragment as flat float32 vectors on one device. Means are over the group, ``gamma`` is ``consensus``::
+``theta`` fast weights, ``phi`` slow weights, ``delta`` outer momentum, ``D = theta - phi`` progress, all of
+one fragment as flat float32 vectors on one device. Means are over the group, ``gamma`` is ``consensus``.
+A rule (nesterov.py, noloco.py) moves ``phi`` and ``delta`` by ``pooled``::
 
-    nesterov    pooled = mean(D) - gamma * (phi - mean(phi))            DiLoCo, 2311.08105, for gamma = 0
-                delta  = momentum * delta - pooled
-                phi    = phi - outer_lr * (-pooled + momentum * delta)
-    noloco      delta  = momentum * delta + outer_lr * mean(D) - gamma * (phi - mean(phi))      NoLoCo, 2506.10911
-                phi    = phi + delta
+    pooled = gain * mean(D) - gamma * (phi - mean(phi))
 
-A peer sends one vector, ``c = gain * D + gamma * phi`` (gain is outer_lr for noloco, 1 for nesterov), because
-``gain * mean(D) - gamma * (phi_i - mean(phi)) = gain * D_i - (c_i - mean(c))``. For gamma = 0 that is ``mean(c)``
-itself: nothing is subtracted and added again, so members that start equal stay equal to the bit.
+A peer sends one vector, ``c = gain * D + gamma * phi`` (the rule says which gain), because
+``gain * mean(D) - gamma * (phi_i - mean(phi)) = gain * D_i - (c_i - mean(c))``. For gamma = 0 that is
+``mean(c)`` itself: nothing is subtracted and added again, so members that start equal stay equal to the bit.
 """
 
 import math
@@ -23,7 +20,7 @@ import torch
 from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.errors import PlanError, SpecError
-from lowcomm_protocol.exchange.outer_kernels import add_scaled, nesterov, scaled, scaled_sum
+from lowcomm_protocol.exchange.outer_kernels import add_scaled, scaled, scaled_sum
 from lowcomm_protocol.spec.outer_settings import OuterSettings
 
 MAX_CLAIM = 2
@@ -65,7 +62,11 @@ def mean_contribution(contributions: Sequence[torch.Tensor], weights: Sequence[f
         return total.div_(len(contributions))
     shares = _normalized(weights, len(contributions))
     total = torch.empty_like(contributions[0])
-    out, arrays, factors = _array(total), [_array(one) for one in contributions], [np.float32(one) for one in shares]
+    out, arrays, factors = (
+        _array(total),
+        [_array(one) for one in contributions],
+        [np.float32(one) for one in shares],
+    )
     if len(arrays) == 1:
         scaled(out, arrays[0], factors[0])
         return total
@@ -130,13 +131,7 @@ def outer_step(
         pooled = (progress * settings.gain).sub_(own_decoded - mean_c)
     elif settings.consensus:
         pooled = torch.sub(mean_c, phi, alpha=settings.consensus)
-    if settings.kind == "noloco":
-        phi.add_(delta.mul_(settings.momentum).add_(pooled))
-        return
-    # The operations of torch.optim.SGD(nesterov=True), in its order, each of them rounded: where torch does not fuse them
-    # its result is the same to the bit.
-    rate, momentum = np.float32(settings.outer_lr), np.float32(settings.momentum)
-    nesterov(_array(phi), _array(delta), _array(pooled), rate, momentum)
+    settings.rule.step(settings, _array(phi), _array(delta), _array(pooled))
 
 
 def merge(settings: OuterSettings, theta: torch.Tensor, phi_new: torch.Tensor, theta_captured: torch.Tensor) -> None:

@@ -1,22 +1,19 @@
 """Whom to meet: the order of candidates, and whether to accept an offer, with the reason.
 
-For every (run seed, fragment, round) all peers compute the same permutation of the live roster, by sorting the hashes
-of peer ids; peers whose views differ in one peer still agree on the order of the rest. Groups are consecutive slices of it.
-
-Pairs are drawn in one of two ways (``pairing``), and equal views give a perfect matching in both:
-
-    hypercube   one permutation for a cycle of log2(n) rounds; in round r of it the peer at place k first calls the one at
-                place ``k xor 2**r``. After a cycle everybody has met, directly or through others, the weights of all
-                (exactly, where n is a power of two)
-    random      a permutation for each round; its first peer meets the second, the third the fourth (NoLoCo, section 3)
+Groups are consecutive slices of a permutation of the live roster. In pairs a strategy (``sync.pairing``)
+draws the partner, one file each: hypercube.py, random_pairs.py. To add one, write its file and a line in
+``spec.names.PAIRINGS``; another package calls ``PAIRINGS.register``.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from hashlib import sha256
+from typing import cast, overload
 
-from lowcomm_protocol.spec.names import Pairing
+from lowcomm_protocol.plan.pairing import Meeting, Pairing
+from lowcomm_protocol.spec.names import PAIRINGS
 
 
 class Refusal(StrEnum):
@@ -91,42 +88,56 @@ class Readiness:
     """Seconds that an exchange may take."""
 
 
-def order(seed: int, fragment: int, number: int, peers: Iterable[str]) -> list[str]:
-    """The permutation number ``number`` of ``peers`` for one fragment, the same at every peer."""
-    prefix = f"{seed}/{fragment}/{number}/".encode()
-    return sorted(set(peers), key=lambda peer: sha256(prefix + peer.encode()).digest())
+class Candidates(Sequence[str]):
+    """The partner, then everybody else in an order of ``me`` alone, which is drawn when it is asked for."""
+
+    def __init__(self, meeting: Meeting, me: str, partner: str | None) -> None:
+        self._meeting = meeting
+        self._me = me
+        self._partner = partner
+
+    def __len__(self) -> int:
+        return len(self._meeting.peers) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if index == 0 and self._partner is not None:
+            return self._partner
+        return self._all[index]
+
+    @cached_property
+    def _all(self) -> list[str]:
+        partner = [] if self._partner is None else [self._partner]
+        others = self._meeting.peers.difference((self._me, *partner))
+        where = f"{self._meeting.fragment}/{self._meeting.round}"
+        return partner + sorted(others, key=lambda peer: sha256(f"{self._me}/{peer}/{where}".encode()).digest())
 
 
 def candidates(
-    seed: int, fragment: int, round_: int, me: str, peers: Iterable[str], group: int, pairing: Pairing = "hypercube"
-) -> list[str]:
+    seed: int,
+    fragment: int,
+    round_: int,
+    me: str,
+    peers: Iterable[str],
+    group: int,
+    pairing: str = "hypercube",
+) -> Sequence[str]:
     """Whom ``me`` should meet, best first.
 
-    In pairs (``group`` = 2) that is everybody: the partner by ``pairing``, then the others in an order of our own.
-    In larger groups it is the rest of our slice, all of whom take part; a group of 1 meets nobody.
+    In pairs (``group`` = 2) that is everybody: the partner by ``pairing``, then the others in an order of
+    our own. In larger groups it is the rest of our slice, all of whom take part; a group of 1 meets nobody.
     """
-    everybody = {me, *peers}
+    meeting = Meeting(seed, fragment, round_, frozenset((me, *peers)))
     if group == 2:
-        levels = max(1, (len(everybody) - 1).bit_length()) if pairing == "hypercube" else 1
-        cycle, level = divmod(round_, levels)
-        partner = _mirrored(order(seed, fragment, cycle, everybody), me, 1 << level)
-        others = [peer for peer in everybody if peer not in (me, partner)]
-        others.sort(key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest())
-        return ([partner] if partner else []) + others
-    line = order(seed, fragment, round_, everybody)
-    place = line.index(me)
+        strategy = cast("Pairing", PAIRINGS[pairing])
+        return Candidates(meeting, me, strategy.partner(meeting, me))
+    line = meeting.line(round_)
+    place = line.places[me]
     start = place - place % group
-    return [peer for peer in line[start : start + group] if peer != me]
-
-
-def _mirrored(line: Sequence[str], me: str, bit: int) -> str | None:
-    """Who stands across ``bit`` from ``me``; those without anybody there make pairs among themselves, in order."""
-    place = line.index(me)
-    if place ^ bit < len(line):
-        return line[place ^ bit]
-    left = [peer for other, peer in enumerate(line) if other ^ bit >= len(line)]
-    place = left.index(me) ^ 1
-    return left[place] if place < len(left) else None
+    return [peer for peer in line.peers[start : start + group] if peer != me]
 
 
 def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:

@@ -5,7 +5,7 @@ without numba and torch.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from lowcomm_protocol.table import Table
 
@@ -52,5 +52,23 @@ Mean = Literal["mean", "clip", "median", "trimmed"]
 """How a group of three or more averages: see robust.py."""
 MEANS: tuple[Mean, ...] = get_args(Mean)
 
-Pairing = Literal["hypercube", "random"]
-"""Whom a peer of a pair meets: see matching.py."""
+MAX_GROUP = 8
+"""Peers that meet in one exchange, at most."""
+
+PAIRINGS: Table[Any] = Table(
+    "pairing",
+    {
+        "hypercube": "lowcomm_protocol.plan.hypercube:PAIRING",
+        "random": "lowcomm_protocol.plan.random_pairs:PAIRING",
+    },
+)
+"""Whom a peer of a pair meets first: ``plan.pairing.Pairing``."""
+
+OUTER_RULES: Table[Any] = Table(
+    "outer rule",
+    {
+        "nesterov": "lowcomm_protocol.exchange.nesterov:RULE",
+        "noloco": "lowcomm_protocol.exchange.noloco:RULE",
+    },
+)
+"""What a group does with its mean: ``spec.outer_settings.OuterRule``."""

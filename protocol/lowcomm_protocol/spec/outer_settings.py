@@ -3,19 +3,25 @@ checks specifications and computes nothing else, does without it.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.spec.names import OUTER_RULES
+
+Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class OuterSettings:
     """The outer optimizer and the merge of a run. ``mix`` is the share of the fast weights that a mix keeps."""
 
-    kind: Literal["nesterov", "noloco"]
+    kind: str
+    """Of ``names.OUTER_RULES``."""
     outer_lr: float
     momentum: float
     consensus: float
@@ -23,9 +29,37 @@ class OuterSettings:
     mix: float
 
     @property
+    def rule(self) -> "OuterRule":
+        """What ``kind`` names."""
+        return OUTER_RULES[self.kind]
+
+    @property
     def gain(self) -> float:
         """Factor of the progress in a contribution."""
-        return self.outer_lr if self.kind == "noloco" else 1.0
+        return self.rule.gain(self)
+
+
+class OuterRule(ABC):
+    """How slow weights and outer momentum follow from the mean of a group's contributions.
+
+    One file a rule (exchange/nesterov.py). It is imported where specifications are checked, so it
+    imports numba only where it computes.
+    """
+
+    @abstractmethod
+    def gain(self, settings: OuterSettings) -> float:
+        """Factor of the progress in a contribution."""
+
+    @abstractmethod
+    def dynamics(self, settings: OuterSettings) -> tuple[float, float, float, float]:
+        """(p, q, r, s) of the rule without any progress: see ``consensus_radius``."""
+
+    @abstractmethod
+    def step(self, settings: OuterSettings, phi: Vector, delta: Vector, pooled: Vector) -> None:
+        """One outer step, in place on ``phi`` and ``delta``; ``pooled``: the mean, as outer.py defines it.
+
+        All are float32 [numel]. Must give the same bits on every processor.
+        """
 
 
 def consensus_radius(settings: OuterSettings, group: int, swarm: int | None = None) -> float:
@@ -39,11 +73,7 @@ def consensus_radius(settings: OuterSettings, group: int, swarm: int | None = No
     below 1 for consensus < 2 * (1 - a*a) / (1 + a - 2*a*k), a = momentum: 1.82, 1.5, 0.38 for pairs at .3, .5, .9.
     """
     k = (1.0 - 1.0 / group) * (1.0 if swarm is None else swarm / (swarm - 1.0))
-    lr, mu, gamma = settings.outer_lr, settings.momentum, settings.consensus
-    if settings.kind == "noloco":
-        p, q, r, s = mu, -gamma, mu, -gamma
-    else:
-        p, q, r, s = -lr * mu * mu, -lr * gamma * (1.0 + mu), mu, gamma
+    p, q, r, s = settings.rule.dynamics(settings)
     moments = [
         [1.0 + 2.0 * q * k + q * q * k, 2.0 * p * (1.0 + q * k), p * p],
         [s * k * (1.0 + q), r + (p * s + q * r) * k, p * r],
@@ -69,7 +99,7 @@ def validate_outer(settings: OuterSettings, group: int) -> None:
 
 def _check_ranges(settings: OuterSettings, group: int) -> None:
     valid = {
-        ("kind", settings.kind, "'nesterov' or 'noloco'"): settings.kind in ("nesterov", "noloco"),
+        ("kind", settings.kind, f"one of {', '.join(OUTER_RULES)}"): settings.kind in OUTER_RULES,
         ("outer_lr", settings.outer_lr, "a number above 0"): 0.0 < settings.outer_lr < math.inf,
         ("momentum", settings.momentum, "a number from 0 to below 1"): 0.0 <= settings.momentum < 1.0,
         ("consensus", settings.consensus, "a number of at least 0"): 0.0 <= settings.consensus < math.inf,

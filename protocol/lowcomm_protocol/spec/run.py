@@ -1,10 +1,7 @@
 """The run specification: what a swarm agrees on.
 
-A creator writes it as TOML; presets fill in what it leaves out; the document (JSON, see document.py) is signed, and its SHA-256
-is the run id. A specification comes from strangers, so nothing in it can name a file, a module or an address: it can only
-choose from what is listed here, within bounds.
-
-A new setting needs a line in ``document.ADDED``: what a run means that was signed before the setting existed.
+A creator writes it as TOML (settings.py); a preset fills in what it leaves out; the document (JSON, see
+document.py) is signed, and its SHA-256 is the run id.
 """
 
 import hashlib
@@ -14,325 +11,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
-from lowcomm_protocol.identity import Identity, public_key_of, verify
+from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.spec.document import MAX_OPTIONAL, fill, is_encoding, read_content, write_document
-from lowcomm_protocol.spec.names import CODECS, Mean, Pairing
-from lowcomm_protocol.spec.outer_settings import OuterSettings, validate_outer
-from lowcomm_protocol.work import MAX_BITS
+from lowcomm_protocol.spec.presets import PRESETS
+from lowcomm_protocol.spec.settings import (
+    BYTES,
+    DataSettings,
+    ModelSettings,
+    RunSettings,
+    Settings,
+    SyncSettings,
+    TrainSettings,
+)
 
 SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
 """A signed specification must fit into one DHT record (32 KiB) with room to spare."""
-MAX_GROUP = 8
-BYTES = 256
-"""Tokens of ``tokenizer = "bytes"``."""
-MAX_MEMBERS = 256
 MAX_STEP_TOKENS = 1024 * 1024
 """Tokens of one inner step (``batch * context``) in a new run: all of them lie in a peer's memory at once."""
 _PURPOSE = "run specification"
 
-Positive = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
-
-def _check_peer_id(text: str) -> str:
-    try:
-        public_key_of(text)
-    except SignatureError:
-        raise ValueError("expected a peer id such as 12D3KooW..., as `lowcomm-node id` shows it") from None
-    return text
-
-
-PeerId = Annotated[str, AfterValidator(_check_peer_id)]
-
-
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class RunSettings(_Settings):
-    """``[run]``: the name that people use, the seed that all randomness derives from, the length, and who may join."""
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-    description: Annotated[str, Field(max_length=500)] = ""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    steps: Annotated[int, Field(ge=1, le=100_000_000)] = 400
-    """Length of the run in swarm steps."""
-    start_peers: Annotated[int, Field(ge=1, le=1024)] = 1
-    """How many peers must be there before the first step; after it nobody waits for anybody."""
-    creator: str = ""
-    """Who signs the run, and with it invites and removals; signing fills it in, so that the run id names it as well."""
-    admission: Literal["open", "invite", "list"] = "open"
-    """Who may join: anybody, whom the creator invites, or the members; the creator always may."""
-    members: Annotated[tuple[PeerId, ...], Field(strict=False, max_length=MAX_MEMBERS)] = ()
-    """Peer ids of those who may join with ``admission = "list"``, sorted."""
-
-    work: Annotated[int, Field(ge=0, le=MAX_BITS)] = 0
-    """Bits of the proof of work that each peer of an open run finds once a week; 0: none."""
-
-    @field_validator("creator")
-    @classmethod
-    def _creator_is_a_peer(cls, creator: str) -> str:
-        return _check_peer_id(creator) if creator else creator
-
-    @field_validator("members", mode="before")
-    @classmethod
-    def _members_have_one_order(cls, members: Any) -> Any:
-        given = cast("list[object]", members)
-        if isinstance(members, list | tuple) and all(isinstance(member, str) for member in given):
-            return tuple(sorted(set(cast("list[str]", given))))
-        return given
-
-    @model_validator(mode="after")
-    def _members_are_for_lists(self) -> Self:
-        if self.members and self.admission != "list":
-            raise ValueError(
-                f'members are given, but admission = "{self.admission}": set admission = "list", or remove them'
-            )
-        if self.admission == "list" and not self.members:
-            raise ValueError('admission = "list" needs members: the peer ids that `lowcomm-node id` shows')
-        return self
-
-    @model_validator(mode="after")
-    def _work_is_for_open_runs(self) -> Self:
-        if self.work and self.admission != "open":
-            raise ValueError(
-                f'work = {self.work}, but admission = "{self.admission}": set admission = "open", or work = 0'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _description_is_plain(self) -> Self:
-        # It is shown on the terminals of strangers, who must not get escape sequences.
-        if not self.description.isprintable():
-            raise ValueError("description must be one line of printable text")
-        return self
-
-
-class ModelSettings(_Settings):
-    """``[model]``: a decoder-only transformer; the defaults are the demo model of about 230,000 parameters."""
-
-    kind: Literal["transformer"] = "transformer"
-    vocab: Annotated[int, Field(ge=2, le=1_000_000)] = 256
-    layers: Annotated[int, Field(ge=1, le=512)] = 4
-    width: Annotated[int, Field(ge=8, le=65_536)] = 64
-    heads: Annotated[int, Field(ge=1, le=1024)] = 4
-    feed_forward: Annotated[int, Field(ge=8, le=262_144)] = 176
-    context: Annotated[int, Field(ge=8, le=1_048_576)] = 64
-    tied: bool = False
-    rope_base: Annotated[float, Field(gt=1.0, le=1e9, allow_inf_nan=False)] = 10_000.0
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
-        if self.width % (2 * self.heads):
-            raise ValueError(
-                f"width = {self.width} must be a multiple of 2 * heads = {2 * self.heads}, "
-                "because rotary embedding turns pairs of channels in every head"
-            )
-        return self
-
-
-class DataSettings(_Settings):
-    """``[data]``: which text. ``local`` means that every owner names their own with ``--data``."""
-
-    source: Literal["builtin:python", "local"] = "builtin:python"
-    tokenizer: Literal["bytes", "local"] = "bytes"
-    tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty: nobody checks it."""
-
-    @model_validator(mode="after")
-    def _sha256_is_of_a_file(self) -> Self:
-        if self.tokenizer_sha256 and self.tokenizer != "local":
-            raise ValueError(
-                f'tokenizer_sha256 is given, but tokenizer = "{self.tokenizer}": set "local", or remove it'
-            )
-        return self
-
-
-class TrainSettings(_Settings):
-    """``[train]``: the inner optimizer and its schedule over swarm steps."""
-
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """Muon takes the matrices of the blocks; AdamW the rest."""
-    learning_rate: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
-    """Peak; 0.003 for AdamW and 0.02 for Muon unless given."""
-    adamw_share: Fraction = 0.3
-    """AdamW's share of ``learning_rate`` where Muon takes the matrices."""
-    muon_momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.9
-    warmup: Annotated[int, Field(ge=0, le=10_000_000)] = 40
-    final_learning_rate: Fraction = 0.1
-    """Fraction of ``learning_rate`` at the end of the cosine."""
-    batch: Annotated[int, Field(ge=1, le=65_536)] = 8
-    """Sequences an inner step."""
-    weight_decay: Fraction
-    """0.1 for AdamW and 0.01 for Muon unless given."""
-    beta1: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.9
-    beta2: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.95
-    clip: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] = 1.0
-    """Largest norm of the gradient."""
-    evaluate_every: Positive = 100
-    """Inner steps between two evaluations on held-out text."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_defaults(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        given = cast("dict[str, Any]", data)
-        muon = given.get("optimizer") == "muon"
-        return {"learning_rate": 0.02 if muon else 3e-3, "weight_decay": 0.01 if muon else 0.1} | given
-
-
-class SyncSettings(_Settings):
-    """``[sync]``: when, with how many, and how fragments are exchanged; a method is a preset of these."""
-
-    method: Literal["local", "gossip", "diloco", "streaming-diloco", "noloco", "lowcomm"] = "lowcomm"
-    interval: Annotated[int, Field(ge=1, le=1_000_000)]
-    """H: swarm steps between two syncs of one fragment."""
-    fragments: Annotated[int, Field(ge=1, le=4096)]
-    """P: pieces that the model is cut into."""
-    pattern: Literal["strided", "sequential"]
-    overlap: Annotated[int, Field(ge=0, le=1_000_000)]
-    """tau: inner steps between capture and merge, at least; an exchange that takes longer merges when it is done."""
-    codec: str
-    error_feedback: bool = False
-    """What coding loses of one exchange is added to the next."""
-    mean: Mean = "clip"
-    """How a group of three or more averages: see robust.py."""
-    group: Annotated[int, Field(ge=1, le=MAX_GROUP)]
-    """How many peers meet in one exchange, at most: 1 never communicates, 2 are pairs."""
-    pairing: Pairing = "hypercube"
-    """Whom a peer meets where ``group = 2``: across a hypercube, or in pairs drawn anew each time."""
-    min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Inner steps since a fragment's last contribution before a peer accepts another exchange of it."""
-    outer: Literal["nesterov", "noloco"]
-    outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
-    consensus: Annotated[float, Field(ge=0.0, le=10.0, allow_inf_nan=False)]
-    """Pull of the slow weights towards those of the group (NoLoCo's gamma); 0 where all peers always meet."""
-    merge: Literal["shift", "mix"]
-    mix: Fraction
-    """Share of the fast weights that ``merge = "mix"`` keeps."""
-
-    def realigns_among(self, peers: int) -> bool:
-        """Whether a swarm of so many peers would mostly realign: its groups change, and nothing pulls their weights together."""
-        return self.group > 1 and self.consensus == 0 and peers > self.group
-
-    @property
-    def outer_settings(self) -> OuterSettings:
-        """The settings of the outer optimizer alone."""
-        return OuterSettings(self.outer, self.outer_lr, self.momentum, self.consensus, self.merge, self.mix)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.codec not in CODECS:
-            raise ValueError(f"codec = {self.codec!r} {CODECS.unknown(self.codec)}")
-        codec = CODECS[self.codec]
-        if codec.only_in_pairs and self.group > 2:
-            raise ValueError(
-                f"codec = {self.codec!r} {codec.only_in_pairs}, which works in pairs: set group = 2, or "
-                f'codec = "e3m0"; group is {self.group}'
-            )
-        if self.fragments > self.interval:
-            raise ValueError(
-                f"fragments = {self.fragments} exceeds interval = {self.interval}: two fragments would be due at once"
-            )
-        if self.min_steps > self.interval:
-            raise ValueError(f"min_steps = {self.min_steps} exceeds interval = {self.interval}: nobody would accept")
-        if self.consensus > 0 and codec.coarse:
-            raise ValueError(
-                f"codec = {self.codec!r} is too coarse for absolute weights, which consensus = {self.consensus} needs: "
-                'set consensus = 0 with groups of the whole swarm, or codec = "fp32" or "bf16"'
-            )
-        if self.group > 1:
-            validate_outer(self.outer_settings, self.group)
-        return self
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "noloco": {
-        "interval": 20,
-        "fragments": 1,
-        "pattern": "strided",
-        "overlap": 0,
-        "codec": "fp32",
-        "group": 2,
-        "outer": "noloco",
-        # The gain lr / (1 - momentum) is 1: above it, short runs from scratch lose silently (benchmarks/methods.py).
-        "outer_lr": 0.7,
-        "momentum": 0.3,
-        "consensus": 1.0,
-        "merge": "shift",
-        "mix": 0.0,
-        "pairing": "random",
-    },
-    "diloco": {
-        "interval": 20,
-        "fragments": 1,
-        "pattern": "strided",
-        "overlap": 0,
-        "codec": "fp32",
-        "group": MAX_GROUP,
-        "outer": "nesterov",
-        # 0.7 and 0.9 of the paper suit runs of 100,000 steps; here a gain lr / (1 - momentum) of 7 loses silently.
-        "outer_lr": 0.5,
-        "momentum": 0.5,
-        # With equal slow weights this term vanishes and the rule is DiLoCo's; after a missed exchange it heals.
-        "consensus": 1.0,
-        "merge": "shift",
-        "mix": 0.0,
-    },
-    # Every parameter often, in few bits: that leaves more of all-reduce's gain than more bits more rarely (docs/results.md).
-    "streaming-diloco": {
-        "interval": 4,
-        "fragments": 4,
-        "pattern": "strided",
-        "overlap": 1,
-        "codec": "q2",
-        "error_feedback": True,
-        "group": MAX_GROUP,
-        "outer": "nesterov",
-        "outer_lr": 1.0,
-        "momentum": 0.5,
-        "consensus": 0.0,
-        "merge": "mix",
-        "mix": 0.25,
-    },
-}
-# Fragments and overlap of Streaming DiLoCo, pairs and rule of NoLoCo, in 3 bits.
-PRESETS["lowcomm"] = PRESETS["noloco"] | {
-    "pairing": "hypercube",
-    "interval": 4,
-    "fragments": 4,
-    "overlap": 1,
-    "codec": "mod3",
-    "outer_lr": 1.25,
-    "momentum": 0.0,
-}
-# Gossip is NoLoCo without momentum: the slow weights become the mean of both peers' fast weights.
-PRESETS["gossip"] = PRESETS["noloco"] | {"outer_lr": 1.0, "momentum": 0.0, "pairing": "hypercube"}
-PRESETS["local"] = PRESETS["noloco"] | {"group": 1, "pairing": "hypercube"}
-
-MUON_METHODS = frozenset({"lowcomm", "streaming-diloco"})
-"""Their inner optimizer is Muon unless the creator says otherwise; that of the others AdamW."""
-
-METHODS: dict[str, str] = {
-    "lowcomm": "pairs, a quarter of the model at a time, in 3 bits, while it trains on: for a swarm of any size",
-    "noloco": "pairs drawn anew each time average what they learned; nobody waits for more than one peer",
-    "gossip": "pairs average their weights; the simplest thing that works, without outer momentum",
-    "diloco": "the whole group (at most 8) averages the whole model every interval, in full precision",
-    "streaming-diloco": "swarms of at most 8 average a quarter of the model at a time, in 2 bits: nearest to a cluster",
-    "local": "no communication at all: the baseline that every method must beat",
-}
-"""What each method is for, in one line."""
-
-
-class RunSpec(_Settings):
+class RunSpec(Settings):
     """Everything that the peers of one run agree on, with every setting explicit."""
 
     version: int = SPEC_VERSION
@@ -355,13 +60,14 @@ class RunSpec(_Settings):
             return spec
         settings = cast("dict[str, Any]", sync)
         method = settings.get("method", "lowcomm")
-        settings = PRESETS.get(method if isinstance(method, str) else "", {}) | settings
+        preset = PRESETS.get(method) if isinstance(method, str) else None
+        settings = dict(preset.sync if preset else {}) | settings
         interval = settings.get("interval")
         if "min_steps" not in settings and isinstance(interval, int):
             settings["min_steps"] = max(1, interval // 4)
         train = spec.get("train", {})
-        if isinstance(method, str) and method in MUON_METHODS and isinstance(train, dict):
-            train = {"optimizer": "muon"} | cast("dict[str, Any]", train)
+        if preset and isinstance(train, dict):
+            train = {"optimizer": preset.optimizer} | cast("dict[str, Any]", train)
         return spec | {"sync": settings, "train": train}
 
     @field_validator("optional", mode="before")

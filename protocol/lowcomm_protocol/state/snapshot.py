@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.spec.run import SyncSettings
+from lowcomm_protocol.spec.settings import SyncSettings
 from lowcomm_protocol.state.pieces import Piece, Runs, plan_pieces
 
 MOST_MOMENTS = 1 << 24

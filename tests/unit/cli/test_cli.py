@@ -29,7 +29,8 @@ from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import issue_invite, read_token, verify_token
-from lowcomm_protocol.spec.run import METHODS, SignedRun, parse_toml, sign_run
+from lowcomm_protocol.spec.presets import PRESETS
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 EXIT_CODES = {
     "LowcommError": 1,
@@ -245,7 +246,7 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
         ("id --home {file}/below", 78, "Not a directory"),
         ("config --home {file}", 78, "Not a directory"),
         ("init {tmp}/missing/run.toml", 1, "missing/run.toml: No such file or directory"),
-        ("init --method nolco {tmp}/run.toml", 78, "did you mean noloco?"),
+        ("init --method nolco {tmp}/run.toml", 78, "did you mean 'noloco'?"),
         ("init --name Upper {tmp}/run.toml", 78, "run.name = 'Upper'"),
         ("init {file}", 78, "--force"),
         ("create {tmp}/run.toml --peers " + NOWHERE, 78, "lowcomm-node init"),
@@ -336,7 +337,7 @@ def test_an_unknown_variable_is_told_on_stderr_and_ends_nothing(cli: Cli, monkey
 # runs
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRESETS)
 def test_init_writes_a_specification_that_says_what_it_means(method: str, cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     ended = cli("init", str(file), "--method", method, "--name", "mine", "--steps", "77", "--seed", "5")

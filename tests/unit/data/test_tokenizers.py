@@ -19,7 +19,8 @@ from lowcomm_node.swarm.run_template import write_template
 from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.spec.run import ModelSettings, RunSpec, parse_canonical, parse_toml
+from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
+from lowcomm_protocol.spec.settings import ModelSettings
 
 VOCAB = 264
 RUN = '[run]\nname = "a"\n'

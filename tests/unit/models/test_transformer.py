@@ -22,7 +22,7 @@ from lowcomm_node.models.transformer import (
     tensor_specs,
 )
 from lowcomm_protocol.plan.fragments import plan_fragments
-from lowcomm_protocol.spec.run import ModelSettings
+from lowcomm_protocol.spec.settings import ModelSettings
 
 DEMO = ModelSettings()
 SMALL = ModelSettings(vocab=23, layers=2, width=16, heads=2, feed_forward=40, context=16)

@@ -1,13 +1,15 @@
 """What must hold for whom to meet, and whether to accept."""
 
 from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowcomm_protocol.plan import matching
+from lowcomm_protocol.plan import pairing as pairs
 from lowcomm_protocol.plan.matching import (
     REFUSAL_TEXT,
     Readiness,
@@ -16,12 +18,12 @@ from lowcomm_protocol.plan.matching import (
     consider,
     keeps_momentum,
     must_realign,
-    order,
     steps_ahead,
     wins_crossing,
 )
-from lowcomm_protocol.spec.names import Pairing
-from lowcomm_protocol.spec.run import PRESETS
+from lowcomm_protocol.plan.pairing import KEPT, order
+from lowcomm_protocol.spec.names import PAIRINGS
+from lowcomm_protocol.spec.presets import PRESETS
 from virtual import OFFER
 
 READY = Readiness(training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4)
@@ -49,7 +51,7 @@ def test_views_that_differ_by_a_peer_keep_the_order_of_the_rest(seed, round_, pe
     assert order(seed, 0, round_, [peer for peer in peers if peer != gone]) == rest
 
 
-@pytest.mark.parametrize("pairing", get_args(Pairing))
+@pytest.mark.parametrize("pairing", PAIRINGS)
 @given(seed=seeds, fragment=fragments, round_=rounds, peers=swarms())
 def test_equal_views_give_a_perfect_matching(pairing, seed, fragment, round_, peers):
     first = {}
@@ -83,10 +85,10 @@ def test_a_group_of_one_meets_nobody():
 
 @pytest.mark.parametrize("group", [2, 3, 8])
 def test_alone_there_is_no_candidate(group):
-    assert candidates(0, 0, 0, "a", [], group) == []
+    assert list(candidates(0, 0, 0, "a", [], group)) == []
 
 
-@pytest.mark.parametrize("pairing", get_args(Pairing))
+@pytest.mark.parametrize("pairing", PAIRINGS)
 def test_partners_change_from_round_to_round_and_are_drawn_evenly(pairing):
     peers = [f"peer{number}" for number in range(8)]
     met = [candidates(3, 0, round_, "peer0", peers, 2, pairing)[0] for round_ in range(700)]
@@ -105,7 +107,7 @@ def test_pairs_drawn_anew_are_neighbours_in_the_permutation_of_the_round():
 
 
 def test_noloco_draws_pairs_anew_as_in_its_paper_and_the_others_meet_across_a_hypercube():
-    drawn = {name: settings.get("pairing", "hypercube") for name, settings in PRESETS.items()}
+    drawn = {name: preset.sync.get("pairing", "hypercube") for name, preset in PRESETS.items()}
     assert drawn == dict.fromkeys(PRESETS, "hypercube") | {"noloco": "random"}
 
 
@@ -136,6 +138,49 @@ def test_fragments_and_runs_draw_partners_of_their_own():
 def test_the_second_choice_differs_from_peer_to_peer():
     peers = [f"peer{number}" for number in range(30)]
     assert len({candidates(0, 0, 0, me, peers, 2)[1] for me in peers}) > 12
+
+
+def in_one_go(seed: int, fragment: int, round_: int, me: str, peers: list[str], partner: str | None) -> list[str]:
+    """All candidates of a pair, sorted at once."""
+    others = {*peers} - {me, partner}
+    rest = sorted(others, key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest())
+    return ([partner] if partner else []) + rest
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@given(seed=seeds, fragment=fragments, round_=rounds, peers=swarms(), data=st.data())
+def test_candidates_drawn_when_they_are_asked_for_are_those_that_are_sorted_at_once(
+    pairing, seed, fragment, round_, peers, data
+):
+    me = data.draw(st.sampled_from(peers))
+    found = candidates(seed, fragment, round_, me, peers, 2, pairing)
+    paired = found[0] if candidates(seed, fragment, round_, found[0], peers, 2, pairing)[0] == me else None
+    wanted = in_one_go(seed, fragment, round_, me, peers, paired)
+    places = range(-len(wanted), len(wanted))
+    assert len(found) == len(wanted)
+    for place in data.draw(st.permutations(places)):
+        assert found[place] == wanted[place]
+    assert (found[:], found[:2], found[1:]) == (wanted, wanted[:2], wanted[1:])
+    with pytest.raises(IndexError):
+        found[len(wanted)]
+
+
+@pytest.mark.parametrize(("pairing", "sorts"), [("hypercube", 1), ("random", 4)])
+def test_a_thousand_peers_sort_a_permutation_once_however_many_ask(pairing, sorts, monkeypatch):
+    peers = [f"peer{number}" for number in range(1000)]
+    hashed = []
+    pairs._line.cache_clear()
+    monkeypatch.setattr(pairs, "sha256", lambda text: hashed.append(text) or sha256(text))
+    monkeypatch.setattr(matching, "sha256", lambda text: pytest.fail("nobody asked for another candidate"))
+    for round_ in range(4):  # of a cycle of ten
+        assert len({candidates(7, 0, round_, me, peers, 2, pairing)[0] for me in peers[:20]}) == 20
+    assert len(hashed) == sorts * len(peers)
+
+
+def test_few_permutations_are_kept():
+    for number in range(3 * KEPT):
+        candidates(8, 0, number, "a", ["b"], 3)
+    assert pairs._line.cache_info().currsize <= KEPT
 
 
 @given(st.text(max_size=8), st.text(max_size=8))

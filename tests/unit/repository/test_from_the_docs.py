@@ -13,7 +13,7 @@ from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.modulo import ModuloCoder
 from lowcomm_protocol.plan import fragments, matching
 from lowcomm_protocol.plan.fragments import TensorSpec
-from lowcomm_protocol.spec.run import ModelSettings, TrainSettings
+from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
 
 SHAPES = [0, 1, 7, 255, 256, 257, 600]
 

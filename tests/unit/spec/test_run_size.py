@@ -4,14 +4,15 @@ import pytest
 
 from lowcomm_node.cli.new_run import check_size
 from lowcomm_node.errors import ConfigError
-from lowcomm_protocol.spec.run import METHODS, RunSpec, parse_toml
+from lowcomm_protocol.spec.presets import PRESETS
+from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
 
 def run_of(method: str, start_peers: int, sync: str = "") -> RunSpec:
     return parse_toml(f'[run]\nname = "a"\nstart_peers = {start_peers}\n[sync]\nmethod = "{method}"\n{sync}')
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"streaming-diloco"}))
+@pytest.mark.parametrize("method", sorted(set(PRESETS) - {"streaming-diloco"}))
 def test_most_methods_are_for_swarms_of_any_size(method: str) -> None:
     assert check_size(run_of(method, 100)) is None
 

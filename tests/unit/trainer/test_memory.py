@@ -17,7 +17,8 @@ from lowcomm_node.trainer.memory_watch import GIB, memory_of, memory_of_machine,
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.spec.run import ModelSettings, RunSpec, parse_canonical, parse_toml
+from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
+from lowcomm_protocol.spec.settings import ModelSettings
 
 CPU = torch.device("cpu")
 MODELS = [

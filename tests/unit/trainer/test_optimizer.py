@@ -10,7 +10,7 @@ from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.transformer import build_model
 from lowcomm_node.trainer.muon import BatchedMuon, orthogonalized
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
-from lowcomm_protocol.spec.run import ModelSettings, TrainSettings
+from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
 
 CPU = torch.device("cpu")
 TINY = ModelSettings(layers=2, width=16, heads=2, feed_forward=32, context=16)

@@ -10,7 +10,7 @@ from lowcomm_node.errors import CheckpointError
 from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.trainer import state
 from lowcomm_node.trainer.messages import Capture, Drop, Finished, Merged, Reduce, Stepped, Train
-from lowcomm_protocol.spec.run import PRESETS
+from lowcomm_protocol.spec.presets import PRESETS
 
 PAIRS = ("lowcomm", "noloco", "gossip")
 GROUPS = ("diloco", "streaming-diloco")

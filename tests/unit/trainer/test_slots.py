@@ -10,8 +10,7 @@ from lowcomm_node.trainer.arena import Arena, create_file, slots_each
 from lowcomm_node.trainer.building import slot_bytes
 from lowcomm_protocol.codecs import CODECS, codec, coder
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.spec.names import codecs_for_groups
-from lowcomm_protocol.spec.run import MAX_GROUP
+from lowcomm_protocol.spec.names import MAX_GROUP, codecs_for_groups
 
 
 @given(st.sampled_from(codecs_for_groups()), st.integers(MAX_GROUP, 200_000), st.integers(2, MAX_GROUP), st.booleans())

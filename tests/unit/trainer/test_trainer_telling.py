@@ -21,7 +21,7 @@ from lowcomm_node.trainer.saving import HANGS, PATIENCE
 from lowcomm_protocol.codecs import BLOCK, coder
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import CodecError, ImplausibleError
-from lowcomm_protocol.spec.run import MAX_GROUP
+from lowcomm_protocol.spec.names import MAX_GROUP
 
 MORE = """warmup = 3
 evaluate_every = 2

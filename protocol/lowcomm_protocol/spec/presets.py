@@ -1,0 +1,118 @@
+"""The methods of synchronization: each is a preset of the one engine's settings.
+
+To add a method, add an entry to ``PRESETS``. The creator of a run can override each of its values.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lowcomm_protocol.spec.names import MAX_GROUP
+from lowcomm_protocol.table import Table
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One method."""
+
+    purpose: str
+    """What it is for, in one line."""
+    sync: Mapping[str, Any]
+    """Values of ``[sync]`` that hold unless the creator says otherwise."""
+    optimizer: str = "adamw"
+    """The inner optimizer, unless the creator says otherwise."""
+
+
+_NOLOCO: dict[str, Any] = {
+    "interval": 20,
+    "fragments": 1,
+    "pattern": "strided",
+    "overlap": 0,
+    "codec": "fp32",
+    "group": 2,
+    "outer": "noloco",
+    # The gain lr / (1 - momentum) is 1: above it, short runs from scratch lose silently
+    # (benchmarks/methods.py).
+    "outer_lr": 0.7,
+    "momentum": 0.3,
+    "consensus": 1.0,
+    "merge": "shift",
+    "mix": 0.0,
+    "pairing": "random",
+}
+
+PRESETS: Table[Preset] = Table(
+    "method",
+    {
+        "lowcomm": Preset(
+            "pairs, a quarter of the model at a time, in 3 bits, while it trains on: for a swarm of any size",
+            # Fragments and overlap of Streaming DiLoCo, pairs and rule of NoLoCo, in 3 bits.
+            _NOLOCO
+            | {
+                "pairing": "hypercube",
+                "interval": 4,
+                "fragments": 4,
+                "overlap": 1,
+                "codec": "mod3",
+                "outer_lr": 1.25,
+                "momentum": 0.0,
+            },
+            optimizer="muon",
+        ),
+        "noloco": Preset(
+            "pairs drawn anew each time average what they learned; nobody waits for more than one peer",
+            _NOLOCO,
+        ),
+        "gossip": Preset(
+            "pairs average their weights; the simplest thing that works, without outer momentum",
+            # NoLoCo without momentum: slow weights become the mean of both peers' fast weights.
+            _NOLOCO | {"outer_lr": 1.0, "momentum": 0.0, "pairing": "hypercube"},
+        ),
+        "diloco": Preset(
+            "the whole group (at most 8) averages the whole model every interval, in full precision",
+            {
+                "interval": 20,
+                "fragments": 1,
+                "pattern": "strided",
+                "overlap": 0,
+                "codec": "fp32",
+                "group": MAX_GROUP,
+                "outer": "nesterov",
+                # 0.7 and 0.9 of the paper suit runs of 100,000 steps; here a gain lr / (1 - momentum)
+                # of 7 loses silently.
+                "outer_lr": 0.5,
+                "momentum": 0.5,
+                # With equal slow weights this term vanishes and the rule is DiLoCo's; after a missed
+                # exchange it heals.
+                "consensus": 1.0,
+                "merge": "shift",
+                "mix": 0.0,
+            },
+        ),
+        "streaming-diloco": Preset(
+            "swarms of at most 8 average a quarter of the model at a time, in 2 bits: nearest to a cluster",
+            # Every parameter often, in few bits: that leaves more of all-reduce's gain than more bits
+            # more rarely (docs/methods.md).
+            {
+                "interval": 4,
+                "fragments": 4,
+                "pattern": "strided",
+                "overlap": 1,
+                "codec": "q2",
+                "error_feedback": True,
+                "group": MAX_GROUP,
+                "outer": "nesterov",
+                "outer_lr": 1.0,
+                "momentum": 0.5,
+                "consensus": 0.0,
+                "merge": "mix",
+                "mix": 0.25,
+            },
+            optimizer="muon",
+        ),
+        "local": Preset(
+            "no communication at all: the baseline that every method must beat",
+            _NOLOCO | {"group": 1, "pairing": "hypercube"},
+        ),
+    },
+)

@@ -1,0 +1,267 @@
+"""The sections of a run specification: what a creator chooses, and within which bounds.
+
+A specification comes from strangers, so nothing in it can name a file, a module or an address: it can
+only choose from what is listed here and in the tables of names.py.
+
+A new setting needs a line in ``document.ADDED``: what a run means that was signed before the setting existed.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
+
+from lowcomm_protocol.errors import SignatureError
+from lowcomm_protocol.identity import public_key_of
+from lowcomm_protocol.spec.names import CODECS, MAX_GROUP, OUTER_RULES, PAIRINGS, Mean
+from lowcomm_protocol.spec.outer_settings import OuterSettings, validate_outer
+from lowcomm_protocol.spec.presets import PRESETS
+from lowcomm_protocol.table import Table
+from lowcomm_protocol.work import MAX_BITS
+
+BYTES = 256
+"""Tokens of ``tokenizer = "bytes"``."""
+MAX_MEMBERS = 256
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+
+def _check_peer_id(text: str) -> str:
+    try:
+        public_key_of(text)
+    except SignatureError:
+        raise ValueError("expected a peer id such as 12D3KooW..., as `lowcomm-node id` shows it") from None
+    return text
+
+
+PeerId = Annotated[str, AfterValidator(_check_peer_id)]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Marks a name that must be in a table."""
+
+    table: Table[Any]
+
+    def __call__(self, name: str) -> str:
+        """Raises ValueError, which lists what there is."""
+        if name not in self.table:
+            raise ValueError(self.table.unknown(name))
+        return name
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self, handler(source))
+
+
+class Settings(BaseModel):
+    """A section: unknown keys are refused, and no value is converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RunSettings(Settings):
+    """``[run]``: the name that people use, the seed that all randomness derives from, the length, and who may join."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    description: Annotated[str, Field(max_length=500)] = ""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    steps: Annotated[int, Field(ge=1, le=100_000_000)] = 400
+    """Length of the run in swarm steps."""
+    start_peers: Annotated[int, Field(ge=1, le=1024)] = 1
+    """How many peers must be there before the first step; after it nobody waits for anybody."""
+    creator: str = ""
+    """Who signs the run, and with it invites and removals; signing fills it in, so that the run id names it as well."""
+    admission: Literal["open", "invite", "list"] = "open"
+    """Who may join: anybody, whom the creator invites, or the members; the creator always may."""
+    members: Annotated[tuple[PeerId, ...], Field(strict=False, max_length=MAX_MEMBERS)] = ()
+    """Peer ids of those who may join with ``admission = "list"``, sorted."""
+
+    work: Annotated[int, Field(ge=0, le=MAX_BITS)] = 0
+    """Bits of the proof of work that each peer of an open run finds once a week; 0: none."""
+
+    @field_validator("creator")
+    @classmethod
+    def _creator_is_a_peer(cls, creator: str) -> str:
+        return _check_peer_id(creator) if creator else creator
+
+    @field_validator("members", mode="before")
+    @classmethod
+    def _members_have_one_order(cls, members: Any) -> Any:
+        given = cast("list[object]", members)
+        if isinstance(members, list | tuple) and all(isinstance(member, str) for member in given):
+            return tuple(sorted(set(cast("list[str]", given))))
+        return given
+
+    @model_validator(mode="after")
+    def _members_are_for_lists(self) -> Self:
+        if self.members and self.admission != "list":
+            raise ValueError(
+                f'members are given, but admission = "{self.admission}": set admission = "list", or remove them'
+            )
+        if self.admission == "list" and not self.members:
+            raise ValueError('admission = "list" needs members: the peer ids that `lowcomm-node id` shows')
+        return self
+
+    @model_validator(mode="after")
+    def _work_is_for_open_runs(self) -> Self:
+        if self.work and self.admission != "open":
+            raise ValueError(
+                f'work = {self.work}, but admission = "{self.admission}": set admission = "open", or work = 0'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _description_is_plain(self) -> Self:
+        # It is shown on the terminals of strangers, who must not get escape sequences.
+        if not self.description.isprintable():
+            raise ValueError("description must be one line of printable text")
+        return self
+
+
+class ModelSettings(Settings):
+    """``[model]``: a decoder-only transformer; the defaults are the demo model of about 230,000 parameters."""
+
+    kind: Literal["transformer"] = "transformer"
+    vocab: Annotated[int, Field(ge=2, le=1_000_000)] = 256
+    layers: Annotated[int, Field(ge=1, le=512)] = 4
+    width: Annotated[int, Field(ge=8, le=65_536)] = 64
+    heads: Annotated[int, Field(ge=1, le=1024)] = 4
+    feed_forward: Annotated[int, Field(ge=8, le=262_144)] = 176
+    context: Annotated[int, Field(ge=8, le=1_048_576)] = 64
+    tied: bool = False
+    rope_base: Annotated[float, Field(gt=1.0, le=1e9, allow_inf_nan=False)] = 10_000.0
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width = {self.width} must be a multiple of 2 * heads = {2 * self.heads}, "
+                "because rotary embedding turns pairs of channels in every head"
+            )
+        return self
+
+
+class DataSettings(Settings):
+    """``[data]``: which text. ``local`` means that every owner names their own with ``--data``."""
+
+    source: Literal["builtin:python", "local"] = "builtin:python"
+    tokenizer: Literal["bytes", "local"] = "bytes"
+    tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty: nobody checks it."""
+
+    @model_validator(mode="after")
+    def _sha256_is_of_a_file(self) -> Self:
+        if self.tokenizer_sha256 and self.tokenizer != "local":
+            raise ValueError(
+                f'tokenizer_sha256 is given, but tokenizer = "{self.tokenizer}": set "local", or remove it'
+            )
+        return self
+
+
+class TrainSettings(Settings):
+    """``[train]``: the inner optimizer and its schedule over swarm steps."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon takes the matrices of the blocks; AdamW the rest."""
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
+    """Peak; 0.003 for AdamW and 0.02 for Muon unless given."""
+    adamw_share: Fraction = 0.3
+    """AdamW's share of ``learning_rate`` where Muon takes the matrices."""
+    muon_momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.9
+    warmup: Annotated[int, Field(ge=0, le=10_000_000)] = 40
+    final_learning_rate: Fraction = 0.1
+    """Fraction of ``learning_rate`` at the end of the cosine."""
+    batch: Annotated[int, Field(ge=1, le=65_536)] = 8
+    """Sequences an inner step."""
+    weight_decay: Fraction
+    """0.1 for AdamW and 0.01 for Muon unless given."""
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.9
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.95
+    clip: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] = 1.0
+    """Largest norm of the gradient."""
+    evaluate_every: Positive = 100
+    """Inner steps between two evaluations on held-out text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_defaults(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        given = cast("dict[str, Any]", data)
+        muon = given.get("optimizer") == "muon"
+        return {"learning_rate": 0.02 if muon else 3e-3, "weight_decay": 0.01 if muon else 0.1} | given
+
+
+class SyncSettings(Settings):
+    """``[sync]``: when, with how many, and how fragments are exchanged; a method is a preset of these."""
+
+    method: Annotated[str, OneOf(PRESETS)] = "lowcomm"
+    interval: Annotated[int, Field(ge=1, le=1_000_000)]
+    """H: swarm steps between two syncs of one fragment."""
+    fragments: Annotated[int, Field(ge=1, le=4096)]
+    """P: pieces that the model is cut into."""
+    pattern: Literal["strided", "sequential"]
+    overlap: Annotated[int, Field(ge=0, le=1_000_000)]
+    """tau: inner steps between capture and merge, at least; an exchange that takes longer merges when it is done."""
+    codec: Annotated[str, OneOf(CODECS)]
+    error_feedback: bool = False
+    """What coding loses of one exchange is added to the next."""
+    mean: Mean = "clip"
+    """How a group of three or more averages: see robust.py."""
+    group: Annotated[int, Field(ge=1, le=MAX_GROUP)]
+    """How many peers meet in one exchange, at most: 1 never communicates, 2 are pairs."""
+    pairing: Annotated[str, OneOf(PAIRINGS)] = "hypercube"
+    """Whom a peer meets where ``group = 2``: across a hypercube, or in pairs drawn anew each time."""
+    min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
+    """Inner steps since a fragment's last contribution before a peer accepts another exchange of it."""
+    outer: Annotated[str, OneOf(OUTER_RULES)]
+    outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+    consensus: Annotated[float, Field(ge=0.0, le=10.0, allow_inf_nan=False)]
+    """Pull of the slow weights towards those of the group (NoLoCo's gamma); 0 where all peers always meet."""
+    merge: Literal["shift", "mix"]
+    mix: Fraction
+    """Share of the fast weights that ``merge = "mix"`` keeps."""
+
+    def realigns_among(self, peers: int) -> bool:
+        """Whether a swarm of so many peers would mostly realign: its groups change, and nothing pulls their weights together."""
+        return self.group > 1 and self.consensus == 0 and peers > self.group
+
+    @property
+    def outer_settings(self) -> OuterSettings:
+        """The settings of the outer optimizer alone."""
+        return OuterSettings(self.outer, self.outer_lr, self.momentum, self.consensus, self.merge, self.mix)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        codec = CODECS[self.codec]
+        if codec.only_in_pairs and self.group > 2:
+            raise ValueError(
+                f"codec = {self.codec!r} {codec.only_in_pairs}, which works in pairs: set group = 2, or "
+                f'codec = "e3m0"; group is {self.group}'
+            )
+        if self.fragments > self.interval:
+            raise ValueError(
+                f"fragments = {self.fragments} exceeds interval = {self.interval}: two fragments would be due at once"
+            )
+        if self.min_steps > self.interval:
+            raise ValueError(f"min_steps = {self.min_steps} exceeds interval = {self.interval}: nobody would accept")
+        if self.consensus > 0 and codec.coarse:
+            raise ValueError(
+                f"codec = {self.codec!r} is too coarse for absolute weights, which consensus = {self.consensus} needs: "
+                'set consensus = 0 with groups of the whole swarm, or codec = "fp32" or "bf16"'
+            )
+        if self.group > 1:
+            validate_outer(self.outer_settings, self.group)
+        return self
