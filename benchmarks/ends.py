@@ -140,7 +140,8 @@ class End:
         from lowcomm_node.transport.bandwidth import FREE_FLOW
         from lowcomm_node.transport.channels import Channels
         from lowcomm_node.transport.congestion import CongestionWatch
-        from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+        from lowcomm_node.transport.server import ExchangeServer
+        from lowcomm_node.transport.service import ExchangeService
 
         options = tuple(flow or FREE_FLOW)
         self.channels = Channels(self.gatekeeper, self.tunnels if self._has_p2pd else None, flow=options)

@@ -23,7 +23,7 @@ from lowcomm_node.storage import snapshots
 from lowcomm_node.sync import exchanger, link
 from lowcomm_node.sync.driver import HELLO_DEADLINE
 from lowcomm_node.system import quota
-from lowcomm_node.transport import call, nonces, ping, server
+from lowcomm_node.transport import call, nonces, ping, server, service
 from lowcomm_node.transport.guard import blocklist, eviction, overhead, peer_limit, rate_limits, unauthenticated
 from lowcomm_node.transport.tunnel import callee, dialer
 from lowcomm_protocol.peers import probes, records
@@ -138,7 +138,7 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
             "same peer or address, or of the address with most, and refuses that peer's credentials "
             "issued by then",
         ),
-        ("the request of `Describe` and `Fetch`", f"within {server.REQUEST_DEADLINE:.0f} s"),
+        ("the request of `Describe` and `Fetch`", f"within {service.REQUEST_DEADLINE:.0f} s"),
         ("first frame of a `Swap`", f"within {HELLO_DEADLINE:.0f} s"),
         ("content of a ping or pong", _bytes(probes.MAX_CONTENT)),
         (

@@ -32,7 +32,8 @@ from lowcomm_node.trainer.arena import slots_each
 from lowcomm_node.trainer.messages import Ready
 from lowcomm_node.transport import stream as stream_module
 from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.server import ExchangeServer
+from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol import PROTOCOL_VERSION

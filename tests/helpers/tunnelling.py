@@ -11,7 +11,8 @@ from lowcomm_node.libp2p.interface import Streams
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import RUN, new_certificate, record
 from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.server import ExchangeServer
+from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_node.transport.tls import Certificate, Gatekeeper
 from lowcomm_node.transport.tunnel.tunnels import Tunnels

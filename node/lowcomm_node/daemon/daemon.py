@@ -50,7 +50,8 @@ from lowcomm_node.transport.bandwidth import flow_options
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.congestion import CongestionWatch
 from lowcomm_node.transport.ping import Echo, match_peer
-from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.server import ExchangeServer
+from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_node.transport.tls import Gatekeeper, make_certificate
 from lowcomm_node.transport.traffic import Traffic

@@ -13,7 +13,8 @@ from grpc import aio
 from lowcomm_node.sync.link import Link, PairLink
 from lowcomm_node.transport.certificates import Certificates
 from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.server import ExchangeServer
+from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_node.transport.tls import SERVER_NAME, Certificate, Gatekeeper, make_certificate, pinned
 from lowcomm_protocol.identity import Identity

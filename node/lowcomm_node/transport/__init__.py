@@ -1,13 +1,13 @@
 """Bytes between authenticated peers, over gRPC. It knows neither fragments nor tensors.
 
-server.py         the gRPC server                      channels.py       the calling side
+server.py         the listening gRPC server            service.py        authenticates calls, hands them on
+channels.py       the calling side                     peer_channel.py   opens the routes to one peer
 stream.py         both ends of a stream                call.py           one call, with a deadline
 tls.py            certificates and call credentials    certificates.py   ... found by their hash
 nonces.py         ... each credential is valid once    routes.py         chooses direct or tunnel
-peer_channel.py   opens the routes to one peer         tunnel/           gRPC over libp2p streams
-bandwidth.py      the owner's rate limits              traffic.py        bytes and rates per peer
-congestion.py     TCP congestion control               ping.py           latency and rate per route
-guard/            limits on unauthenticated callers
+bandwidth.py      the owner's rate limits              tunnel/           gRPC over libp2p streams
+traffic.py        bytes and rates per peer             ping.py           latency and rate per route
+congestion.py     TCP congestion control               guard/            limits on callers
 """
 
 import os

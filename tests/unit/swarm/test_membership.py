@@ -25,7 +25,8 @@ from lowcomm_node.system.release import release
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import new_certificate
 from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.server import ExchangeServer
+from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

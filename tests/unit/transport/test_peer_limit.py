@@ -14,7 +14,7 @@ from lowcomm_node.errors import LinkLost, PortInUse
 from lowcomm_node.transport.bandwidth import flow_options
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.guard.peer_limit import PeerLimit
-from lowcomm_node.transport.server import ExchangeService
+from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

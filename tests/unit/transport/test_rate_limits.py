@@ -9,7 +9,7 @@ from grpc import aio
 from helpers.waiting import until_async
 from lowcomm_node.system.quota import Allowed
 from lowcomm_node.testing.wire import CALLEE, CALLER, PATH, Callee, calling, calling_raw, listening, soon
-from lowcomm_node.transport import server
+from lowcomm_node.transport import server, service
 from lowcomm_node.transport.guard import rate_limits
 from lowcomm_node.transport.guard.rate_limits import RateLimits
 from lowcomm_protocol.identity import Identity
@@ -133,7 +133,7 @@ async def test_a_stranger_that_begins_calls_and_sends_no_request_holds_no_place(
 
 
 async def test_who_sends_no_request_is_waited_for_no_longer_than_a_moment(monkeypatch):
-    monkeypatch.setattr(server, "REQUEST_DEADLINE", 0.2)
+    monkeypatch.setattr(service, "REQUEST_DEADLINE", 0.2)
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
         one = half_open(channel, "Describe", channels.metadata(CALLEE.peer_id))
         assert await soon(one.code()) is grpc.StatusCode.DEADLINE_EXCEEDED

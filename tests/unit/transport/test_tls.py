@@ -32,7 +32,8 @@ from lowcomm_node.transport import channels as channels_module
 from lowcomm_node.transport import server as server_module
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.guard import rate_limits
-from lowcomm_node.transport.server import ExchangeServer, ExchangeService
+from lowcomm_node.transport.server import ExchangeServer
+from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_node.transport.tls import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError, SignatureError
