@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lowcomm_node.doctor.checks import CHECKS
+
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
@@ -75,3 +77,8 @@ def test_every_file_and_test_that_a_page_names_exists(page: Path) -> None:
     known = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert not [name for name in files if not (ROOT / name).exists()]
     assert not [name for name in tests if name not in known]
+
+
+def test_the_page_of_the_doctor_lists_its_checks_in_their_order() -> None:
+    listed = re.findall(r"^- \*\*`([a-z0-9]+)`\*\*:", (DOCS / "doctor.md").read_text(), re.MULTILINE)
+    assert listed == [check.__name__ for check in CHECKS]
