@@ -25,7 +25,7 @@ def create_file() -> int:
     """An anonymous memory file of size 0; the descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("lowcomm-fragments", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # where there is no memfd: a file that has no name any more
+    with tempfile.TemporaryFile() as file:  # without memfd: a file whose name is gone
         return os.dup(file.fileno())
 
 

@@ -1,4 +1,4 @@
-"""What the owner's machine can carry, checked before a run's specification takes anything."""
+"""Whether the owner's machine can carry a run, checked before anything is allocated."""
 
 import torch
 
@@ -9,9 +9,9 @@ from lowcomm_protocol.spec.run import RunSpec
 
 
 def limit_vram(device: torch.device, max_vram: float | None) -> None:
-    """Have torch take at most so many GiB of a GPU's memory: beyond them it says that it is out of memory.
+    """Limit torch to so many GiB of a GPU's memory: beyond them it runs out of memory.
 
-    What CUDA itself takes for a process, a few hundred MiB, comes on top.
+    CUDA itself takes a few hundred MiB a process on top.
     """
     if max_vram is None or device.type != "cuda":
         return
@@ -22,13 +22,14 @@ def limit_vram(device: torch.device, max_vram: float | None) -> None:
 def check_memory(
     spec: RunSpec, device: torch.device, max_memory: float | None, max_vram: float | None = None, exchanges: int = 4
 ) -> None:
-    """Raise ConfigError if training would take more memory than there is, or than the owner allows (GiB).
+    """Raise ConfigError if training needs more memory than is free, or than the owner allows.
 
-    ``exchanges``: how many may be under way at once.
+    Limits are in GiB. ``exchanges``: how many may be under way at once.
     """
     reckoned = reckon(spec, device.type == "cuda", exchanges)
-    # Without a limit of the owner's: what is free, and what daemon and trainer have taken already.
-    allowed = int(max_memory * GIB) if max_memory is not None else memory_of_machine()[1] + DAEMON + TRAINER
+    # Without a limit: what is free, and what daemon and trainer have taken already.
+    free = memory_of_machine()[1] + DAEMON + TRAINER
+    allowed = free if max_memory is None else int(max_memory * GIB)
     _require(spec, reckoned.host, allowed, "memory", "--max-memory")
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
@@ -41,7 +42,7 @@ def _require(spec: RunSpec, parts: dict[str, int], allowed: int, what: str, opti
     if needed <= allowed:
         return
     raise ConfigError(
-        f"This run needs about {needed / GIB:.1f} GiB of {what}, {allowed / GIB:.1f} GiB are allowed here (GiB: "
-        f"{explain(parts)}; {count_parameters(spec.model):,} parameters): join from a larger machine, raise {option}, or "
-        "ask the run's creator for a smaller batch or context."
+        f"This run needs about {needed / GIB:.1f} GiB of {what}, {allowed / GIB:.1f} GiB are allowed "
+        f"here (GiB: {explain(parts)}; {count_parameters(spec.model):,} parameters): join from a "
+        f"larger machine, raise {option}, or ask the run's creator for a smaller batch or context."
     )

@@ -1,7 +1,7 @@
-"""What is kept of a fragment between its capture and its merge: in a pair, and in a group that shares it out by shards.
+"""The state of one exchange between capture and merge: in a pair, and in a group.
 
-Both end the same way: ``sent`` is our contribution as the others decoded it, ``mean`` the mean of all, and ``ranges`` say
-where there is one. Vectors are flat, float32, in host memory.
+In both, ``sent`` ends as our contribution as the others decoded it, ``mean`` as the mean of all, and
+``ranges`` say where there is one. Vectors are flat, float32, in host memory.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,10 @@ class Capture(ABC):
     theta: Tensor
     progress: Tensor
     anchor: Tensor | None
-    """What of a contribution is no progress: ``consensus * phi``, or ``phi`` in a realignment; None if all of it is."""
+    """The part of a contribution that is no progress; None if there is no such part.
+
+    It is ``consensus * phi``, or ``phi`` in a realignment.
+    """
     sent: Tensor
     """Our contribution; once it is coded, as the others decode it."""
     realign: bool
@@ -52,7 +55,7 @@ class Capture(ABC):
     norms: dict[str, float] = field(default_factory=dict)
     """What was plausible of what they have brought this time."""
     worst_block: float = 0.0
-    """Spread of the contributions in the block of 256 values where it is largest; in a group, of our shard."""
+    """The largest spread of the contributions in any block of 256 values; in a group, of our shard."""
     repeats: Repeats
     """Learns what they bring, to know it again; in a group, to our shard."""
     received: dict[str, Tensor] = field(default_factory=dict)
@@ -68,18 +71,20 @@ class Capture(ABC):
     """New slow weights and momentum, once the outer step is computed."""
 
     def seen(self, vector: Tensor, start: int = 0) -> Tensor:
-        """The progress in a contribution to what begins at ``start``, as it looks from our slow weights."""
-        return vector if self.anchor is None else vector - self.anchor[start : start + vector.numel()]
+        """The progress in a contribution from ``start`` on, relative to our slow weights."""
+        if self.anchor is None:
+            return vector
+        return vector - self.anchor[start : start + vector.numel()]
 
     def _compare(self, peer: str, steps: Tensor, ours: Tensor) -> None:
-        """Raises ImplausibleError if a contribution is what the same peer has brought before."""
+        """Raises ImplausibleError if a peer resends its previous contribution."""
         brought = self.repeats.sample(self.received[peer], steps, ours)
         if self.repeats.repeats(peer, brought):
             raise ImplausibleError("brings what it has brought before, as if it had not trained since")
         self.brought[peer] = brought
 
     def commit(self) -> None:
-        """The outer step is applied: what it taught is kept."""
+        """Keep what this exchange taught: its outer step is applied."""
         for norm in self.norms.values():
             self.usual.applied(norm, self.bound.grown)
         for peer, brought in self.brought.items():
@@ -87,7 +92,7 @@ class Capture(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Nothing is applied."""
+        """Keep nothing of what it taught: nothing is applied."""
 
     @abstractmethod
     def code(self, out: memoryview) -> tuple[int, ...]:
@@ -104,7 +109,7 @@ class Capture(ABC):
 
 @dataclass(kw_only=True)
 class PairCapture(Capture):
-    """Two members send each other the whole fragment."""
+    """In a pair, both members send the whole fragment."""
 
     coder: Coder
 
@@ -138,7 +143,10 @@ class PairCapture(Capture):
         return again
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
-        """Code blocks that the partner could not decode again; bytes. Raises CodecError for a bad bitmap."""
+        """Code again what the partner could not decode; bytes.
+
+        Raises CodecError for a bad bitmap.
+        """
         return self.coder.resend(blocks, self.sent.numpy(), out)
 
     def patch(self, peer: str, data: memoryview) -> None:
@@ -157,7 +165,7 @@ class PairCapture(Capture):
         self.norms[peer] = norm
 
     def pool(self, over: Mapping[str, int]) -> None:
-        """Take the mean over these peers, in the order that all of them sum in, weighted by tokens."""
+        """Take the mean of these peers, weighted by tokens, in the order that all of them use."""
         shares = [self.sent if peer == self.me else self.received[peer] for peer in over]
         self.mean = mean_contribution(shares, token_weights(list(over.values())))
         self.worst_block = worst_block_spread(shares)
@@ -183,7 +191,7 @@ class GroupCapture(Capture):
     """Peer ids, sorted: the k-th owns shard k."""
     bounds: Bounds = ()
     left_out: dict[str, ImplausibleError] = field(default_factory=dict)
-    """Who is not in the mean of our shard, as it points against us and nobody else could outvote it."""
+    """Contributors left out of our mean: they point against us, and nobody could outvote them."""
 
     def __post_init__(self) -> None:
         self.bounds = shard_bounds(self.sent.numel(), len(self.members))
@@ -195,7 +203,10 @@ class GroupCapture(Capture):
         return self.members.index(self.me)
 
     def encode(self, out: memoryview) -> list[int]:
-        """Code what every other owner gets, one after the other, into ``out``; bytes of each, 0 for our own shard."""
+        """Code one shard for each member into ``out``, one after the other; bytes of each.
+
+        Our own shard takes 0 bytes.
+        """
         return self.coder.encode(self.sent.numpy(), self.mine, self.bounds, out)
 
     def code(self, out: memoryview) -> tuple[int, ...]:
@@ -211,7 +222,10 @@ class GroupCapture(Capture):
         return None
 
     def receive(self, peer: str, data: memoryview) -> None:
-        """Decode a member's contribution to our shard. Raises CodecError or ImplausibleError if it can't be used."""
+        """Decode a member's contribution to our shard.
+
+        Raises CodecError or ImplausibleError if it can't be used.
+        """
         start, stop = self.bounds[self.mine]
         decoded = np.empty(stop - start, dtype=np.float32)
         self.coder.decode(data, decoded)
@@ -227,19 +241,21 @@ class GroupCapture(Capture):
         self._compare(peer, torch.zeros(-(-vector.numel() // BLOCK)), self.sent[start:stop])
 
     def _shorten(self, vector: Tensor, start: int) -> None:
-        """Bring the progress in a contribution to our shard down to the largest norm that enters a mean."""
+        """Scale the progress in a contribution down to the largest norm that may enter a mean."""
         seen, stop = self.seen(vector, start), start + vector.numel()
         share = vector.numel() / self.sent.numel()
         most = self.bound.part(self.gain * float(self.progress[start:stop].norm()), share).most
         vector.add_(seen, alpha=most / float(seen.norm()) - 1.0)
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
-        """Average our shard over the contributors in ``tokens``, weighted by them, and code the mean; bytes."""
+        """Average our shard, weighted by ``tokens`` of each contributor, and code the mean; bytes."""
         start, stop = self.bounds[self.mine]
         self.left_out = self._against(tokens)
         tokens = {peer: count for peer, count in tokens.items() if peer not in self.left_out}
-        shares = [self.sent[start:stop] if peer == self.me else self.received[peer] for peer in tokens]
-        mean = robust_mean(self.kind, [self.seen(one, start) for one in shares], token_weights(list(tokens.values())))
+        ours = self.sent[start:stop]
+        shares = [ours if peer == self.me else self.received[peer] for peer in tokens]
+        weights = token_weights(list(tokens.values()))
+        mean = robust_mean(self.kind, [self.seen(one, start) for one in shares], weights)
         self.worst_block = worst_block_spread(shares)
         if self.anchor is not None:
             mean += self.anchor[start:stop]
@@ -262,7 +278,10 @@ class GroupCapture(Capture):
         self.directions.check(peer, self.progress[start:stop], self.seen(vector, start))
 
     def _check(self, peer: str, vector: Tensor, shard: int, what: str) -> float:
-        """The norm of progress in a shard, as of the whole fragment. Raises ImplausibleError if it is too large."""
+        """The norm of the progress in a shard, scaled to the whole fragment.
+
+        Raises ImplausibleError if it is too large.
+        """
         start, stop = self.bounds[shard]
         share = vector.numel() / self.sent.numel()
         norm = float(self.seen(vector, start).norm())
@@ -272,7 +291,10 @@ class GroupCapture(Capture):
         return norm / share**0.5
 
     def receive_mean(self, owner: str, data: memoryview) -> None:
-        """Decode an owner's mean of its shard. Raises CodecError or ImplausibleError if it can't be used."""
+        """Decode an owner's mean of its shard.
+
+        Raises CodecError or ImplausibleError if it can't be used.
+        """
         start, stop = self.bounds[self.members.index(owner)]
         mean = self.mean[start:stop]
         self.coder.decode(data, mean.numpy())

@@ -1,7 +1,7 @@
 """Loss on held-out text: the same windows at every peer that has the same data.
 
-A machine that would need too long for all windows takes the first 1, 2, 4, 8, ... of them. So two peers that took equally
-many can be compared.
+A slow machine takes only the first 1, 2, 4, 8, ... windows, so that two peers that took equally many
+can be compared.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from lowcomm_node.models.transformer import Transformer
 
 EVALUATION_TOKENS = 32_768
 EVALUATION_SECONDS = 15.0
-"""What one evaluation may hold training up."""
+"""How long one evaluation may hold up training."""
 _BATCH_TOKENS = 8_192
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluation:
     """The mean loss, and what it is the mean of."""
 
     loss: float
@@ -45,8 +45,8 @@ def evaluate(
     most: int | None = None,
     seconds: float = EVALUATION_SECONDS,
     clock: Callable[[], float] = monotonic,
-) -> Evaluated:
-    """The same over ``most`` windows at most, and fewer where those would take longer than ``seconds``: at least one."""
+) -> Evaluation:
+    """The same over at most ``most`` windows; fewer, but at least one, if ``seconds`` run out."""
     tokens, targets = _windows(dataset, context)
     total, done, began = 0.0, 0, clock()
     stop = min(len(tokens), len(tokens) if most is None else most)
@@ -57,7 +57,7 @@ def evaluate(
         # The next part is as large as all before it.
         if 2 * (clock() - began) > seconds:
             break
-    return Evaluated(total / done, done, done * context)
+    return Evaluation(total / done, done, done * context)
 
 
 def _windows(dataset: Dataset, context: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""How often the trainer failed, and what follows: another try after a pause, or the end.
+"""Retry policy for a trainer that fails: another try after a pause, or the end.
 
-Pure: failures and steps come in. A failure is forgiven once the trainer has got further than where it failed by as many
-steps as lie between two checkpoints; so one that fails again and again without getting anywhere is given up.
+Pure: failures and steps come in. A failure is forgiven once the trainer is one checkpoint interval
+beyond the step where it failed. A trainer that makes no progress between failures is given up.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class Kind(StrEnum):
 _REMEDIES = {
     Kind.DIED: "see what it told last in the log above",
     Kind.HUNG: "see whether the GPU's driver still answers (nvidia-smi), or restart the machine",
-    Kind.MEMORY: "free memory of that device, raise --max-memory or --max-vram where you set it, choose another --device, or "
-    "take part from a larger machine",
+    Kind.MEMORY: "free memory of that device, raise --max-memory or --max-vram where you set it, "
+    "choose another --device, or take part from a larger machine",
     Kind.DIVERGED: "the run's learning rate is too high for it: tell its creator",
     Kind.UNFIT: "correct that",
     Kind.ERROR: "see the log above",
@@ -63,7 +63,8 @@ class Failures:
     def stepped(self, steps: int) -> None:
         """Take in how many inner steps are done."""
         self._has_stepped = True
-        if self._unforgiven and steps >= max(failure.step for failure in self._unforgiven) + self._margin:
+        furthest = max((failure.step for failure in self._unforgiven), default=0)
+        if steps >= furthest + self._margin:
             self._unforgiven.clear()
 
     def failed(self, failure: Failure) -> float | None:
@@ -78,9 +79,12 @@ class Failures:
         """Failures of one kind that are enough."""
         if kind is Kind.UNFIT:
             return 1
-        if kind is Kind.DIVERGED:  # once can be bad luck with text or partners; again, one checkpoint back, is the run
+        # To diverge once can be bad luck with text or partners; twice, the second time from one
+        # checkpoint back, is the run's fault.
+        if kind is Kind.DIVERGED:
             return 2
-        if kind is Kind.MEMORY and not self._has_stepped:  # it has never fitted; else others may have taken the room
+        # A trainer that never stepped never fitted; otherwise another program may have taken memory.
+        if kind is Kind.MEMORY and not self._has_stepped:
             return 2
         return MOST
 
@@ -88,8 +92,10 @@ class Failures:
         """Why the node leaves, and what its owner can do."""
         last = self._unforgiven[-1]
         times = f"{self.count} times in a row, the last time " if self.count > 1 else ""
-        newest = "one before those that it diverged from" if last.kind is Kind.DIVERGED else "newest"
+        diverged = last.kind is Kind.DIVERGED
+        newest = "one before those that it diverged from" if diverged else "newest"
         return (
-            f"The trainer failed {times}at step {last.step}: {last.reason.rstrip('.')}; {_REMEDIES[last.kind]}. "
+            f"The trainer failed {times}at step {last.step}: {last.reason.rstrip('.')}; "
+            f"{_REMEDIES[last.kind]}. "
             f"The checkpoints are intact: `lowcomm-node join` goes on from the {newest}."
         )

@@ -1,7 +1,7 @@
-"""How long a trainer is silent between two steps, and when that is too long: it hangs.
+"""Hang detection from the usual step time.
 
-Pure: the time comes in. Only time in which the daemon itself was awake counts: a machine that was suspended, or a process
-group that was stopped, makes nobody late.
+Pure: the time comes in. Only time in which the daemon itself was awake counts, so that a suspended
+machine or a stopped process group makes nobody late.
 """
 
 from collections import deque
@@ -23,7 +23,8 @@ class Pace:
 
     def __init__(self, now: float, least: float = LEAST) -> None:
         self._least = least
-        self._awake, self._ticked = 0.0, now
+        self._awake = 0.0
+        self._ticked = now
         self._since: float | None = None
         """When it was heard last, or allowed to step; None while nothing is due from it."""
         self._learns = False
@@ -32,7 +33,8 @@ class Pace:
 
     def hold(self) -> None:
         """Nothing is due from it: it may not step, or is busy with what takes its time."""
-        self._since, self._learns = None, False
+        self._since = None
+        self._learns = False
 
     def tick(self, now: float) -> None:
         """Let time pass while it may step."""
@@ -46,7 +48,8 @@ class Pace:
         awake = self._clock(now)
         if self._since is not None and self._learns:
             self._silences.append(awake - self._since)
-        self._since, self._learns = awake, True
+        self._since = awake
+        self._learns = True
 
     @property
     def deadline(self) -> float:

@@ -5,7 +5,7 @@ Each message is one JSON object on one line:
     {"name": "capture", "number": 7, "fields": {"fragment": 0, "slot": 3, ...}}
 
     daemon  → trainer   a Request with a number
-    trainer → daemon    the Answer with the same number: of the type that the request names, or Refused
+    trainer → daemon    the Answer with the same number: the type that the request names, or Refused
                         an Event without a number
 
 The daemon imports this module, so it loads neither codecs nor torch.

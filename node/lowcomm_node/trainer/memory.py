@@ -1,10 +1,11 @@
-"""How much memory a run takes of a machine, reckoned before anything is allocated. Pure: settings in, bytes out.
+"""The memory that a run needs, reckoned before anything is allocated. Pure: settings in, bytes out.
 
-Counted are float32 values a token or a parameter; ``benchmarks/reckoning.py`` measures real trainers beside it.
+It counts float32 values a token or a parameter; ``benchmarks/reckoning.py`` compares real trainers.
 W, F, H, V are width, feed_forward, heads and vocab.
 
-A layer keeps for the backward pass 15 W + 4 F + 3 H + 2 values a token (``test_memory.py`` counts them): attention is torch's
-own, which keeps no matrix of context x context. The loss holds two copies of the logits beside the one that is kept.
+For the backward pass a layer keeps 15 W + 4 F + 3 H + 2 values a token (``test_memory.py`` counts
+them): attention is torch's own, which keeps no matrix of context x context. The loss holds two
+copies of the logits beside the one that is kept.
 """
 
 from collections import Counter
@@ -28,9 +29,10 @@ CUDA_DEVICE = 600 * MIB
 EVALUATION_TOKENS = 8_192
 """Tokens of held-out text that are looked at together (evaluation.py)."""
 EXCHANGE_VECTORS = 8
-"""Vectors of each fragment under way: weights, progress, what is sent, anchor, what came, mean, new slow weights and momentum."""
+"""Vectors of each fragment under way: weights, progress, what is sent, anchor, what came, mean, new
+slow weights and momentum."""
 PASSING_VECTORS = 3
-"""Of the one fragment that is coded or merged now: the weights, what the coder keeps, and one that passes."""
+"""Of the one fragment that is coded or merged now: weights, state of the coder, and a temporary."""
 MUON_VECTORS = 5
 """Copies of all matrices of one shape while Muon moves them (muon.py)."""
 BETWEEN = 1.1
@@ -69,7 +71,7 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4) -> Reckoning:
     keeping = {
         "slow weights and momentum": 2 * FLOAT * numel,
         "exchanges": _exchanges(spec, numel, exchanges),
-        # Weights and moments are copied for each; slow weights that a merge replaces meanwhile are kept until then.
+        # Each copies weights and moments, and keeps slow weights that a merge replaces meanwhile.
         "checkpoint and state for joiners": 2 * (FLOAT * numel + optimizer) + 2 * FLOAT * numel,
     }
     if gpu:
@@ -118,7 +120,7 @@ def _moments(model: ModelSettings, train: TrainSettings) -> int:
 
 
 def _muon_scratch(model: ModelSettings, train: TrainSettings, gpu: bool) -> int:
-    """On the processor all matrices of one shape are moved together, on a GPU one after the other."""
+    """A processor moves all matrices of one shape together, a GPU one after the other."""
     if train.optimizer != "muon":
         return 0
     together = max(rows * columns * (1 if gpu else count) for (rows, columns), count in _matrices(model).items())

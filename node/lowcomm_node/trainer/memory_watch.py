@@ -1,4 +1,4 @@
-"""The machine's memory: what there is, what processes take, and when that is more than their owner allows."""
+"""The machine's memory: how much there is, what processes take, and whether the owner allows it."""
 
 from pathlib import Path
 
@@ -21,7 +21,10 @@ def memory_of_machine() -> tuple[int, int]:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes that a process takes, without the files that it has mapped, which the kernel drops at need; 0 if it has gone."""
+    """Bytes that a process takes; 0 if it has gone.
+
+    Mapped files do not count: the kernel drops them at need.
+    """
     try:
         lines = (_PROC / str(pid) / "status").read_text().splitlines()
         return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(_OWN))
@@ -34,10 +37,13 @@ def memory_of(pid: int) -> int:
 
 
 def too_much(taken: int, allowed: float | None) -> str | None:
-    """Why a trainer must end that takes, with the daemon, so many bytes of ``allowed`` GiB; None if it need not."""
+    """Why a trainer must end if it and the daemon take so many bytes; None if they may.
+
+    ``allowed`` is in GiB.
+    """
     if allowed is None or taken <= allowed * GIB:
         return None
     return (
-        f"out of memory: daemon and trainer take {taken / GIB:.2f} GiB, --max-memory allows {allowed:g}: raise it, or "
-        "take part from a larger machine"
+        f"out of memory: daemon and trainer take {taken / GIB:.2f} GiB, --max-memory allows "
+        f"{allowed:g}: raise it, or take part from a larger machine"
     )

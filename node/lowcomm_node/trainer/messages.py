@@ -4,8 +4,6 @@ To add a message, add its class: it is a frozen dataclass with a name on the wir
 request also needs its entry in the ``handlers`` of the module that does the work; the daemon sends
 it with ``Trainer.ask``. Coded fragments pass through slots of shared memory (``arena.py``), so only
 their place travels in a line.
-
-The daemon imports this module, so it loads neither codecs nor torch.
 """
 
 from collections.abc import Mapping
@@ -240,7 +238,7 @@ class Stop(Request[Done], name="stop"):
     """End, once what is being written is written."""
 
 
-# Requests: exchanges. A slot, an offset in it and a size are a place in the shared memory.
+# Requests: exchanges. Slot, offset and size are a place in the shared memory.
 
 
 class Capture(Request[Shared], name="capture"):
@@ -258,14 +256,10 @@ class Capture(Request[Shared], name="capture"):
 class Part(StrEnum):
     """What of an exchange a member brings."""
 
-    WHOLE = "whole"
-    """In a pair: its contribution."""
-    AGAIN = "again"
-    """In a pair: blocks of it that had to come again."""
-    SHARE = "share"
-    """In a group: its contribution to our shard."""
-    MEAN = "mean"
-    """In a group: the mean of its shard."""
+    WHOLE = "whole"  # in a pair: its contribution
+    AGAIN = "again"  # in a pair: blocks of it that had to come again
+    SHARE = "share"  # in a group: its contribution to our shard
+    MEAN = "mean"  # in a group: the mean of its shard
 
 
 class Receive(Request[Received], name="receive", at_boundary=False):
@@ -318,10 +312,9 @@ class Drop(Request[Done], name="drop"):
 
 
 class Tokenizing(Event, name="tokenizing"):
-    """How far the text is tokenized."""
+    """How far the text is tokenized, in bytes."""
 
     done: int
-    """Bytes."""
     total: int
     tokens: int
     rate: float
@@ -349,7 +342,6 @@ class Skipped(Event, name="skipped"):
 
     steps: int
     skipped_steps: int
-    """All that were skipped so far."""
 
 
 class Evaluating(Event, name="evaluating"):
@@ -377,9 +369,8 @@ class Saved(Event, name="saved"):
     swarm_step: int
     path: str
     seconds: float
-    """What it took."""
     after_trouble: bool
-    """Whether the one before could not be saved."""
+    """Whether the save before it failed."""
 
 
 class NotSaved(Event, name="not-saved"):

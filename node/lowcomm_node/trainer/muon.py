@@ -1,7 +1,8 @@
-"""Muon for processors without bf16 arithmetic: torch's own, with all matrices of one shape orthogonalized at once in fp32.
+"""Muon for processors without bf16 arithmetic: torch's own, batched by shape and in fp32.
 
-``torch.optim.Muon`` orthogonalizes matrix by matrix in bf16, which such a processor emulates: three quarters of a step
-of a small model. In fp32 and in batches the same iteration costs a tenth of that. State, settings and formulas are torch's.
+``torch.optim.Muon`` orthogonalizes matrix by matrix in bf16. Such a processor emulates bf16, which
+costs three quarters of a step of a small model. The same iteration in fp32 and in batches costs a
+tenth of that. State, settings and formulas are torch's.
 """
 
 from collections import defaultdict
@@ -42,7 +43,7 @@ class BatchedMuon(torch.optim.Muon):
 
 
 def orthogonalized(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float) -> Tensor:
-    """Each of the matrices ``[count, rows, columns]`` with its singular values near 1, by a quintic Newton-Schulz iteration.
+    """Matrices ``[count, rows, columns]`` with singular values near 1, by quintic Newton-Schulz steps.
 
     Source: Jordan et al., Muon, 2024.
     """

@@ -1,7 +1,7 @@
 """The inner optimizer of a run, its schedule, and its moments as named tensors.
 
 ``adamw``  AdamW for everything
-``muon``   Muon (of torch, or batched on a CPU) for the matrices of the blocks, AdamW for embedding, norms and head
+``muon``   Muon (torch's, or batched on a CPU) for matrices of blocks, AdamW for everything else
 """
 
 import math
@@ -67,7 +67,7 @@ class InnerOptimizer:
         return max(counts, default=0)
 
     def moment_vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """First and second moments by the names of their weights, not copied; empty before the first step."""
+        """First and second moments by weight, not copied; empty before the first step."""
         kept = {name: self._state_of(name).get(weight, {}) for name, weight in self._weights.items()}
         if not all(kept.values()):
             return {}, {}
@@ -81,7 +81,10 @@ class InnerOptimizer:
         self.restore(firsts | {f"{name}.{ADAMW_MOMENTS[1]}": value for name, value in second.items()} | counts)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on with what ``moments`` gave. Raises CheckpointError for values that no training reaches."""
+        """Go on with what ``moments`` gave.
+
+        Raises CheckpointError for values that no training reaches.
+        """
         for name, weight in self._weights.items():
             moments = {key: tensors[f"{name}.{key}"] for key in self._moments_of[name]}
             if "step" in moments and (bool((moments["exp_avg_sq"] < 0).any()) or bool(moments["step"] < 1)):

@@ -382,8 +382,8 @@ def fate(code: int) -> str:
     """What the exit code of a trainer tells that said nothing of its end."""
     if code == -signal.SIGKILL:
         return (
-            "The trainer was killed (SIGKILL): if nobody did that, the machine ran out of memory, and `journalctl -k` "
-            "tells so."
+            "The trainer was killed (SIGKILL): if nobody did that, the machine ran out of memory, and "
+            "`journalctl -k` tells so."
         )
     if code < 0:
         return f"The trainer died of {signal.Signals(-code).name}."

@@ -1,7 +1,8 @@
 """One replica: fast weights that the inner optimizer moves, slow weights that outer steps move.
 
-Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` slow weights, ``delta`` outer momentum,
-``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta`` are float32 in host memory, one flat vector a fragment.
+Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` slow weights, ``delta``
+outer momentum, ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta`` are float32 in
+host memory, one flat vector a fragment.
 """
 
 import importlib.util
@@ -54,11 +55,17 @@ class Replica:
         run_id: str | None = None,
         course: Course | None = None,
     ) -> None:
-        """``run_id``: that of the signed run; None in a simulation, where nobody has signed any; ``course``: how it is amended."""
-        self.spec, self.peer_id, self.dataset, self.device = spec, peer_id, dataset, device
+        """``run_id``: of the signed run; None in a simulation, where nobody has signed any.
+
+        ``course``: how the run is amended.
+        """
+        self.spec = spec
+        self.peer_id = peer_id
+        self.dataset = dataset
+        self.device = device
         self.run_id = run_id or spec.run_id
         self.course = course or Course(spec)
-        """Which schedule holds at which swarm step; all else is ``spec``'s."""
+        """The settings of training over swarm steps; all else is ``spec``'s."""
         self.model = build_model(spec.model, spec.run.seed).to(device)
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
         self.optimizer = InnerOptimizer(self.model, spec.train, device)
@@ -76,19 +83,20 @@ class Replica:
         self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
         self.delta = [torch.zeros_like(phi) for phi in self.phi]
         self.usual = [UsualNorm() for _ in self.phi]
-        """Norm of the progress that others usually bring to each fragment."""
+        """Usual norm of others' progress, by fragment."""
         self.repeats = [Repeats(phi.numel()) for phi in self.phi]
         self.directions = Directions()
         """Whether the progress of others points along ours."""
         self.worst_block = [0.0 for _ in self.phi]
-        """How far apart contributions to each fragment were in their worst block, at the last merge."""
+        """Spread of the contributions in their worst block at the last merge, by fragment."""
         self.captures: dict[int, Capture] = {}
         make = shard_coder if spec.sync.group > 2 else coder
         self.coders: list[Coder | ShardCoder] = [
             make(spec.sync.codec, fragment.numel, spec.sync.error_feedback) for fragment in self.plan.fragments
         ]
         self._outer = spec.sync.outer_settings
-        # Compiling pays on CUDA, where a step is many small kernels; on a CPU it needs a compiler and a minute of start-up.
+        # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler and
+        # a minute of start-up.
         worth_it = device.type == "cuda" and can_compile()
         self.loss = _loss(self.model, worth_it if compiled is None else compiled)
 
@@ -102,7 +110,8 @@ class Replica:
     def inner_step(self) -> float:
         """Train on one batch of our own stream; the loss in nats a token.
 
-        Where the loss or a gradient is not finite the step is skipped: nothing changes but counters, stream and clock.
+        If the loss or a gradient is not finite, the step is skipped: only counters, stream and clock
+        go on.
         """
         tokens, targets = (batch.to(self.device, non_blocking=True) for batch in self.stream.next_batch())
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -135,10 +144,10 @@ class Replica:
     def capture(self, fragment: int, realign: bool = False, members: Sequence[str] = (), ahead: int = 0) -> None:
         """Keep what this replica contributes to an exchange of ``fragment``, as of now.
 
-        ``members`` (sorted) name the whole group where it shares the fragment out; in pairs there are none to name.
-        ``realign`` brings slow weights together again that should be equal and are not: everybody sends fast weights in
-        full precision, and their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we the
-        others claim to have trained. Raises NotFinite where our weights are not.
+        ``members``: the whole group, sorted; empty in a pair. ``realign`` makes slow weights equal
+        again that should be equal and are not: everybody sends fast weights in full precision, and
+        their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we the
+        others claim to have trained. Raises NotFinite if our weights are not finite.
         """
         theta, phi = self.fast(fragment), self.phi[fragment]
         consensus = 1.0 if realign else self.spec.sync.consensus
@@ -175,7 +184,7 @@ class Replica:
             self.captures[fragment] = PairCapture(**common, coder=coding, repeats=repeats)
 
     def _repeats(self, fragment: int, numel: int, realign: bool) -> Repeats:
-        """What others brought last to so many values: begins anew where these are others than last time."""
+        """What others brought last to these values; nothing is known if their number has changed."""
         if realign or self.repeats[fragment].numel != numel:
             known = Repeats(numel)
             if realign:
@@ -184,17 +193,18 @@ class Replica:
         return self.repeats[fragment]
 
     def _bound(self, fragment: int, own: float, ahead: int) -> Bound:
-        """How large the progress of others may be, who claim to have trained for ``ahead`` more steps than we."""
+        """The largest plausible progress of peers that claim ``ahead`` more steps than we."""
         usual, interval = self.usual[fragment].value, self.spec.sync.interval
         since = max(1, self.steps - self.schedule[fragment].merged_steps)
         little_known = not usual and self.steps < interval
         believed = believed_steps(since, ahead, interval, little_known)
         claimed = believed_steps(since, ahead, interval, little_known, largest_jump(interval))
         ours = self._rates(since, since)
-        return Bound(own, usual, growth(ours, self._rates(since, believed)), growth(ours, self._rates(since, claimed)))
+        grown, most = (growth(ours, self._rates(since, count)) for count in (believed, claimed))
+        return Bound(own, usual, grown, most)
 
     def _rates(self, since: int, count: int) -> float:
-        """Sum of the learning rates of so many steps, the first of which was the first of our last ``since``."""
+        """Sum of the learning rates of ``count`` steps from the first of our last ``since`` on."""
         start = max(0, self.clock.step - since)
         holding = ((step, self.course.at(step)) for step in range(start, start + count))
         return sum(learning_rate(spec.train, step, spec.run.steps) for step, spec in holding)
@@ -228,10 +238,10 @@ class Replica:
             capture.forget()
 
     def outer(self, fragment: int) -> None:
-        """Compute the outer step from the mean of the capture; takes effect with ``merge``.
+        """Compute the outer step from the mean of the capture; ``merge`` applies it.
 
-        Slow weights are replaced, never changed in place, so that this can run beside inner steps and snapshots. Raises
-        NotFinite, and keeps nothing, where the outcome is not.
+        Slow weights are replaced, never changed in place, so that this can run beside inner steps and
+        snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
         phi, delta = self.phi[fragment].clone(), self.delta[fragment].clone()
@@ -242,7 +252,8 @@ class Replica:
                 if not capture.keep_momentum:
                     delta[part] = 0.0
             elif isinstance(capture, PairCapture):
-                self.outer_step(phi[part], delta[part], capture.mean[part], capture.progress[part], capture.sent[part])
+                progress, sent = capture.progress[part], capture.sent[part]
+                self.outer_step(phi[part], delta[part], capture.mean[part], progress, sent)
             else:
                 self.outer_step(phi[part], delta[part], capture.mean[part])
         if not (is_finite(phi) and is_finite(delta)):
@@ -256,13 +267,13 @@ class Replica:
     def outer_step(
         self, phi: Tensor, delta: Tensor, mean: Tensor, progress: Tensor | None = None, sent: Tensor | None = None
     ) -> None:
-        """One outer step, in place on ``phi`` and ``delta``: what a method of your own replaces."""
+        """One outer step, in place on ``phi`` and ``delta``; override it for a method of your own."""
         outer_step(self._outer, phi, delta, mean, progress, sent)
 
     def merge(self, fragment: int, swarm_step: int) -> None:
         """Bring the new slow weights into the fast weights, and take over a partner's swarm step.
 
-        Raises NotFinite, and changes nothing, where the outcome is not.
+        Raises NotFinite, and changes nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
         assert capture.outcome is not None
@@ -283,7 +294,7 @@ class Replica:
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
 
     def slow_digest(self, fragment: int) -> str:
-        """SHA-256 of one fragment's slow weights, hexadecimal: equal where the slow weights are, to the bit."""
+        """SHA-256 of one fragment's slow weights, hexadecimal."""
         return _digest(self.phi[fragment])
 
     def momentum_digest(self, fragment: int) -> str:
@@ -303,7 +314,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def can_compile() -> bool:
-    """Whether torch can compile for a GPU here: it needs Triton, which builds with a C compiler and Python's headers."""
+    """Whether torch can compile for a GPU here.
+
+    It needs Triton, which builds with a C compiler and Python's headers.
+    """
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
     return compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None

@@ -1,20 +1,22 @@
-"""When a checkpoint is begun, and when training waits for one: a node that is killed loses the steps of one interval at most.
+"""When a checkpoint begins, and when training waits for one: a kill costs one interval at most.
 
-A checkpoint counts once it is on the disk, so the next one is begun as long before the interval is over as a write takes, as far
-as the last one tells; where it takes longer all the same, training stands still until it is done. Pure: steps and time come in.
+A checkpoint counts once it is on the disk. The next one therefore begins before the interval ends, as
+early as the last write suggests. If the write takes longer all the same, training waits for it.
+Pure: steps and time come in.
 
     steps   |------ every ------|
             ^ newest on disk    ^ no further while one is being written
-                      ^ begun: ahead of the end by twice what the last write took, half an interval at most
+                      ^ begun: twice the last write ahead of the end, half an interval at most
 
-Where a save failed, the next one waits: five seconds, then twice as long each time; and training waits for none of them.
+After a failed save the next one waits: five seconds, then twice as long each time. Training waits for
+none of them.
 """
 
 from collections import deque
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 PATIENCE = 30.0
-"""Seconds that training stands still for one write. It goes on after that: a disk that hangs ends no training."""
+"""Seconds that training waits for one write; then it goes on: a disk that hangs ends no training."""
 HANGS = f"the disk has not taken one within {PATIENCE:.0f} s."
 
 
@@ -23,12 +25,14 @@ class Saving:
 
     def __init__(self, every: int, steps: int = 0) -> None:
         """``every``: inner steps that may be lost; ``steps``: those in the newest checkpoint."""
-        self._every, self._written = every, steps
+        self._every = every
+        self._written = steps
         self._ahead = most_ahead(every)
         self._writing = deque[int]()
         """Steps in those that are being written, in the order in which they are."""
         self._held_since: float | None = None
-        self._pause, self._not_before = 0.0, 0.0
+        self._pause = 0.0
+        self._not_before = 0.0
         self.trouble: str | None = None
         """Why the last save failed, or training waits for it no longer; None if all is well."""
 
@@ -46,14 +50,15 @@ class Saving:
         return self._held_since is not None
 
     def holds(self, steps: int, now: float) -> bool:
-        """Whether training waits, after so many steps: one more, and a kill would lose more than an interval."""
+        """Whether training waits: with one more step a kill would lose more than an interval."""
         if not self._writing or self.trouble is not None or steps - self._written < self._every:
             self._held_since = None
             return False
         if self._held_since is None:
             self._held_since = now
         if now - self._held_since >= PATIENCE:
-            self.trouble, self._held_since = HANGS, None
+            self.trouble = HANGS
+            self._held_since = None
         return self.is_holding
 
     def began(self, steps: int) -> None:
@@ -69,7 +74,10 @@ class Saving:
         return is_news
 
     def succeeded(self, steps: int) -> bool:
-        """The one begun first is written, and so many steps are done by now; whether that is news, because the last one failed."""
+        """The one begun first is written; whether that is news, because the last one failed.
+
+        ``steps`` are done by now.
+        """
         self._written = self._writing.popleft()
         meanwhile = self._every if self.is_holding else steps - self._written
         self._ahead = min(most_ahead(self._every), 2 * meanwhile + 1)

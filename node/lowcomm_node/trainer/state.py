@@ -1,8 +1,8 @@
 """A replica as checkpoint parts, and back.
 
-Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and ``delta.N``, flat, float32, and what coders remember),
-``inner`` (moments of the inner optimizer). The rest is small and goes into the manifest's ``meta``. Joiners get pieces instead
-(``transfer.py``).
+Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and ``delta.N``, flat, float32, and
+the state of coders), ``inner`` (moments of the inner optimizer). The rest is small and goes into the
+manifest's ``meta``. Joiners get pieces instead (``transfer.py``).
 """
 
 from dataclasses import asdict, fields, replace
@@ -24,11 +24,12 @@ _COUNTERS = tuple(field.name for field in fields(FragmentProgress))
 
 
 def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
-    """A copy of everything that a resume needs, in host memory; ``require_finite`` before it is written."""
+    """A copy of what a resume needs, in host memory; call ``require_finite`` before writing it."""
     parts: Parts = {
         "weights": {name: tensor.detach().to("cpu", copy=True) for name, tensor in replica.weights.items()},
         "outer": {
-            **{f"phi.{p}": phi for p, phi in enumerate(replica.phi)},  # replaced by merges, never changed in place
+            # Merges replace slow weights and momentum, and never change them in place.
+            **{f"phi.{p}": phi for p, phi in enumerate(replica.phi)},
             **{f"delta.{p}": delta for p, delta in enumerate(replica.delta)},
             **_coder_states(replica),
         },
@@ -60,7 +61,10 @@ def require_finite(parts: Parts) -> None:
 
 
 def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
-    """Go on where our own checkpoint was. Raises CheckpointError if it is not of this run, NotFinite."""
+    """Go on where our own checkpoint was.
+
+    Raises CheckpointError if it is not of this run, NotFinite.
+    """
     _check(replica, meta)
     require_finite(parts)
     _load(replica, parts)
@@ -80,7 +84,7 @@ def _amendments(meta: dict[str, Any]) -> bytes:
 
 
 def skip_text(replica: Replica, diverged: dict[str, Any] | None) -> None:
-    """Train on none of the text that led to a divergence, if one was noted: the same steps would lead there again."""
+    """Skip the text that led to a divergence, if one was noted: it would lead there again."""
     noted = (diverged or {}).get("stream")
     if isinstance(noted, dict) and noted.get("batches", 0) > replica.stream.batches:
         replica.stream.restore(noted)
@@ -106,11 +110,11 @@ def _check(replica: Replica, meta: dict[str, Any]) -> None:
     counters = [meta.get(name) for name in ("swarm_step", "steps", "tokens")] + [meta.get("skipped", 0)]
     lowest = [0] * len(counters)
     for one in progress:
-        counters += (
-            [one.get(name) for name in _COUNTERS] if isinstance(one, dict) and len(one) == len(_COUNTERS) else [None]
-        )
+        is_whole = isinstance(one, dict) and len(one) == len(_COUNTERS)
+        counters += [one.get(name) for name in _COUNTERS] if is_whole else [None]
         lowest += [-1 if name == "synced" else 0 for name in _COUNTERS]
-    if not all(type(count) is int and least <= count < 1 << 53 for count, least in zip(counters, lowest, strict=False)):
+    limits = zip(counters, lowest, strict=False)
+    if not all(type(count) is int and least <= count < 1 << 53 for count, least in limits):
         raise CheckpointError("The state has counters that are none: it is refused.")
 
 
@@ -126,7 +130,7 @@ def _load(replica: Replica, parts: Parts) -> None:
     with torch.no_grad():
         for name, tensor in parts["weights"].items():
             replica.weights[name].copy_(tensor)
-    # Slow weights are replaced, never changed in place: a snapshot that is being written keeps the old ones.
+    # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
     replica.phi = [parts["outer"][f"phi.{p}"] for p in range(len(replica.phi))]
     replica.delta = [parts["outer"][f"delta.{p}"] for p in range(len(replica.delta))]
     for p, one in enumerate(replica.coders):

@@ -2,9 +2,9 @@
 
     start ──► built ──► steps, evaluations, checkpoints ──► stop
       │         │                   │
-      └─────────┴───────────────────┴─► lost: it died, said that it failed, was silent for too long, or took too much memory
+      └─────────┴───────────────────┴─► lost: it died, failed, hangs, or takes too much memory
 
-What follows a loss is for the daemon: it ends the exchanges first, which use the memory of the lost trainer.
+The daemon decides what follows a loss: it first ends the exchanges, which use the trainer's memory.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from lowcomm_node.trainer.settings import TrainerSettings
 
 TICK = 1.0
 END_DEADLINE = 180.0
-"""Seconds from the loss of a trainer until it must be over with it: exchanges ended, its process gone, its memory given back."""
+"""Seconds from the loss of a trainer until its exchanges are ended, its process is gone and its
+memory given back."""
 FATE_DEADLINE = 10.0
 """Seconds to learn how a trainer ended that does not answer any more."""
 _UNFIT = (5, 78)
@@ -42,7 +43,9 @@ class Supervisor:
         least_silence: float = LEAST,
     ) -> None:
         """``first``: one that is launched already."""
-        self._make, self._on_news, self._least_silence = make, on_news, least_silence
+        self._make = make
+        self._on_news = on_news
+        self._least_silence = least_silence
         self._trainer = first
         self._built = self._training = False
         self._lost = asyncio.Event()
@@ -72,9 +75,9 @@ class Supervisor:
         return self._trainer.pid if self._trainer is not None else None
 
     def overdue(self, now: float) -> str | None:
-        """What should be over with the trainer by ``now`` (monotonic seconds) and is not; None while all is in time.
+        """What the supervisor failed to do in time by ``now`` (monotonic seconds); None if nothing.
 
-        Whoever asks can only end the daemon: it sees itself what a trainer fails to do, and this is that it does not.
+        This shows a defect of the daemon itself, so the caller can only end it.
         """
         if self._failure is not None:
             late = now - self._lost_at
@@ -83,13 +86,17 @@ class Supervisor:
         return f"nobody ended the trainer, which hangs {late:.0f} s longer than it may" if late > END_DEADLINE else None
 
     async def start(self, settings: TrainerSettings) -> Ready:
-        """Start a trainer, which builds or resumes its replica. Raises TrainerLost if it dies, TrainerError if it can't."""
+        """Start a trainer, which builds or resumes its replica.
+
+        Raises TrainerLost if it dies, TrainerError if it can't.
+        """
         trainer = self._trainer = self._trainer or self._make()
         self._pace = Pace(monotonic(), self._least_silence)
         watch = self._watch(trainer, settings.max_memory)
         self._tasks = [asyncio.create_task(self._follow(trainer)), asyncio.create_task(watch)]
         ready = await trainer.start(settings)
-        self._built, self._steps = True, ready.steps
+        self._built = True
+        self._steps = ready.steps
         return ready
 
     async def train(self, on: bool) -> None:
@@ -104,7 +111,7 @@ class Supervisor:
         raise TrainerLost(self._failure.reason)
 
     async def explain(self, error: TrainerError) -> Failure:
-        """What ``error``, which a request got, tells of the trainer. It must be ended now: whatever is asked of it fails."""
+        """The failure behind the ``error`` of a request. It kills the trainer; call ``stop`` then."""
         if isinstance(error, TrainerLost):
             with suppress(TimeoutError):
                 async with asyncio.timeout(FATE_DEADLINE):
@@ -124,7 +131,7 @@ class Supervisor:
             self._trainer.kill()
 
     async def stop(self) -> None:
-        """End the trainer, and give back its memory; one that has built lets what it writes be finished."""
+        """End the trainer and give back its memory. One that has built finishes its writes first."""
         if self._trainer is None:
             return
         if not self.runs:
@@ -135,7 +142,8 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._trainer.stop()
-        self._trainer, self._failure = None, None
+        self._trainer = None
+        self._failure = None
         self._lost.clear()
 
     async def _follow(self, trainer: Trainer) -> None:
@@ -177,7 +185,8 @@ class Supervisor:
     def _lose(self, kind: Kind, reason: str) -> None:
         # What it says of itself tells more than how its process ended.
         if self._failure is None:
-            self._failure, self._lost_at = Failure(kind=kind, reason=reason, step=self._steps), monotonic()
+            self._failure = Failure(kind=kind, reason=reason, step=self._steps)
+            self._lost_at = monotonic()
             self._lost.set()
 
 

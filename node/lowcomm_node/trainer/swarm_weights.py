@@ -35,9 +35,9 @@ class Comparison:
 def compare(
     checkpoints: Sequence[Path], data_cache: Path, tokens: int, tell: Callable[[str], None] = lambda text: None
 ) -> Comparison:
-    """Average the weights of checkpoints on the built-in text. Raises CheckpointError if one is damaged.
+    """Average the weights of checkpoints, and evaluate them on the built-in text.
 
-    ``tell`` hears what is done now.
+    ``tell`` is told what is done now. Raises CheckpointError if a checkpoint is damaged.
     """
     with _one_thread():
         tell("averaging their weights: what is their loss on held-out text?")
@@ -49,7 +49,7 @@ def compare(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Models this small gain little from more threads, and take five times as long where other jobs hold the cores."""
+    """Small models gain little from more threads, and take five times as long on busy cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -79,8 +79,8 @@ def _held_out(model: Transformer, data_cache: Path) -> tuple[float, Tokenizer]:
 def sample_of(model: Transformer, tokenizer: Tokenizer, tokens: int) -> str:
     """Text of a model, the first of a few draws in which there is something to see.
 
-    Indentation is the likeliest text after indentation. At low temperatures a small model therefore writes nothing but
-    blanks; at 0.8 of 20 tokens it writes words and still few of the bytes that it hardly knows.
+    Indentation is the likeliest text after indentation, so at low temperatures a small model writes
+    only blanks. At 0.8 of 20 tokens it writes words, and few of the bytes that it hardly knows.
     """
     prompt = [int(token) for token in tokenizer.encode(PROMPT.encode())]
     samples = (

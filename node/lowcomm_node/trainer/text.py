@@ -13,15 +13,16 @@ from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
 TELL_EVERY = 1.0
-"""Seconds between two words on progress."""
+"""Seconds between two reports of progress."""
 
 
 def open_text(
     spec: RunSpec, settings: TrainerSettings, disk_quota: DiskQuota, tell: Callable[[Tokenizing], None]
 ) -> Dataset:
-    """Open the text and the tokenizer that a run asks for; ``tell`` gets news of tokenizing.
+    """Open the text and the tokenizer that a run asks for; ``tell`` is told the progress.
 
-    Raises ConfigError if the owner must name one, or the tokenizer does not fit the run; DataError, DiskFull.
+    Raises ConfigError if the owner must name one, or the tokenizer does not fit the run; DataError,
+    DiskFull.
     """
     use_threads(settings.threads)
     tokenizer = _tokenizer_of(spec, settings)
@@ -43,7 +44,7 @@ def _tokenizer_of(spec: RunSpec, settings: TrainerSettings) -> Tokenizer:
 
 
 class Telling:
-    """Turns what is tokenized into news with a rate and the time that remains."""
+    """Turns what is tokenized into events with a rate and the time that remains."""
 
     def __init__(self, tell: Callable[[Tokenizing], None], clock: Callable[[], float] = monotonic) -> None:
         self._tell = tell

@@ -1,6 +1,6 @@
 """A replica's state as pieces for joiners, and a joiner's replica from the pieces of others.
 
-What is not in it: our own steps, data, and what our coders owe. A joiner keeps its own.
+The state holds neither our own steps, nor data, nor what our coders owe: a joiner keeps its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def form_of(replica: Replica) -> StateForm:
 
 
 class Snapshot:
-    """A copy of a replica's state in host memory; to be made at a step boundary, and used on any thread."""
+    """A copy of a replica's state in host memory, made at a step boundary; usable on any thread."""
 
     def __init__(self, replica: Replica) -> None:
         self.form = form_of(replica)
@@ -74,7 +74,7 @@ class Snapshot:
         return map(self.piece, self.form.pieces)
 
     def manifest(self, digests: list[bytes]) -> Manifest:
-        """What it says of itself; ``digests`` are those of its pieces."""
+        """Its manifest; ``digests`` are those of its pieces."""
         slow = tuple(sha256(values.phi.data).digest() for values in self._values)
         return Manifest(**self._told, slow_digests=slow, digests=tuple(digests))
 
@@ -87,11 +87,11 @@ class Snapshot:
 
 
 def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) -> None:
-    """Begin where others are: their weights, slow weights, momenta and swarm step; our own steps and data go on.
+    """Take over the weights, slow weights, momenta and swarm step of others; keep our steps and data.
 
-    ``read`` gives each piece; ``back``: their swarm step holds also where ours is ahead of it. Raises ProtocolViolation,
-    and changes nothing, for values that no training reaches. Exchanges under way are void: no other thread may work on a
-    capture meanwhile.
+    ``read`` gives each piece. ``back``: their swarm step holds even if ours is ahead of it. Exchanges
+    under way become void, so no other thread may work on a capture meanwhile. Raises
+    ProtocolViolation, and changes nothing, for values that no training reaches.
     """
     form = form_of(replica)
     values = [empty_fragment(runs, form.ranges) for runs in form.fragments]
@@ -120,10 +120,10 @@ def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) 
 
 
 def adopt_folder(replica: Replica, folder: Path, back: bool = False) -> None:
-    """``adopt`` what was downloaded into a folder: ``manifest``, and ``state`` with all pieces in their order."""
+    """``adopt`` a download: a folder with ``manifest``, and ``state`` with all pieces in order."""
     form = form_of(replica)
     manifest = read_manifest((folder / "manifest").read_bytes(), form)
-    with (folder / "state").open("rb") as file:  # all pieces in their order: one after the other
+    with (folder / "state").open("rb") as file:
         adopt(replica, manifest, lambda piece: file.read(piece.size), back)
 
 
@@ -134,7 +134,7 @@ def _load(replica: Replica, values: list[Values], moments: int) -> None:
         scatter(fragment, torch.from_numpy(one.theta), replica.weights)
         scatter(fragment, torch.from_numpy(one.first), first)
         scatter(_with_second(replica, fragment), torch.from_numpy(one.second), second)
-    # Slow weights are replaced, never changed in place: a snapshot that is being written keeps the old ones.
+    # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
     replica.phi = [torch.from_numpy(one.phi) for one in values]
     replica.delta = [torch.from_numpy(one.delta) for one in values]
     for coder, one in zip(replica.coders, values, strict=True):

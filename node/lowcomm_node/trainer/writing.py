@@ -90,7 +90,9 @@ class StateWriter:
         return Checkpoint(path=str(path), swarm_step=swarm_step, steps=meta["steps"], tokens=meta["tokens"])
 
     def _give_up(self, error: NotFinite) -> None:
-        raise Diverged(f"{str(error).rstrip('.')}, by step {self._replica.steps}: train.learning_rate is too high.")
+        reason = str(error).rstrip(".")
+        steps = self._replica.steps
+        raise Diverged(f"{reason}, by step {steps}: train.learning_rate is too high.")
 
     def _snapshot(self, request: Snapshot) -> Future[SnapshotWritten]:
         taken = transfer.Snapshot(self._replica)

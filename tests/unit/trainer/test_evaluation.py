@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lowcomm_node.trainer import evaluation
-from lowcomm_node.trainer.evaluation import EVALUATION_TOKENS, Evaluated, evaluate, held_out_loss
+from lowcomm_node.trainer.evaluation import EVALUATION_TOKENS, Evaluation, evaluate, held_out_loss
 
 CONTEXT = 1024
 ALL = EVALUATION_TOKENS // CONTEXT
@@ -35,7 +35,7 @@ def numbered_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "held_out_windows", numbered)
 
 
-def look(seconds: float, **how: int) -> tuple[Evaluated, float]:
+def look(seconds: float, **how: int) -> tuple[Evaluation, float]:
     """An evaluation of a model that needs so many seconds a window, and how long it took."""
     model = Model(seconds)
     data = SimpleNamespace(held_out=None)
