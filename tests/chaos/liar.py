@@ -44,24 +44,24 @@ def lie_in_trainer(lie: str) -> None:
 
 def lie_in_daemon(lie: str) -> None:
     """Claims and frames that no honest peer sends."""
-    from lowcomm_node.status.board import Bulletin
+    from lowcomm_node.status.board import Board
     from lowcomm_node.sync import offers
     from lowcomm_node.transport.stream import CalleeStream, CallerStream
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
     if lie == "clock":
-        tell, position = offers.to_message, Bulletin.position
+        tell, position = offers.to_message, Board.position
 
         def ahead(offer: Any) -> Any:
             message = tell(offer)
             message.swarm_step += AHEAD
             return message
 
-        def further(bulletin: Any) -> tuple[int, int, float]:
-            swarm_step, steps, speed = position(bulletin)
+        def further(board: Any) -> tuple[int, int, float]:
+            swarm_step, steps, speed = position(board)
             return swarm_step + AHEAD, steps, speed
 
-        offers.to_message, Bulletin.position = ahead, further
+        offers.to_message, Board.position = ahead, further
 
     def of_other_shape(send: Any) -> Any:
         async def lying(stream: Any, frame: Any) -> None:

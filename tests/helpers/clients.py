@@ -82,7 +82,7 @@ class Client(HivemindDiscovery):
 
     def doors(self) -> dict[str, bool]:
         """Which of the named doors answer."""
-        return {door["peer_id"]: door["answers"] for door in self.rejoin.describe()["doors"] if door["named"]}
+        return {door.peer_id: door.answers for door in self.rejoin.describe().doors if door.named}
 
     async def ask_door(self, peer_id: str, seconds: float) -> list[float]:
         """Ask one peer for the run's records, as fast as it answers; seconds that each answer took."""

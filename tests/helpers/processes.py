@@ -18,6 +18,7 @@ import pytest
 from helpers.waiting import until
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError
+from lowcomm_node.status.wire import to_json
 
 START = 150.0
 TINY = """
@@ -114,14 +115,14 @@ class Node(Process):
         """Its status; None while it does not answer."""
         assert self.child.poll() is None, f"ended with {self.child.returncode}:\n{self.output[-3000:]}"
         try:
-            status = self.ask(ControlClient.status)
+            status = to_json(self.ask(ControlClient.status))
         except NodeError:
             return None
         return status if status["pid"] == self.child.pid else None
 
     def peers(self) -> list[dict[str, Any]]:
         """The peers that it sees."""
-        return self.ask(ControlClient.peers)
+        return to_json(self.ask(ControlClient.peers))
 
     def ask(self, question: Callable[[ControlClient], Any]) -> Any:
         """Ask its control API. Raises NodeError while it does not answer."""

@@ -16,6 +16,8 @@ import typer
 from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import NodeError
 from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
+from lowcomm_node.status.model import Contribution
+from lowcomm_node.status.wire import to_json
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
 Home = Annotated[Path | None, setting("home")]
@@ -26,12 +28,12 @@ INTERRUPTED = 130
 _VERBOSE = re.compile(r"-v+|--verbose")
 
 
-def show(content: Any, as_json: bool, text: str) -> None:
-    """Print a result for a program or for a person."""
-    print(json.dumps(content) if as_json else text)
+def show(content: object, as_json: bool, text: str) -> None:
+    """Print a result, a record or what JSON has words for, for a program or for a person."""
+    print(json.dumps(to_json(content)) if as_json else text)
 
 
-def tell_farewell(given: dict[str, Any], home: Path) -> str:
+def tell_farewell(given: Contribution, home: Path) -> str:
     """What a node of this home has given, where the model lies, and how to use it: commands work as they are shown."""
     from lowcomm_node.status.lines import farewell
     from lowcomm_node.system.support import program

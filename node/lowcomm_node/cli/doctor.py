@@ -1,7 +1,7 @@
 """``doctor`` and ``ping``: what is wrong here, and how good the line to a peer is."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning, Unhealthy
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import find_home
+from lowcomm_node.status.model import Ping
 from lowcomm_node.system.formatting import clean, milliseconds, rate
 from lowcomm_node.system.logs import configure_logs
 
@@ -79,7 +80,7 @@ def ping(
         show(found, True, "")
     else:
         _print_routes(found)
-    if all(route["up"] is None for route in found["routes"]):
+    if all(route.up is None for route in found.routes):
         raise Unhealthy("No route to that peer works: `lowcomm-node doctor` looks at this end.")
 
 
@@ -117,16 +118,16 @@ def _print_findings(findings: "Sequence[Finding]") -> None:
         console.print(Text(f"{number}. {clean(remedy)}"), soft_wrap=True)  # so that commands can be copied
 
 
-def _print_routes(found: Mapping[str, Any]) -> None:
+def _print_routes(found: Ping) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table("route", "round trip", "up", "down", "", box=None, pad_edge=False, header_style="dim")
-    for route in found["routes"]:
-        figures = (milliseconds(route["round_trip"]), rate(route["up"]), rate(route["down"]))
-        table.add_row(_folded(route["route"]), *figures, _folded(route["reason"]))
+    for route in found.routes:
+        figures = (milliseconds(route.round_trip), rate(route.up), rate(route.down))
+        table.add_row(_folded(route.route), *figures, _folded(route.reason))
     console = Console(highlight=False)
-    console.print(found["peer_id"], soft_wrap=True)
+    console.print(found.peer_id, soft_wrap=True)
     console.print(table)
 
 

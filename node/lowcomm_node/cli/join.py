@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import asdict
 from time import localtime, monotonic, strftime, time
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ def join(
 
     daemon = Daemon(settings, trainer, availability)
     for warning in loaded.warnings:
-        daemon.bulletin.warn(warning)
+        daemon.board.warn(warning)
     try:
         code = run_async(_join(daemon, manager, showing))
     finally:
@@ -76,17 +77,17 @@ def _tell_contribution(daemon: "Daemon", as_json: bool) -> None:
     if daemon.training is None or daemon.training.ready is None:
         return
     given = contribution(daemon.status())
-    told = json.dumps({"event": "contributed", "time": time(), **given})
+    told = json.dumps({"event": "contributed", "time": time(), **asdict(given)})
     print(told if as_json else tell_farewell(given, daemon.settings.home), flush=True)
 
 
 async def _join(
     daemon: "Daemon", manager: ServiceManager, show: "Callable[[Daemon], Coroutine[Any, Any, None]]"
 ) -> int:
-    from lowcomm_node.daemon.report import condition
+    from lowcomm_node.status.health import condition
 
     _finish_on_signal(daemon, manager)
-    attending = asyncio.create_task(manager.attend(lambda: condition(daemon)))
+    attending = asyncio.create_task(manager.attend(lambda: condition(daemon.status())))
     showing = asyncio.create_task(show(daemon))
     try:
         return await daemon.run()
@@ -121,17 +122,16 @@ def _finish_on_signal(daemon: "Daemon", manager: ServiceManager) -> None:
 
 
 async def _print_events(daemon: "Daemon") -> None:
-    events = daemon.bulletin.subscribe(every_step=False)
+    events = daemon.board.subscribe(every_step=False)
     while True:
         print(json.dumps(await events.get()), flush=True)
 
 
 async def _print_words(daemon: "Daemon") -> None:
-    from lowcomm_node.daemon.report import summary
-    from lowcomm_node.status.lines import event_in_words, progress_in_words
+    from lowcomm_node.status.lines import event_in_words, progress_in_words, summary
 
-    bulletin = daemon.bulletin
-    events, told_at, told = bulletin.subscribe(every_step=False), monotonic(), None
+    board = daemon.board
+    events, told_at, told = board.subscribe(every_step=False), monotonic(), None
     while True:
         line = None
         with suppress(TimeoutError):
@@ -142,7 +142,7 @@ async def _print_words(daemon: "Daemon") -> None:
         if monotonic() >= told_at + PROGRESS_EVERY:
             told_at = monotonic()
             status = daemon.status()
-            where = progress_in_words(status) if bulletin.phase == "training" else summary(status)
+            where = progress_in_words(status) if board.phase == "training" else summary(status)
             if where != told:
                 told = where
                 _print_line(clean(where))

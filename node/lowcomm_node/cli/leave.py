@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,6 +13,7 @@ from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.lines import contribution
+from lowcomm_node.status.model import Contribution, RunStatus
 from lowcomm_node.storage.paths import Paths
 
 DEADLINE = 60.0
@@ -53,22 +55,22 @@ def _end(home: Path | None, ask: Callable[[ControlClient], None], as_json: bool,
 
         ask(client)
         look()
-        deadline = max(DEADLINE, last.get("leaving") or 0.0)
+        deadline = max(DEADLINE, last.leaving or 0.0)
         if not client.wait_ended(deadline, look):
             pid = client.endpoint.pid
             raise Unhealthy(f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill {pid}`.")
-    given = _as_saved(contribution(last), folder, last["run"])
-    told = f"\n{tell_farewell(given, folder)}" if last["run"] is not None else ""
-    show({"ended": True, **given}, as_json, text + told)
+    given = _as_saved(contribution(last), folder, last.run)
+    told = f"\n{tell_farewell(given, folder)}" if last.run is not None else ""
+    show({"ended": True, **asdict(given)}, as_json, text + told)
 
 
-def _as_saved(given: dict[str, Any], home: Path, run: dict[str, Any] | None) -> dict[str, Any]:
+def _as_saved(given: Contribution, home: Path, run: RunStatus | None) -> Contribution:
     """The same with the steps that the newest checkpoint on the disk has: nobody may have told of the last ones."""
     from lowcomm_node.storage.checkpoint import CheckpointStore
 
-    folder = Paths(home).checkpoints(run["fingerprint"]) if run is not None else None
+    folder = Paths(home).checkpoints(run.fingerprint) if run is not None else None
     newest = CheckpointStore(folder).latest() if folder is not None and folder.is_dir() else None
     if newest is None:
         return given
-    counted = {name: newest.meta.get(name, given[name]) for name in ("steps", "tokens")}
-    return given | counted | {"checkpoint": str(newest.path)}
+    steps, tokens = (newest.meta.get(name, getattr(given, name)) for name in ("steps", "tokens"))
+    return replace(given, steps=steps, tokens=tokens, checkpoint=str(newest.path))

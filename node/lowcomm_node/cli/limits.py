@@ -33,8 +33,8 @@ def limits(
     with ControlClient(find_home(home)) as client:
         now = client.limits({name: value for name, value in flags.items() if value is not None})
     rows = [
-        ("up", write_rate(now["up"]), write_rate(now["max_up"])),
-        ("down", write_rate(now["down"]), write_rate(now["max_down"])),
-        ("peers", str(now["peers"]), str(now["max_peers"])),
+        ("up", write_rate(now.up), write_rate(now.max_up)),
+        ("down", write_rate(now.down), write_rate(now.max_down)),
+        ("peers", str(now.peers), str(now.max_peers)),
     ]
     show(now, json_, "\n".join(f"{name:<7}{used:>10} of {most}" for name, used, most in rows))

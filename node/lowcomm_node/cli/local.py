@@ -29,7 +29,7 @@ def show_id(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: V
     peer_id = load_or_create_identity(folder.identity).peer_id
     addresses: list[str] = []
     with suppress(NodeError), ControlClient(folder.home) as client:
-        addresses = client.status()["entry_points"]
+        addresses = list(client.status().entry_points)
     found = {"peer_id": peer_id, "key": str(folder.identity), "addresses": addresses}
     show(found, json_, "\n".join([peer_id, *(f"  {address}" for address in addresses)]))
 

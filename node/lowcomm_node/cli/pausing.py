@@ -1,7 +1,7 @@
 """``pause`` and ``resume``: the machine is needed for something else for a while."""
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -9,6 +9,7 @@ from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
 from lowcomm_node.owner.sources import find_home
+from lowcomm_node.status.model import Status
 from lowcomm_node.system.units import read_duration
 
 DEADLINE = 90.0
@@ -40,10 +41,9 @@ def pause(
     with ControlClient(find_home(home)) as client:
         client.pause(seconds)
         now = _wait_paused(client)
-    saved = now["checkpoint"]["step"] if now["checkpoint"] else None
-    kept = f"saved at swarm step {saved}" if saved is not None else "nothing to save yet"
-    told = now["pause"]["reason"] if now["pause"] else "paused"
-    show({"paused": True, "pause": now["pause"], "checkpoint": now["checkpoint"]}, json_, f"{told}; {kept}")
+    kept = f"saved at swarm step {now.checkpoint.step}" if now.checkpoint else "nothing to save yet"
+    told = now.pause.reason if now.pause else "paused"
+    show({"paused": True, "pause": now.pause, "checkpoint": now.checkpoint}, json_, f"{told}; {kept}")
 
 
 def resume(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
@@ -53,14 +53,14 @@ def resume(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ve
     show({"resumed": True}, json_, "trains again, once the trainer has started")
 
 
-def _wait_paused(client: ControlClient) -> dict[str, Any]:
+def _wait_paused(client: ControlClient) -> Status:
     deadline = time.monotonic() + DEADLINE
     while True:
         now = client.status()
-        if now["trainer"]["pid"] is None and (now["phase"] == "paused" or now["run"] is None):
+        if now.trainer.pid is None and (now.phase == "paused" or now.run is None):
             return now
-        if now["pause"] is None:
+        if now.pause is None:
             raise NodeError("The node does not pause: it was resumed meanwhile.")
         if time.monotonic() > deadline:
-            raise Unhealthy(f"The node has not paused within {DEADLINE:.0f} s: it is {now['phase']}; see its logs.")
+            raise Unhealthy(f"The node has not paused within {DEADLINE:.0f} s: it is {now.phase}; see its logs.")
         time.sleep(POLL)

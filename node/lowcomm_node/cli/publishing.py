@@ -113,7 +113,7 @@ def with_entry_points(settings: NodeSettings) -> NodeSettings:
 def _entry_points(home: Path) -> tuple[str, ...]:
     try:
         with ControlClient(home) as client:
-            return tuple(client.status()["entry_points"])
+            return client.status().entry_points
     except NotRunning:
         raise ConfigError(
             f"No address of the swarm is known, and no node runs in {shlex.quote(str(home))}: give one with --peers."

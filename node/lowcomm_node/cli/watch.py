@@ -3,8 +3,8 @@
 import shutil
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -12,6 +12,8 @@ from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError, RetryLater
 from lowcomm_node.owner.sources import find_home
+from lowcomm_node.status.model import PeerStatus, Status
+from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.formatting import MISSING, clean, milliseconds, quantity, rate, seconds, short_peer, size
 
 POLL = 0.5
@@ -45,24 +47,24 @@ def peers(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ver
     show(found, json_, peers_table(found, _width()) if found else "no other peer is alive")
 
 
-def peers_table(found: Sequence[Mapping[str, Any]], width: int) -> str:
+def peers_table(found: Sequence[PeerStatus], width: int) -> str:
     """Peers as a table that fits: what matters less is left out where there is no room, and reasons have their own lines."""
     columns = (
         # heading, what it shows, how soon it is left out (0: never)
-        ("peer", lambda peer: short_peer(peer["peer_id"]), 0),
-        ("phase", lambda peer: clean(peer["phase"]), 0),
-        ("step", lambda peer: str(peer["swarm_step"]), 0),
-        ("tokens/s", lambda peer: quantity(peer["tokens_per_second"]), 3),
-        ("route", lambda peer: _route(peer["route"]), 1),
-        ("round trip", lambda peer: milliseconds(peer["round_trip"]), 4),
-        ("up", lambda peer: rate(peer["rate_up"]), 5),
-        ("down", lambda peer: rate(peer["rate_down"]), 5),
-        ("seen", lambda peer: seconds(peer["age"]), 2),
-        ("done", lambda peer: str(peer["completed"]), 0),
-        ("refused", lambda peer: str(peer["refused"]), 1),
-        ("failed", lambda peer: str(peer["failed"]), 0),
-        ("score", lambda peer: f"{peer['score']:.2f}", 0),
-        ("release", lambda peer: clean(peer.get("release") or MISSING), 6),
+        ("peer", lambda peer: short_peer(peer.peer_id), 0),
+        ("phase", lambda peer: clean(peer.phase), 0),
+        ("step", lambda peer: str(peer.swarm_step), 0),
+        ("tokens/s", lambda peer: quantity(peer.tokens_per_second), 3),
+        ("route", lambda peer: _route(peer.route), 1),
+        ("round trip", lambda peer: milliseconds(peer.round_trip), 4),
+        ("up", lambda peer: rate(peer.rate_up), 5),
+        ("down", lambda peer: rate(peer.rate_down), 5),
+        ("seen", lambda peer: seconds(peer.age), 2),
+        ("done", lambda peer: str(peer.completed), 0),
+        ("refused", lambda peer: str(peer.refused), 1),
+        ("failed", lambda peer: str(peer.failed), 0),
+        ("score", lambda peer: f"{peer.score:.2f}", 0),
+        ("release", lambda peer: clean(peer.release or MISSING), 6),
     )
     notes = [_notes(peer) for peer in found]
     rows = [[cell(peer) for _, cell, _ in columns] for peer in found]
@@ -75,11 +77,11 @@ def _route(route: str | None) -> str:
     return "direct" if name.startswith("direct ") else name
 
 
-def _notes(peer: Mapping[str, Any]) -> list[str]:
+def _notes(peer: PeerStatus) -> list[str]:
     """What a reader should know of a peer beside its figures."""
-    told = [f"left out: {peer['held_against']}"] if peer["left_out"] else []
-    told += [f"not reached: {peer['route_reason']}"] if peer["route_reason"] and not peer["route"] else []
-    told += [f"last: {peer['last_reason']}"] if peer["last_reason"] and not peer["left_out"] else []
+    told = [f"left out: {peer.held_against}"] if peer.left_out else []
+    told += [f"not reached: {peer.route_reason}"] if peer.route_reason and not peer.route else []
+    told += [f"last: {peer.last_reason}"] if peer.last_reason and not peer.left_out else []
     return [clean(one) for one in told]
 
 
@@ -96,23 +98,23 @@ def rounds(
     show(found, json_, rounds_table(found, _width()) if found else "no exchange yet")
 
 
-def rounds_table(found: Sequence[Mapping[str, Any]], width: int) -> str:
+def rounds_table(found: Sequence[ExchangeEnded], width: int) -> str:
     """Exchanges as a table that fits; the reason of one that was not applied has its own line."""
     columns = ("time", "step", "fragment", "outcome", "with", "sent", "received", "took")
     rows = [
         [
-            time.strftime("%H:%M:%S", time.localtime(entry["time"])),
-            str(entry["swarm_step"]),
-            str(entry["fragment"]),
-            clean(entry["outcome"]),
-            " ".join(short_peer(peer) for peer in entry["partners"]) or MISSING,
-            size(entry["bytes_sent"]),
-            size(entry["bytes_received"]),
-            seconds(entry["seconds"]),
+            time.strftime("%H:%M:%S", time.localtime(entry.time)),
+            str(entry.swarm_step),
+            str(entry.fragment),
+            clean(entry.outcome),
+            " ".join(short_peer(peer) for peer in entry.partners) or MISSING,
+            size(entry.bytes_sent),
+            size(entry.bytes_received),
+            seconds(entry.seconds),
         ]
         for entry in found
     ]
-    notes = [[clean(entry["reason"])] if entry["reason"] else [] for entry in found]
+    notes = [[clean(entry.reason)] if entry.reason else [] for entry in found]
     return table(columns, rows, (0, 0, 0, 0, 1, 3, 3, 2), notes, width)
 
 
@@ -131,22 +133,22 @@ def wait(
         while True:
             now = client.status()
             if _reached(now, step, finished):
-                show(now, json_, f"{now['phase']} at swarm step {now['trainer']['swarm_step']}")
+                show(now, json_, f"{now.phase} at swarm step {now.trainer.swarm_step}")
                 return
-            if now["phase"] in ("finished", "left"):
+            if now.phase in ("finished", "left"):
                 # Its clock stands still from now on: waiting on would only run into the timeout.
-                reached = now["trainer"]["swarm_step"]
-                raise NodeError(f"The node has {now['phase']} at swarm step {reached}: it goes no further.")
+                reached = now.trainer.swarm_step
+                raise NodeError(f"The node has {now.phase} at swarm step {reached}: it goes no further.")
             if time.monotonic() > deadline:
-                why = now["waiting"] or f"it is {now['phase']} at swarm step {now['trainer']['swarm_step']}"
+                why = now.waiting or f"it is {now.phase} at swarm step {now.trainer.swarm_step}"
                 raise RetryLater(f"Not reached within {timeout:.0f} s: {why}.")
             time.sleep(POLL)
 
 
-def _reached(now: dict[str, Any], step: int | None, finished: bool) -> bool:
+def _reached(now: Status, step: int | None, finished: bool) -> bool:
     if step is not None:
-        return (now["trainer"]["swarm_step"] or 0) >= step
-    return now["phase"] == "finished" or (not finished and now["phase"] == "training")
+        return (now.trainer.swarm_step or 0) >= step
+    return now.phase == "finished" or (not finished and now.phase == "training")
 
 
 def _width() -> int:

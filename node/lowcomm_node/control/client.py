@@ -8,7 +8,7 @@ The daemon removes the file when it ends; after a crash it stays, so its pid is 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,10 @@ from typing import Any, Self
 import httpx
 
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
+from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.wire import read
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.sync.records import ExchangeEnded
 
 TIMEOUT = 10.0
 EXAMINING = 180.0
@@ -94,17 +97,17 @@ class ControlClient:
         """Close the connection; the daemon goes on."""
         self._http.close()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """Everything about the node at this moment."""
-        return self._call("GET", "/v1/status")
+        return read(Status, self._call("GET", "/v1/status"))
 
-    def peers(self) -> list[dict[str, Any]]:
+    def peers(self) -> list[PeerStatus]:
         """The peers of the run that are known to be alive."""
-        return self._call("GET", "/v1/peers")
+        return read(list[PeerStatus], self._call("GET", "/v1/peers"))
 
-    def rounds(self, limit: int = 20) -> list[dict[str, Any]]:
-        """The last ``limit`` rounds, newest last."""
-        return self._call("GET", "/v1/rounds", params={"limit": limit})
+    def rounds(self, limit: int = 20) -> list[ExchangeEnded]:
+        """The last ``limit`` exchanges, newest last."""
+        return read(list[ExchangeEnded], self._call("GET", "/v1/rounds", params={"limit": limit}))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Events as they happen, until the daemon ends."""
@@ -117,11 +120,10 @@ class ControlClient:
                     if line:
                         yield json.loads(line)
 
-    def limits(self, changes: dict[str, str] | None = None) -> dict[str, Any]:
+    def limits(self, changes: Mapping[str, str] | None = None) -> Limits:
         """The limits on traffic and what is used of them; first changed, where ``changes`` name some."""
-        if changes:
-            return self._call("POST", "/v1/limits", body=changes)
-        return self._call("GET", "/v1/limits")
+        method = "POST" if changes else "GET"
+        return read(Limits, self._call(method, "/v1/limits", body=changes or None))
 
     def finish(self) -> None:
         """Ask the node to end in peace: finish what is under way, save, say goodbye."""
@@ -144,13 +146,13 @@ class ControlClient:
         body = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
         return str(self._call("POST", "/v1/generate", body=body, timeout=600.0)["text"])
 
-    def doctor(self, peers: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Findings on the machine and its network; ``peers`` (multiaddresses) are asked before those that it knows."""
+    def doctor(self, peers: Sequence[str] = ()) -> list[Any]:
+        """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) are asked before those it knows."""
         return self._call("POST", "/v1/doctor", body={"peers": list(peers)}, timeout=EXAMINING)
 
-    def ping(self, peer: str) -> dict[str, Any]:
+    def ping(self, peer: str) -> Ping:
         """Latency and rate on each route to a peer."""
-        return self._call("POST", "/v1/ping", body={"peer": peer}, timeout=EXAMINING)
+        return read(Ping, self._call("POST", "/v1/ping", body={"peer": peer}, timeout=EXAMINING))
 
     def wait_ended(self, timeout: float, poll: Callable[[], None] | None = None) -> bool:
         """Wait until the process of the daemon is gone; whether it is, within ``timeout`` seconds."""

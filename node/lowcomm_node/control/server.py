@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +25,10 @@ from starlette.routing import Route
 
 from lowcomm_node.control.half_open import BoundedProtocol
 from lowcomm_node.errors import PortInUse
+from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.wire import to_json
 from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_protocol.errors import LowcommError
 
 MAX_BODY = 64 * 1024
@@ -37,20 +40,20 @@ LONGEST_PAUSE = 10 * 366 * 86400.0
 class Controlled(Protocol):
     """What the API steers."""
 
-    def status(self) -> dict[str, Any]: ...
-    def peers(self) -> list[dict[str, Any]]: ...
-    def rounds(self, limit: int) -> list[dict[str, Any]]: ...
+    def status(self) -> Status: ...
+    def peers(self) -> list[PeerStatus]: ...
+    def rounds(self, limit: int) -> list[ExchangeEnded]: ...
     def subscribe(self) -> asyncio.Queue[dict[str, Any]]: ...
     def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None: ...
     def request_finish(self) -> None: ...
     def request_stop(self, now: bool) -> None: ...
     def pause(self, seconds: float | None) -> None: ...
     def resume(self) -> None: ...
-    def limits(self) -> dict[str, Any]: ...
-    async def change_limits(self, changes: dict[str, Any]) -> dict[str, Any]: ...
+    def limits(self) -> Limits: ...
+    async def change_limits(self, changes: Mapping[str, Any]) -> Limits: ...
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
-    async def doctor(self, peers: Sequence[str]) -> list[dict[str, Any]]: ...
-    async def ping(self, peer: str) -> dict[str, Any]: ...
+    async def doctor(self, peers: Sequence[str]) -> Sequence[object]: ...
+    async def ping(self, peer: str) -> Ping: ...
 
 
 class ControlServer:
@@ -130,13 +133,13 @@ class ControlServer:
         return guarded
 
     async def _status(self, request: Request) -> Response:
-        return JSONResponse(self._node.status())
+        return _told(self._node.status())
 
     async def _peers(self, request: Request) -> Response:
-        return JSONResponse(self._node.peers())
+        return _told(self._node.peers())
 
     async def _rounds(self, request: Request) -> Response:
-        return JSONResponse(self._node.rounds(max(1, int(request.query_params.get("limit", "20")))))
+        return _told(self._node.rounds(max(1, int(request.query_params.get("limit", "20")))))
 
     async def _events(self, request: Request) -> Response:
         queue = self._node.subscribe()
@@ -152,8 +155,8 @@ class ControlServer:
 
     async def _limits(self, request: Request) -> Response:
         if request.method == "POST":
-            return JSONResponse(await self._node.change_limits(await _body(request)))
-        return JSONResponse(self._node.limits())
+            return _told(await self._node.change_limits(await _body(request)))
+        return _told(self._node.limits())
 
     async def _finish(self, request: Request) -> Response:
         self._node.request_finish()
@@ -186,10 +189,14 @@ class ControlServer:
 
     async def _doctor(self, request: Request) -> Response:
         peers = _take(await _body(request), "peers", list, [])
-        return JSONResponse(await self._node.doctor([str(peer) for peer in peers]))
+        return _told(await self._node.doctor([str(peer) for peer in peers]))
 
     async def _ping(self, request: Request) -> Response:
-        return JSONResponse(await self._node.ping(_take(await _body(request), "peer", str, "")))
+        return _told(await self._node.ping(_take(await _body(request), "peer", str, "")))
+
+
+def _told(record: object) -> Response:
+    return JSONResponse(to_json(record))
 
 
 async def _body(request: Request) -> dict[str, Any]:

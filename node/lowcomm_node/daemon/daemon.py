@@ -13,7 +13,7 @@ left        goodbye is said
 
 import asyncio
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from time import monotonic, time
@@ -21,10 +21,11 @@ from typing import Any
 
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, LEAVE_PATIENCE, Training
-from lowcomm_node.daemon.report import report, report_peers
+from lowcomm_node.daemon.report import View, report, report_limits, report_peers
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.dht.knocks import nobody_answers
+from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, NoPeers, NotAdmitted, RetryLater, TrainerError
 from lowcomm_node.libp2p.p2pd import runtime_folder
@@ -32,7 +33,9 @@ from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
-from lowcomm_node.status.board import Bulletin
+from lowcomm_node.status.board import Board
+from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.wire import read, to_json
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
@@ -41,6 +44,7 @@ from lowcomm_node.swarm.proofs_of_work import Prover
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.sync.exchanger import Exchanger
+from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.malloc import keep_freed_memory
 from lowcomm_node.trainer.lines import Event
 from lowcomm_node.trainer.messages import Stepped
@@ -80,7 +84,7 @@ class Daemon:
         self.settings = settings
         self.supervisor = Supervisor(lambda: TrainerProcess(settings.nice), self._on_news, trainer)
         self.availability = availability or Availability.of(settings)
-        self.bulletin = Bulletin()
+        self.board = Board()
         self.began = monotonic()
         self.run_: SignedRun | None = None
         self.exchanger: Exchanger | None = None
@@ -112,34 +116,55 @@ class Daemon:
 
     # what the command line asks
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """Everything that ``status`` and the panel show."""
-        return report(self)
+        return report(self._view())
 
-    def peers(self) -> list[dict[str, Any]]:
+    def peers(self) -> list[PeerStatus]:
         """The peers that are alive, and how exchanges with them went."""
-        return report_peers(self)
+        return report_peers(self._view())
 
-    def rounds(self, limit: int) -> list[dict[str, Any]]:
+    def rounds(self, limit: int) -> list[ExchangeEnded]:
         """The last exchanges, newest last."""
-        return list(self.exchanger.history.rounds)[-limit:] if self.exchanger else []
+        rounds = list(self.exchanger.history.rounds)[-limit:] if self.exchanger else []
+        return [read(ExchangeEnded, entry) for entry in rounds]
+
+    def _view(self) -> View:
+        training = self.training
+        return View(
+            peer_id=self.peer_id,
+            began=self.began,
+            leaving=self.leaving,
+            board=self.board,
+            supervisor=self.supervisor,
+            hold=self.availability.hold,
+            allowance=self.allowance,
+            refusals=self.refusals,
+            run=self.run_,
+            course=training.course if training else None,
+            ready=training.ready if training else None,
+            rejoin=self.rejoin,
+            membership=self.membership,
+            exchanger=self.exchanger,
+            channels=self.channels,
+        )
 
     def subscribe(self) -> asyncio.Queue[dict[str, Any]]:
         """Events from now on; a queue that is full loses the oldest."""
-        return self.bulletin.subscribe()
+        return self.board.subscribe()
 
     def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
         """The counterpart of ``subscribe``."""
-        self.bulletin.unsubscribe(queue)
+        self.board.unsubscribe(queue)
 
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> Limits:
         """The owner's limits on traffic, and what is used of them."""
-        return self.allowance.describe()
+        return report_limits(self.allowance)
 
-    async def change_limits(self, changes: dict[str, Any]) -> dict[str, Any]:
+    async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
         """Take other limits, at once and for the next start. Raises ConfigError."""
         self.settings = self.allowance.change(self.settings, changes)
-        self.bulletin.tell({"event": "limits", **self.limits()})
+        self.board.tell({"event": "limits", **to_json(self.limits())})
         if self._server is not None and self.channels is not None:
             flow = flow_options(self.settings.max_down)
             self.channels.renew(flow)
@@ -177,20 +202,16 @@ class Daemon:
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Sample text from the fast weights. Raises TrainerError while there is no model yet."""
         if self.training is None or self.training.ready is None:
-            raise TrainerError(
-                f"The model is not loaded yet (the node is {self.bulletin.phase}): try again in a moment."
-            )
+            raise TrainerError(f"The model is not loaded yet (the node is {self.board.phase}): try again in a moment.")
         if not self.supervisor.runs:
-            raise TrainerError(
-                f"The model is not loaded now, for the node is {self.bulletin.phase}: `status` tells why."
-            )
+            raise TrainerError(f"The model is not loaded now, for the node is {self.board.phase}: `status` tells why.")
         return await self.supervisor.trainer.generate(prompt, tokens, temperature, seed)
 
-    async def doctor(self, peers: Sequence[str]) -> list[dict[str, Any]]:
+    async def doctor(self, peers: Sequence[str]) -> Sequence[Finding]:
         """What is wrong with this machine or its network; ``peers`` are asked first. Takes a minute or so. Raises RetryLater."""
         try:
             async with asyncio.timeout(EXAMINE_DEADLINE), self._examining:
-                return [finding.to_json() for finding in await examine_node(self._shown(), peers)]
+                return await examine_node(self._shown(), peers)
         except TimeoutError:
             raise RetryLater(f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again.") from None
 
@@ -210,13 +231,13 @@ class Daemon:
             certificate=certificate,
         )
 
-    async def ping(self, peer: str) -> dict[str, Any]:
+    async def ping(self, peer: str) -> Ping:
         """Latency and rate on each route to a peer, which is named as ``peers`` does. Raises ConfigError, NodeError."""
         if self.membership is None or self.exchanger is None or self.channels is None:
-            raise NodeError(f"The node knows no peers yet (it is {self.bulletin.phase}): try again in a moment.")
+            raise NodeError(f"The node knows no peers yet (it is {self.board.phase}): try again in a moment.")
         info = match_peer(peer, self.membership.roster.alive(time()))
         routes = await self.channels.ping(info, self.exchanger.bandwidth)
-        return {"peer_id": info.peer_id, "routes": [route.to_json() for route in routes]}
+        return Ping(peer_id=info.peer_id, routes=tuple(routes))
 
     # the life
 
@@ -237,7 +258,7 @@ class Daemon:
             try:
                 await self._live()
             except asyncio.CancelledError:
-                self.bulletin.enter("left", None)
+                self.board.enter("left", None)
                 return 130
             finally:
                 await self.supervisor.stop()  # also if it was launched and nothing came of it
@@ -258,9 +279,9 @@ class Daemon:
             refusals=self.refusals,
             remembered=self._remembered,
         )
-        self.rejoin = Rejoin(discovery, self.settings.peers, known, self.bulletin.tell, self.bulletin.warn)
+        self.rejoin = Rejoin(discovery, self.settings.peers, known, self.board.tell, self.board.warn)
         try:
-            self.bulletin.enter(
+            self.board.enter(
                 "joining", f"looking for the swarm at {', '.join([*self.settings.peers, *self._remembered][:8])}"
             )
             await discovery.start()
@@ -276,7 +297,7 @@ class Daemon:
             self.run_admission = RunAdmission(self.settings, self.run_, self.peer_id, time())
             self.run_admission.amending.on_news, self.run_admission.amending.on_trouble = (
                 self._hear_amendments,
-                self.bulletin.warn,
+                self.board.warn,
             )
             await self.run_admission.look(discovery)
             if self.run_admission.rules.asks_for_work(self.peer_id) and not await self._prove():
@@ -293,18 +314,18 @@ class Daemon:
                 await self._prober.close()
             await self.rejoin.save()
             await discovery.close()
-            self.bulletin.enter("left", None)
+            self.board.enter("left", None)
 
     async def _find_run(self, discovery: Discovery, kept: SignedRun | None) -> SignedRun:
         """The run of the swarm; if nobody answers, the one that this home keeps. Raises NoPeers if there is none."""
         assert self.rejoin is not None
-        self.bulletin.show(None)  # the lifeline tells
+        self.board.show(None)  # the status tells why
         if await self.rejoin.enter(0.0 if kept is not None else self.settings.join_deadline):
-            self.bulletin.show("looking for the run")
-            return await find_run(discovery, self.settings, kept, self.bulletin.show)
+            self.board.show("looking for the run")
+            return await find_run(discovery, self.settings, kept, self.board.show)
         if kept is None:
             raise NoPeers(nobody_answers(self.rejoin.unanswered()))
-        self.bulletin.warn(
+        self.board.warn(
             f"{self.rejoin.reason}: training alone on what this home knows of the run, until a peer answers"
         )
         return kept
@@ -313,7 +334,7 @@ class Daemon:
         """Find the proof of work that the run asks for; False if the owner says finish first."""
         assert self.run_ is not None
         path = None if self.settings.ephemeral else self.settings.paths.work(self.run_.fingerprint)
-        self._prover = Prover(self.run_admission.rules, self.peer_id, path, self.bulletin.show)
+        self._prover = Prover(self.run_admission.rules, self.peer_id, path, self.board.show)
         proof = await self._unless_finished(self._prover.prove())
         if proof is not None:
             self.run_admission.claim = proof
@@ -347,7 +368,7 @@ class Daemon:
             roster=roster,
             channels=self.channels,
             deadline=self.settings.exchange_deadline,
-            tell=self.bulletin.tell,
+            tell=self.board.tell,
             bandwidth=allowance.bandwidth,
         )
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
@@ -367,7 +388,7 @@ class Daemon:
             service.on_caller = self.channels.on_answer = self.membership.sign_of_life
             self.rejoin.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
             self.rejoin.on_move(lambda: self._move(port))
-            watches = (CongestionWatch(self.bulletin.tell).run(), service.unauthenticated.run(port))
+            watches = (CongestionWatch(self.board.tell).run(), service.unauthenticated.run(port))
             works = (self.membership.run(), self.availability.run(), *watches)
             self._tasks += [asyncio.create_task(work) for work in works]
             self.training = self._make_training()
@@ -391,8 +412,8 @@ class Daemon:
             settings=self.settings,
             certificate=certificate,
             addresses=addresses,
-            progress=self.bulletin.position,
-            warn=self.bulletin.warn,
+            progress=self.board.position,
+            warn=self.board.warn,
             run_admission=self.run_admission,
             refusals=self.refusals,
             on_removals=self._drop_removed,
@@ -414,7 +435,7 @@ class Daemon:
             bandwidth=self.allowance.bandwidth,
             barred=self.run_admission.admission.barred,
             amending=self.run_admission.amending,
-            bulletin=self.bulletin,
+            board=self.board,
         )
 
     def _begin_to_leave(self) -> None:
@@ -441,7 +462,7 @@ class Daemon:
 
     def _has_something_to_save(self) -> bool:
         stopped_now = self._main is not None and self._main.cancelling() > 0
-        return self.supervisor.runs and self.bulletin.phase != "finished" and not stopped_now
+        return self.supervisor.runs and self.board.phase != "finished" and not stopped_now
 
     def _on_news(self, event: Event) -> None:
         assert self.training  # which starts the trainer
@@ -481,10 +502,10 @@ class Daemon:
 
     def _hear_amendments(self, news: list[Amendment]) -> None:
         """Tell the owner what the run's creator has changed, and have the trainer follow."""
-        step = self.bulletin.position()[0]
+        step = self.board.position()[0]
         for amendment in news:
             late = f"; we are at {step}, so it holds at once" if 0 < amendment.at <= step else ""
-            self.bulletin.tell({"event": "amended", "text": f"{amendment}{late}", **amendment.to_json()})
+            self.board.tell({"event": "amended", "text": f"{amendment}{late}", **amendment.to_json()})
         if self.training is not None:
             self._tasks.append(asyncio.create_task(self.training.amend()))
 

@@ -11,7 +11,6 @@ run ──► turn: start the trainer ─► sync ─► train and exchange ─�
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import asdict
 from time import monotonic, time
 from typing import Any
 
@@ -20,8 +19,9 @@ from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.state_transfer.catch_up import CatchUp, state_form
 from lowcomm_node.state_transfer.donor import Donor
-from lowcomm_node.status.board import Bulletin
+from lowcomm_node.status.board import Board
 from lowcomm_node.status.lines import tokenizing_in_words
+from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.storage.quota import DiskQuota
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.amendments import Amending
@@ -91,11 +91,11 @@ class Training:
         bandwidth: Bandwidth,
         barred: Callable[[str, float], bool],
         amending: Amending,
-        bulletin: Bulletin,
+        board: Board,
     ) -> None:
         """``barred``: whether a peer may not take part at a time; such a one is handed no state."""
         self._settings, self._run, self._peer_id = settings, run, peer_id
-        self._supervisor, self._availability, self._bulletin = supervisor, availability, bulletin
+        self._supervisor, self._availability, self._board = supervisor, availability, board
         self._membership, self._exchanger, self._channels = membership, exchanger, channels
         self._bandwidth, self._barred = bandwidth, barred
         self._failures = Failures(settings.checkpoint_every)
@@ -141,7 +141,7 @@ class Training:
 
     async def _save_while_exchanges_end(self, patience: float | None) -> None:
         """Save at once, so that a node that is killed now has lost nothing; again, if an exchange is applied after that."""
-        self._bulletin.enter("finishing", "saving, and ending the exchanges that are under way")
+        self._board.enter("finishing", "saving, and ending the exchanges that are under way")
         applied = self._exchanger.history.outcomes[Outcome.APPLIED]
         await asyncio.gather(self._save(), self._exchanger.close("the node leaves", patience))
         if self._exchanger.history.outcomes[Outcome.APPLIED] > applied:
@@ -195,7 +195,7 @@ class Training:
             while not await self._is_over():
                 await self._exchanger.close("copies the state of a peer", 0.0)
                 await self._supervisor.train(False)
-                self._bulletin.warn(
+                self._board.warn(
                     "we have drifted too far from most peers for exchanges to bring us back: copying their state"
                 )
                 await self._sync_and_train("back to the swarm", drifted=True)
@@ -208,7 +208,7 @@ class Training:
         """Whether the run's creator has made it longer; a node that stays waits for that, and serves its state."""
         stay = self._settings.stay
         while self._has_ended():
-            self._bulletin.enter("finished", "the run is over: serving its state to others" if stay else None)
+            self._board.enter("finished", "the run is over: serving its state to others" if stay else None)
             await self._membership.announce(Phase.FINISHED)
             if not stay:
                 return False
@@ -218,34 +218,34 @@ class Training:
         return True
 
     def _has_ended(self) -> bool:
-        return self.course.is_over(self._bulletin.position()[0])
+        return self.course.is_over(self._board.position()[0])
 
     async def _start_trainer(self) -> None:
         phase = "restarting" if self.ready else "joining"
         data = self._run.spec.data
         if not self.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
-            self._bulletin.warn(UNCHECKED)
-        self._bulletin.enter(phase, "starting the trainer: text, model, newest checkpoint")
+            self._board.warn(UNCHECKED)
+        self._board.enter(phase, "starting the trainer: text, model, newest checkpoint")
         self._over.clear()  # what it has saved may be from before the end
         try:
             ready = await self._supervisor.start(self._trainer_settings())
         finally:
-            self._bulletin.tokenizing = None
+            self._board.tokenizing = None
         for skipped in ready.skipped:
-            self._bulletin.warn(f"checkpoint skipped: {skipped}")
+            self._board.warn(f"checkpoint skipped: {skipped}")
         await self.amend()  # what was heard while it was built
         self._take_over(ready)
         self.donor = self.donor or self._make_donor(ready)
 
     async def _sync_and_train(self, why: str, drifted: bool) -> None:
         """Come to where the swarm is, and train and exchange from there on."""
-        self._bulletin.enter("syncing", why)
+        self._board.enter("syncing", why)
         await self._membership.announce(Phase.SYNCING)
         await self._catch_up(drifted)
         await self._wait_for_start()
         await self._supervisor.trainer.evaluate()
         self._exchanger.open = True
-        self._bulletin.enter("training", None)
+        self._board.enter("training", None)
         await self._membership.announce(Phase.TRAINING)
         await self._supervisor.train(True)
 
@@ -273,9 +273,9 @@ class Training:
             down=self._bandwidth.down,
             disk_quota=DiskQuota(settings.home, settings.max_disk),
             folder=settings.paths.incoming(self._run.fingerprint),
-            show=self._bulletin.show,
-            warn=self._bulletin.warn,
-            tell=self._bulletin.tell,
+            show=self._board.show,
+            warn=self._board.warn,
+            tell=self._board.tell,
         )
         began = monotonic()
         copied = await catch_up.run_from(
@@ -298,11 +298,11 @@ class Training:
             if there >= wanted:
                 return
             if monotonic() > deadline:
-                self._bulletin.warn(
+                self._board.warn(
                     f"only {there} of {wanted} peers came within {START_DEADLINE:.0f} s: beginning with them"
                 )
                 return
-            self._bulletin.show(f"the run begins with {wanted} peers: {there} are here")
+            self._board.show(f"the run begins with {wanted} peers: {there} are here")
             await self._membership.wait_changed(0.5)
 
     # between two turns
@@ -312,18 +312,18 @@ class Training:
         hold = self._availability.hold
         assert hold
         self._exchanger.open = False  # who calls us until all know it is told that we do not train
-        self._bulletin.enter("paused", f"{hold.text}; saving")
-        self._bulletin.tell({"event": "paused", "rule": hold.rule.value, "reason": hold.text, "until": hold.until})
+        self._board.enter("paused", f"{hold.text}; saving")
+        self._board.tell({"event": "paused", "rule": hold.rule.value, "reason": hold.text, "until": hold.until})
         await self._membership.announce(Phase.PAUSED)
         if self._supervisor.runs:
             await self._exchanger.close("the node pauses", PAUSE_PATIENCE)  # why is nobody's business
             await self._save()
         await self._supervisor.stop()
-        self._bulletin.show(None)  # the report tells why
-        self._bulletin.progress["tokens_per_second"] = 0.0
+        self._board.show(None)  # the report tells why
+        self._board.advance(tokens_per_second=0.0)
         await self._membership.announce(Phase.PAUSED)
         await self._availability.wait_free()
-        self._bulletin.tell({"event": "resumed"})
+        self._board.tell({"event": "resumed"})
 
     async def _recover(self, error: TrainerError) -> None:
         """Clean up after a trainer that failed, and wait for a while. Raises NodeError if another try is no use."""
@@ -332,13 +332,13 @@ class Training:
         failure = await self._supervisor.explain(error)
         wait = self._failures.failed(failure)
         told = f"{failure.reason.rstrip('.')} (failure {self._failures.count} in a row, at step {failure.step})"
-        self._bulletin.enter("restarting", told)
-        self._bulletin.warn(f"the trainer failed: {told}")
+        self._board.enter("restarting", told)
+        self._board.warn(f"the trainer failed: {told}")
         await self._exchanger.close("the trainer failed", 0.0)
         await self._supervisor.stop()
         if wait is None:
             raise self._given_up(error)
-        self._bulletin.show(f"{told}: starting it again in {wait:.0f} s")
+        self._board.show(f"{told}: starting it again in {wait:.0f} s")
         with suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._membership.announce(Phase.SYNCING)
@@ -354,12 +354,11 @@ class Training:
         try:
             await self._supervisor.train(False)
             saved = await self._supervisor.trainer.save()
-            self._bulletin.checkpoint = {"step": saved.swarm_step, "path": saved.path}
+            self._board.checkpoint = CheckpointStatus(step=saved.swarm_step, path=saved.path)
             # It takes its last steps after its last word on them.
-            reached = {"swarm_step": saved.swarm_step, "steps": saved.steps, "tokens": saved.tokens}
-            self._bulletin.progress |= reached
+            self._board.advance(swarm_step=saved.swarm_step, steps=saved.steps, tokens=saved.tokens)
         except TrainerError as error:
-            self._bulletin.warn(f"the last checkpoint could not be saved: {error}")
+            self._board.warn(f"the last checkpoint could not be saved: {error}")
 
     # the trainer
 
@@ -367,57 +366,56 @@ class Training:
         """What the trainer tells."""
         match event:
             case Stepped():
-                self._bulletin.progress |= asdict(event)
+                self._board.stepped(event)
                 self._failures.stepped(event.steps)
                 self._exchanger.on_step(event.swarm_step, event.steps, event.tokens, event.seconds)
-                self._bulletin.tell_step(event.to_json())
+                self._board.tell_step(event.to_json())
                 return
             case Evaluating():
-                if self._bulletin.waiting in (None, EVALUATING) or self._bulletin.phase in ("syncing", "finishing"):
-                    self._bulletin.show(EVALUATING)
+                if self._board.waiting in (None, EVALUATING) or self._board.phase in ("syncing", "finishing"):
+                    self._board.show(EVALUATING)
                 return
             case Evaluated():
                 self._evaluated()
                 if event.loss is not None:
-                    self._bulletin.progress.setdefault("val_loss_first", event.loss)
-                    self._bulletin.progress["val_loss_last"] = event.loss
+                    self._board.evaluated(event.loss)
             case Saved():
                 self._held_no_more()
                 self._save_seconds = event.seconds
-                self._bulletin.checkpoint = {"step": event.swarm_step, "path": event.path}
+                self._board.checkpoint = CheckpointStatus(step=event.swarm_step, path=event.path)
                 if event.after_trouble:
-                    self._bulletin.withdraw(NOT_SAVED)
-                    self._bulletin.tell({"event": "saving-again"})
+                    self._board.withdraw(NOT_SAVED)
+                    self._board.tell({"event": "saving-again"})
             case NotSaved():
                 self._held_no_more()
-                self._bulletin.withdraw(NOT_SAVED)
-                self._bulletin.warn(f"{NOT_SAVED} {event.reason}")
+                self._board.withdraw(NOT_SAVED)
+                self._board.warn(f"{NOT_SAVED} {event.reason}")
             case Held():
-                self._bulletin.show(HELD)
+                self._board.show(HELD)
                 return
             case Tokenizing():
-                self._bulletin.tokenizing = asdict(event)
-                self._bulletin.show(tokenizing_in_words(self._bulletin.tokenizing))
+                self._board.tokenizing = event
+                self._board.show(tokenizing_in_words(event))
                 return
             case Finished():
                 self._over.set()
             case _:
                 pass
-        self._bulletin.tell(event.to_json())
+        self._board.tell(event.to_json())
 
     def _evaluated(self) -> None:
-        if self._bulletin.waiting == EVALUATING:
-            self._bulletin.show(None)
+        if self._board.waiting == EVALUATING:
+            self._board.show(None)
 
     def _held_no_more(self) -> None:
-        if self._bulletin.waiting == HELD:
-            self._bulletin.show(None)
+        if self._board.waiting == HELD:
+            self._board.show(None)
 
     def _take_over(self, ready: Ready) -> None:
         """Go on with the state that the trainer has built, resumed or adopted."""
         self.ready = ready
         self._exchanger.take_over(ready, self._supervisor.trainer)
-        self._bulletin.progress |= {"steps": ready.steps, "swarm_step": ready.swarm_step, "tokens": ready.tokens}
+        self._board.advance(steps=ready.steps, swarm_step=ready.swarm_step, tokens=ready.tokens)
 
     def _make_donor(self, ready: Ready) -> Donor:
         """Serve our state to joiners from now on, whenever the trainer runs."""
@@ -425,7 +423,7 @@ class Training:
         self._snapshots = Snapshots(
             folder,
             lambda: self._supervisor.trainer.snapshot(str(folder)),
-            lambda: self._bulletin.position()[0],
+            lambda: self._board.position()[0],
             stale=tolerated_lag(self._run.spec.sync) // 2,
             useless=largest_jump(self._run.spec.sync.interval),
         )

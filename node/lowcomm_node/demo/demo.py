@@ -23,6 +23,7 @@ from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.lines import swarm_in_words
+from lowcomm_node.status.model import Status
 from lowcomm_node.status.panel import swarm_panel
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_node.system.formatting import clean, loss, seconds, short_peer, size
@@ -100,7 +101,10 @@ class Demo:
             finally:
                 self._end_all()
         result = self._result(statuses, took)
-        _tidy([child.home for child in self._children[1:]], [Path(status["checkpoint"]["path"]) for status in statuses])
+        _tidy(
+            [child.home for child in self._children[1:]],
+            [Path(status.checkpoint.path) for status in statuses if status.checkpoint],
+        )
         return result | {"home": str(home), "bytes": _bytes_in(home)}
 
     # processes
@@ -173,7 +177,7 @@ class Demo:
 
     # watching
 
-    def _watch(self) -> list[dict[str, Any]]:
+    def _watch(self) -> list[Status]:
         deadline = time.monotonic() + self.timeout
         title = f"{self.method}, {self.nodes} nodes, {self.steps} steps"
         console = Console(stderr=True)
@@ -182,11 +186,11 @@ class Demo:
                 self._check_alive()
                 statuses = [_status(child.home) for child in self._children[1:]]
                 show(statuses, time.monotonic() - self._began)
-                done = [status for status in statuses if status is not None and status["phase"] == "finished"]
+                done = [status for status in statuses if status is not None and status.phase == "finished"]
                 if len(done) == self.nodes:
                     return done
                 if time.monotonic() > deadline:
-                    waiting = [f"{status['phase']}: {status['waiting']}" for status in statuses if status is not None]
+                    waiting = [f"{status.phase}: {status.waiting}" for status in statuses if status is not None]
                     raise RetryLater(f"The demo did not end within {self.timeout:.0f} s ({'; '.join(waiting)}).")
                 time.sleep(POLL)
 
@@ -197,10 +201,10 @@ class Demo:
 
     # the result
 
-    def _result(self, statuses: list[dict[str, Any]], took: float) -> dict[str, Any]:
+    def _result(self, statuses: list[Status], took: float) -> dict[str, Any]:
         from lowcomm_node.trainer.swarm_weights import compare
 
-        checkpoints = [Path(status["checkpoint"]["path"]) for status in statuses]
+        checkpoints = [Path(status.checkpoint.path) for status in statuses if status.checkpoint]
         compared = compare(checkpoints, self._children[1].home / "data", SAMPLE_TOKENS, self._tell)
         return {
             "method": self.method,
@@ -208,7 +212,7 @@ class Demo:
             "seed": self.seed,
             "steps": self.steps,
             "seconds": round(took, 1),
-            "parameters": statuses[0]["trainer"]["parameters"],
+            "parameters": statuses[0].trainer.parameters,
             "val_loss_average_weights": compared.average_loss,
             "weight_spread_rms": compared.spread,
             "nodes": [_node(status) for status in statuses],
@@ -293,21 +297,25 @@ def _bytes_in(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _node(status: dict[str, Any]) -> dict[str, Any]:
-    trainer, exchanges = status["trainer"], status["exchanges"]
+def _node(status: Status) -> dict[str, Any]:
+    trainer, exchanges = status.trainer, status.exchanges
     return {
-        "peer_id": status["peer_id"],
-        **{key: trainer[key] for key in ("steps", "swarm_step", "tokens", "val_loss_first", "val_loss_last")},
-        "exchanges_completed": exchanges["completed"],
-        "exchanges_refused": exchanges["refused"],
-        "exchanges_no_partner": exchanges["no_partner"],
-        "exchanges_failed": exchanges["failed"],
-        "bytes_sent": status["bytes_sent"],
-        "bytes_received": status["bytes_received"],
+        "peer_id": status.peer_id,
+        "steps": trainer.steps,
+        "swarm_step": trainer.swarm_step,
+        "tokens": trainer.tokens,
+        "val_loss_first": trainer.val_loss_first,
+        "val_loss_last": trainer.val_loss_last,
+        "exchanges_completed": exchanges.completed,
+        "exchanges_refused": exchanges.refused,
+        "exchanges_no_partner": exchanges.no_partner,
+        "exchanges_failed": exchanges.failed,
+        "bytes_sent": status.bytes_sent,
+        "bytes_received": status.bytes_received,
     }
 
 
-def _status(home: Path) -> dict[str, Any] | None:
+def _status(home: Path) -> Status | None:
     try:
         with ControlClient(home, timeout=10.0) as client:
             return client.status()
@@ -315,7 +323,7 @@ def _status(home: Path) -> dict[str, Any] | None:
         return None
 
 
-Statuses = Sequence[dict[str, Any] | None]
+Statuses = Sequence[Status | None]
 Show = Callable[[Statuses, float], None]
 
 

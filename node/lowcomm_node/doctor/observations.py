@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.libp2p.multiaddress import (
@@ -17,6 +16,7 @@ from lowcomm_node.libp2p.multiaddress import (
     relay_of,
 )
 from lowcomm_node.probing.measuring import Speed
+from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_protocol.peers.probes import Kind, Seen, Target
 
 
@@ -187,9 +187,9 @@ class Observations:
     """Runs that are published; None if that was not looked up."""
     trouble: str = ""
     """Why the swarm does not answer."""
-    status: Mapping[str, Any] | None = None
+    status: Status | None = None
     """Of the node that runs, as ``status`` shows it."""
-    members: Sequence[Mapping[str, Any]] = ()
+    members: Sequence[PeerStatus] = ()
     """Peers of the run, as ``peers`` shows them."""
     absent: str = ""
     """Why no node of this home answers, and what to do about it."""

@@ -4,11 +4,10 @@ import asyncio
 import datetime
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
 import psutil
 
@@ -20,6 +19,7 @@ from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.survey import ask_others
 from lowcomm_node.errors import NodeError, NoPeers, PortInUse
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.files import ephemeral_identity
 from lowcomm_node.swarm.find_run import open_discovery
 from lowcomm_node.swarm.membership import listening
@@ -31,8 +31,8 @@ class RunningNode:
     """What the doctor is shown of a node that runs."""
 
     settings: NodeSettings
-    status: Mapping[str, Any]
-    members: Sequence[Mapping[str, Any]]
+    status: Status
+    members: Sequence[PeerStatus]
     """Peers of the run, as ``peers`` shows them."""
     discovery: Discovery | None
     """None while it is not in the DHT."""
@@ -64,7 +64,7 @@ async def examine_node(node: RunningNode, peers: Sequence[str]) -> tuple[Finding
         members=node.members,
     )
     if discovery is None:
-        trouble = status["waiting"] or f"the node is {status['phase']}"
+        trouble = status.waiting or f"the node is {status.phase}"
         return await check(replace(seen, trouble=trouble))
     subject = _subject(discovery, settings, node.port, node.certificate, node.addresses)
     dht_peers = await discovery.check_connection()

@@ -44,19 +44,6 @@ class Allowance:
         self.peer_limit.allow(changed.max_peers)
         return changed
 
-    def describe(self) -> dict[str, Any]:
-        """What ``limits`` and ``status`` show; rates in bytes a second, null where there is no limit."""
-        up, down = self.bandwidth.up, self.bandwidth.down
-        return {
-            "max_up": up.rate,
-            "max_down": down.rate,
-            "max_peers": self.peer_limit.most,
-            "up": up.used,
-            "down": down.used,
-            "peers": len(self.peer_limit),
-            "turned_away": self.peer_limit.turned_away,
-        }
-
 
 def _keep(path: Path, changes: Mapping[str, Any]) -> None:
     """Write changes into ``config.toml``; its comments stay."""

@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from time import monotonic, time
 from typing import Any
 
+from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_node.system.logs import log
+from lowcomm_node.trainer.messages import Stepped, Tokenizing
 
 MAX_WAITING = 1000
 MAX_WARNINGS = 20
+_OF_A_STEP = {one.name for one in fields(Progress)} & {one.name for one in fields(Stepped)}
 
 
-class Bulletin:
+class Board:
     """``status`` reads it. Subscribers each get every event; one that does not read loses the oldest, never holds up the node."""
 
     def __init__(self) -> None:
@@ -20,12 +24,11 @@ class Bulletin:
         """What it waits for; None if for nothing."""
         self.changed = monotonic()
         """When its phase, or what it waits for, changed last (monotonic seconds)."""
-        self.progress: dict[str, Any] = {}
-        """Of the trainer, by the names that ``status`` has for it."""
-        self.checkpoint: dict[str, Any] | None = None
-        """The newest: ``step`` and ``path``."""
-        self.tokenizing: dict[str, Any] | None = None
-        """While text is tokenized: ``done`` and ``total`` bytes, ``tokens``, ``rate`` and seconds that are ``remaining``."""
+        self.progress = Progress()
+        self.checkpoint: CheckpointStatus | None = None
+        """The newest."""
+        self.tokenizing: Tokenizing | None = None
+        """While text is tokenized."""
         self.warnings: list[str] = []
         """The last ones, the newest last."""
         self._queues: dict[asyncio.Queue[dict[str, Any]], bool] = {}
@@ -77,7 +80,20 @@ class Bulletin:
                 queue.get_nowait()
             queue.put_nowait(stamped)
 
+    def advance(self, **figures: Any) -> None:
+        """Take in newer figures of ``Progress``."""
+        self.progress = replace(self.progress, **figures)
+
+    def stepped(self, news: Stepped) -> None:
+        """Take in what the trainer tells of an inner step."""
+        self.advance(**{name: getattr(news, name) for name in _OF_A_STEP})
+
+    def evaluated(self, loss: float) -> None:
+        """Take in a loss on held-out text."""
+        first = self.progress.val_loss_first
+        self.advance(val_loss_first=loss if first is None else first, val_loss_last=loss)
+
     def position(self) -> tuple[int, int, float]:
         """Swarm step, own steps and tokens a second, as others are told."""
-        get = self.progress.get
-        return int(get("swarm_step", 0)), int(get("steps", 0)), float(get("tokens_per_second", 0.0))
+        now = self.progress
+        return now.swarm_step or 0, now.steps or 0, now.tokens_per_second or 0.0

@@ -7,9 +7,11 @@ not: a node trains on through an outage, but its owner should know of one that l
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from lowcomm_node.status.lines import summary
+from lowcomm_node.status.model import Status
 from lowcomm_node.system.formatting import clean, seconds
+from lowcomm_node.system.systemd import Condition
 
 SWARM_PATIENCE = 300.0
 """Seconds without an answer of the swarm: by then p2pd was started again twice."""
@@ -33,36 +35,45 @@ class Health:
     """One line."""
 
 
-def judge_health(status: Mapping[str, Any]) -> Health:
+def judge_health(status: Status) -> Health:
     """Judge a status; a pause by its owner is health, and what ended as it should is too."""
-    phase = str(status["phase"])
+    phase = status.phase
     if phase == "paused":
-        return Health(True, clean(status["waiting"] or "paused"))
+        return Health(True, clean(status.waiting or "paused"))
     return _unwell(status, phase) or Health(True, _doing(status, phase))
 
 
-def _unwell(status: Mapping[str, Any], phase: str) -> Health | None:
-    if status["trainer"]["overdue"]:
+def condition(status: Status) -> Condition:
+    """What the service manager is told. A node is ready once it takes part, also alone: it has found the run."""
+    overdue, leaving = status.trainer.overdue, status.leaving
+    if leaving is not None and leaving < 0:
+        overdue = overdue or f"the node should have left {-leaving:.0f} s ago"
+    return Condition(ready=status.joined, line=summary(status), leaving=leaving is not None, overdue=overdue)
+
+
+def _unwell(status: Status, phase: str) -> Health | None:
+    if status.trainer.overdue:
         return Health(
             False,
-            f"{clean(status['trainer']['overdue'])}: end the node and start it again, it resumes from its checkpoint",
+            f"{clean(status.trainer.overdue)}: end the node and start it again, it resumes from its checkpoint",
         )
     patience = PHASE_PATIENCE.get(phase)
-    if status.get("leaving") is not None:
-        patience = None if status["leaving"] >= 0 else 0.0
-    if patience is not None and status["unchanged"] > patience:
-        why = f" ({clean(status['waiting'])})" if status["waiting"] else ""
-        return Health(False, f"{phase}{why} for {seconds(status['unchanged'])}: see its logs, or start it again")
-    swarm = status["swarm"] or {}
-    lost = swarm.get("state") not in (None, "connected") and swarm["seconds"] > SWARM_PATIENCE
-    if lost and phase not in ("finishing", "left"):
-        why = swarm["reason"] or f"it is {swarm['state']}"
-        return Health(False, f"not in the swarm for {seconds(swarm['seconds'])}: {clean(why)}")
-    return None
+    if status.leaving is not None:
+        patience = None if status.leaving >= 0 else 0.0
+    if patience is not None and status.unchanged > patience:
+        why = f" ({clean(status.waiting)})" if status.waiting else ""
+        return Health(False, f"{phase}{why} for {seconds(status.unchanged)}: see its logs, or start it again")
+    swarm = status.swarm
+    if swarm is None or swarm.state == "connected" or phase in ("finishing", "left"):
+        return None
+    if swarm.seconds <= SWARM_PATIENCE:
+        return None
+    why = swarm.reason or f"it is {swarm.state}"
+    return Health(False, f"not in the swarm for {seconds(swarm.seconds)}: {clean(why)}")
 
 
-def _doing(status: Mapping[str, Any], phase: str) -> str:
-    step, peers = status["trainer"]["swarm_step"], status["peers"]
+def _doing(status: Status, phase: str) -> str:
+    step, peers = status.trainer.swarm_step, status.peers
     if phase == "training":
         return f"training at swarm step {step or 0}, {peers} other {'peer' if peers == 1 else 'peers'}"
-    return f"{phase}: {clean(status['waiting'])}" if status["waiting"] else phase
+    return f"{phase}: {clean(status.waiting)}" if status.waiting else phase

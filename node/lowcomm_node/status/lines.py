@@ -6,7 +6,9 @@ Single exchanges come by the second: those that were applied are in the line on 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lowcomm_node.status.model import Contribution, Status
 from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
+from lowcomm_node.trainer.messages import Tokenizing
 
 Event = Mapping[str, Any]
 _SILENT = ("exchange.applied", "exchange.no-partner", "limits", "finished")
@@ -18,77 +20,80 @@ def event_in_words(event: Event) -> str | None:
     return None if name in _SILENT else clean(_words(name, event))
 
 
-def progress_in_words(status: Mapping[str, Any]) -> str:
+def progress_in_words(status: Status) -> str:
     """Where a node is that trains, from its status."""
-    trainer, exchanges = status["trainer"], status["exchanges"]
+    trainer, exchanges = status.trainer, status.exchanges
     parts = (
-        f"step {trainer['swarm_step'] or 0} of {trainer['total_steps']}",
-        f"loss {loss(trainer['loss'])}",
-        f"{quantity(trainer['tokens_per_second'])} tokens/s",
-        f"{exchanges['completed']} exchanges, {size(status['bytes_sent'])} sent",
-        f"{status['peers']} other {'peer' if status['peers'] == 1 else 'peers'}",
+        f"step {trainer.swarm_step or 0} of {trainer.total_steps}",
+        f"loss {loss(trainer.loss)}",
+        f"{quantity(trainer.tokens_per_second)} tokens/s",
+        f"{exchanges.completed} exchanges, {size(status.bytes_sent)} sent",
+        f"{status.peers} other {'peer' if status.peers == 1 else 'peers'}",
     )
-    return clean(", ".join(parts) + (f"; {status['waiting']}" if status["waiting"] else ""))
+    return clean(", ".join(parts) + (f"; {status.waiting}" if status.waiting else ""))
 
 
-def contribution(status: Mapping[str, Any]) -> dict[str, Any]:
-    """What a node has given to its run, and where its model lies, from its last status.
-
-    Steps and tokens count from the beginning of the run, as its checkpoint does; exchanges and bytes since its start.
-    """
-    trainer, checkpoint = status["trainer"], status["checkpoint"] or {}
-    return {
-        "steps": trainer["steps"] or 0,
-        "tokens": trainer["tokens"] or 0,
-        "exchanges": status["exchanges"]["completed"],
-        "bytes_sent": status["bytes_sent"],
-        "checkpoint": checkpoint.get("path"),
-    }
+def summary(status: Status) -> str:
+    """What a node does, and why it waits if it does."""
+    trainer = status.trainer
+    if status.waiting or trainer.swarm_step is None:
+        return f"{status.phase} · {status.waiting}" if status.waiting else status.phase
+    return f"{status.phase} · step {trainer.swarm_step} of {trainer.total_steps}, {status.peers} other peers alive"
 
 
-def farewell(given: Mapping[str, Any], command: str, home: str = "") -> str:
+def contribution(status: Status) -> Contribution:
+    """What a node has given to its run, and where its model lies, from its last status."""
+    return Contribution(
+        steps=status.trainer.steps or 0,
+        tokens=status.trainer.tokens or 0,
+        exchanges=status.exchanges.completed,
+        bytes_sent=status.bytes_sent,
+        checkpoint=status.checkpoint.path if status.checkpoint else None,
+    )
+
+
+def farewell(given: Contribution, command: str, home: str = "") -> str:
     """What a node has given, where the model lies, and how to use it, in lines.
 
     ``command``: how this program is started; ``home``: the option that names the home, where it is needed.
     """
     lines = [
-        f"contributed: {given['steps']:,} steps, {quantity(given['tokens'])} tokens; since this start "
-        f"{given['exchanges']:,} exchanges applied, {size(given['bytes_sent'])} sent"
+        f"contributed: {given.steps:,} steps, {quantity(given.tokens)} tokens; since this start "
+        f"{given.exchanges:,} exchanges applied, {size(given.bytes_sent)} sent"
     ]
-    if given["checkpoint"] is not None:
+    if given.checkpoint is not None:
         lines += [
-            f"the model:   {given['checkpoint']}",
+            f"the model:   {given.checkpoint}",
             f'try it:      {command} generate "def "{home}',
             f"export it:   {command} checkpoint export FOLDER{home}",
         ]
     return "\n".join(lines)
 
 
-def swarm_in_words(statuses: Sequence[Mapping[str, Any] | None]) -> str:
+def swarm_in_words(statuses: Sequence[Status | None]) -> str:
     """Where the nodes of a demo are (None: not up yet), in a line."""
-    training = [status for status in statuses if status and status["trainer"]["swarm_step"] is not None]
-    at_work = [status for status in training if status["phase"] in ("training", "finishing", "finished")]
+    training = [status for status in statuses if status and status.trainer.swarm_step is not None]
+    at_work = [status for status in training if status.phase in ("training", "finishing", "finished")]
     if len(at_work) < len(statuses):
-        phases = [clean(status["phase"]) if status else "starting" for status in statuses]
+        phases = [clean(status.phase) if status else "starting" for status in statuses]
         return ", ".join(f"node {number} is {phase}" for number, phase in enumerate(phases, start=1))
-    losses = [one for status in at_work if (one := status["trainer"]["val_loss_last"]) is not None]
-    trainers = [status["trainer"] for status in at_work]
+    losses = [one for status in at_work if (one := status.trainer.val_loss_last) is not None]
+    trainers = [status.trainer for status in at_work]
     parts = (
-        f"step {min(one['swarm_step'] for one in trainers)} of {trainers[0]['total_steps']}",
+        f"step {min(one.swarm_step or 0 for one in trainers)} of {trainers[0].total_steps}",
         f"held-out loss {loss(sum(losses) / len(losses) if losses else None)}",
-        f"{quantity(sum(one['tokens_per_second'] or 0 for one in trainers))} tokens/s",
-        f"{sum(status['exchanges']['completed'] for status in at_work)} exchanges",
-        f"{size(sum(status['bytes_sent'] for status in at_work))} sent",
+        f"{quantity(sum(one.tokens_per_second or 0 for one in trainers))} tokens/s",
+        f"{sum(status.exchanges.completed for status in at_work)} exchanges",
+        f"{size(sum(status.bytes_sent for status in at_work))} sent",
     )
     return ", ".join(parts)
 
 
-def tokenizing_in_words(progress: Mapping[str, Any]) -> str:
+def tokenizing_in_words(now: Tokenizing) -> str:
     """How far the text is tokenized, how fast, and how long it takes yet."""
-    done, total, remaining = progress["done"], progress["total"], progress["remaining"]
-    share = f"{100 * done // total} %" if total else MISSING
-    left = f", about {seconds(remaining)} left" if remaining is not None else ""
-    return f"tokenizing the text: {share}, {size(done)} of {size(total)}, {size(progress['rate'])}/s{left}"
+    share = f"{100 * now.done // now.total} %" if now.total else MISSING
+    left = f", about {seconds(now.remaining)} left" if now.remaining is not None else ""
+    return f"tokenizing the text: {share}, {size(now.done)} of {size(now.total)}, {size(now.rate)}/s{left}"
 
 
 def _words(name: str, event: Event) -> str:

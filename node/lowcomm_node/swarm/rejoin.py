@@ -20,7 +20,7 @@ from lowcomm_node.dht.knocks import by_peer, check_clock
 from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.libp2p.targets import held_addresses
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.swarm.watchdog import MAX_ENTRY_POINTS, State, Watchdog
+from lowcomm_node.swarm.watchdog import MAX_ENTRY_POINTS, State, SwarmStatus, Watchdog
 from lowcomm_node.system.logs import log
 
 SAVE_EVERY = 30.0
@@ -111,10 +111,10 @@ class Rejoin:
 
     def unanswered(self) -> str:
         """The entry points that do not answer, and why."""
-        entry_points = [peer for peer in self.describe()["doors"] if peer["reason"]]
-        return "; ".join(f"{peer['address']} ({peer['reason']})" for peer in entry_points[:8]) or "any address"
+        silent = [entry for entry in self.describe().doors if entry.reason]
+        return "; ".join(f"{entry.address} ({entry.reason})" for entry in silent[:8]) or "any address"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> SwarmStatus:
         """For ``status``."""
         return self._watchdog.describe(monotonic())
 

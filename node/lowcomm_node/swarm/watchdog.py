@@ -23,7 +23,6 @@ one remembered.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 HEARTBEAT = 10.0
 FIRST_PAUSE = 2.0
@@ -66,6 +65,38 @@ class State(StrEnum):
     """Peers did answer, and none does now."""
     UNLISTED = "unlisted"
     """Others answer, but do not have our record: the DHT has split, or they have forgotten us."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryPointStatus:
+    """A peer at which the swarm can be entered."""
+
+    peer_id: str
+    """Its peer id."""
+    address: str | None
+    """Its multiaddress; null if none is known."""
+    named: bool
+    """Whether the owner named it with `--peers`."""
+    answers: bool
+    """Whether it answered when it was called last."""
+    reason: str | None
+    """Why it does not answer."""
+    next_attempt: float | None
+    """Seconds until it is called again; null if it is left alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmStatus:
+    """How a node stands to the swarm."""
+
+    state: str
+    """`looking`, `connected`, `lost`, or `unlisted` while others do not have its record."""
+    seconds: float
+    """Seconds since it is connected, or since a peer answered last."""
+    reason: str | None
+    """Why it is not connected."""
+    doors: tuple[EntryPointStatus, ...] = ()
+    """The peers that the owner named, and others that were tried; 16 at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,27 +307,27 @@ class Watchdog:
             case state:
                 return self._why_quiet(now, state)
 
-    def describe(self, now: float) -> dict[str, Any]:
+    def describe(self, now: float) -> SwarmStatus:
         """For ``status``: state, since when, why, and the entry points named or tried."""
         shown = [
             entry for entry in self._entries.values() if entry.named or entry.failures or self._is_wanted(entry, now)
         ]
-        return {
-            "state": self.state(now).value,
-            "seconds": now - (self._since if self._connected(now) else self._quiet_since),
-            "reason": self.reason(now),
-            "doors": [
-                {
-                    "peer_id": entry.peer_id,
-                    "address": entry.addresses[0] if entry.addresses else None,
-                    "named": entry.named,
-                    "answers": entry.answers,
-                    "reason": entry.reason or None,
-                    "next_attempt": max(0.0, entry.due - now) if self._is_wanted(entry, now) else None,
-                }
+        return SwarmStatus(
+            state=self.state(now).value,
+            seconds=now - (self._since if self._connected(now) else self._quiet_since),
+            reason=self.reason(now),
+            doors=tuple(
+                EntryPointStatus(
+                    peer_id=entry.peer_id,
+                    address=entry.addresses[0] if entry.addresses else None,
+                    named=entry.named,
+                    answers=entry.answers,
+                    reason=entry.reason or None,
+                    next_attempt=max(0.0, entry.due - now) if self._is_wanted(entry, now) else None,
+                )
                 for entry in sorted(shown, key=lambda entry: (not entry.named, not entry.answers))[:16]
-            ],
-        }
+            ),
+        )
 
     # entry points
 

@@ -2,12 +2,12 @@
 
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
-from enum import StrEnum
 from statistics import median
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.sync.needs import Recent
+from lowcomm_node.sync.records import Outcome
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 
 if TYPE_CHECKING:
@@ -33,14 +33,6 @@ WE_REFUSED: dict[Refusal, str] = {
 _LEFT_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
 MAX_ROUNDS = 200
 MAX_PEERS = 1024
-
-
-class Outcome(StrEnum):
-    """How an exchange ended."""
-
-    APPLIED = "applied"
-    NO_PARTNER = "no-partner"
-    FAILED = "failed"
 
 
 @dataclass

@@ -7,9 +7,8 @@ import asyncio
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 from grpc import aio
 
@@ -19,7 +18,8 @@ from lowcomm_node.transport.bandwidth import FREE_FLOW, Bandwidth
 from lowcomm_node.transport.certificates import Certificates, OtherCertificate
 from lowcomm_node.transport.guard.peer_limit import PeerLimit
 from lowcomm_node.transport.peer_channel import MEASURE_DEADLINE, Dialers, PeerChannel, name_tunnel
-from lowcomm_node.transport.ping import RouteSpeed, measure_channel
+from lowcomm_node.transport.ping import measure_channel
+from lowcomm_node.transport.records import PeerRoute, RouteSpeed
 from lowcomm_node.transport.routes import Learned, Route
 from lowcomm_node.transport.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
 from lowcomm_node.transport.tls import SERVER_NAME, Gatekeeper, pinned
@@ -142,22 +142,14 @@ class Channels:
             self._peer_limit.leave(peer_id)
             await peer_channel.close()
 
-    def describe(self, peer_id: str) -> dict[str, Any]:
+    def describe(self, peer_id: str) -> PeerRoute:
         """What ``peers`` shows of a peer's route: name, why not the better one, seconds, bytes a
         second."""
         peer_channel, meter = self._peer_channels.get(peer_id), self._traffic.of(peer_id)
-        route: dict[str, Any] = (
-            peer_channel.describe()
-            if peer_channel is not None
-            else {"route": None, "route_reason": None, "round_trip": None}
-        )
-        if (
-            route["route"] is None
-            and self._tunnels is not None
-            and (address := self._tunnels.callee.caller_at(peer_id))
-        ):
-            route["route"] = name_tunnel(address)  # it calls us
-        return {**route, "rate_up": meter.up.last, "rate_down": meter.down.last}
+        told = peer_channel.describe() if peer_channel is not None else PeerRoute()
+        if told.route is None and self._tunnels is not None and (address := self._tunnels.callee.caller_at(peer_id)):
+            told = replace(told, route=name_tunnel(address))  # it calls us
+        return replace(told, rate_up=meter.up.last, rate_down=meter.down.last)
 
     def tunnels(self) -> dict[str, int]:
         """What ``status`` shows of all tunnels: see ``tunnels.Statistics``."""

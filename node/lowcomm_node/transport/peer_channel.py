@@ -20,6 +20,7 @@ from lowcomm_node.libp2p.multiaddress import CIRCUIT, relay_of
 from lowcomm_node.libp2p.targets import MAX_ADDRESSES, Targets
 from lowcomm_node.system.logs import log
 from lowcomm_node.transport.certificates import ELSEWHERE
+from lowcomm_node.transport.records import PeerRoute
 from lowcomm_node.transport.routes import Attempt, Choice, Learned, Route
 from lowcomm_node.transport.tunnel.dialer import TunnelDialer
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
@@ -163,18 +164,18 @@ class PeerChannel:
             self._drop(route)
             self._choice.moved(route)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> PeerRoute:
         """What ``peers`` shows of the route in use, or why there is none."""
         route = self._choice.route
         if route is None:
             reasons = [f"{each}: {reason}" for each in Route if (reason := self._choice.reason(each))]
-            return {"route": None, "route_reason": "; ".join(reasons) or None, "round_trip": None}
+            return PeerRoute(route_reason="; ".join(reasons) or None)
         connected = self._open[route]
         reasons = [self._why_tunnel()] if route is Route.TUNNEL else []
         if cut := self._cut():
             reasons.append(f"the tunnel {cut}; it is being resumed")
         told = "; ".join(filter(None, reasons)) or None
-        return {"route": _told(connected), "route_reason": told, "round_trip": connected.round_trip}
+        return PeerRoute(route=_told(connected), route_reason=told, round_trip=connected.round_trip)
 
     def _why_tunnel(self) -> str:
         return "faster than direct" if Route.DIRECT in self._open else self._choice.reason(Route.DIRECT)

@@ -9,7 +9,6 @@ Both sides keep to their owners' bandwidth limits.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
@@ -35,25 +34,6 @@ CALL_SECONDS = 60.0
 REFUSE_DEADLINE = 5.0
 WHY_SECONDS = 2.0
 """For gRPC to report how a call ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RouteSpeed:
-    """The measurements of one route. If they are missing, ``reason`` says why the route failed."""
-
-    route: str
-    """As ``peers`` names it: ``direct HOST:PORT``, ``punched``, ``relay NAME``; ``tunnel`` if there
-    is none."""
-    round_trip: float | None = None
-    """Seconds."""
-    up: float | None = None
-    """Bytes a second to the peer."""
-    down: float | None = None
-    reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """For the control API."""
-        return asdict(self)
 
 
 def match_peer(text: str, peers: Iterable[PeerInfo]) -> PeerInfo:

@@ -9,7 +9,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ import torch
 import typer
 
 import lowcomm_protocol.errors as protocol_errors
+from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node import errors as node_errors
 from lowcomm_node.cli import app, common, members
 from lowcomm_node.cli import watch as watch_commands
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
 from lowcomm_node.owner.settings import SETTINGS, flag_of
+from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
@@ -177,9 +179,9 @@ def test_limits_asks_the_node_for_what_was_given_alone(
 ) -> None:
     asked: list[dict[str, Any]] = []
 
-    def limits(self: object, changes: dict[str, Any]) -> dict[str, Any]:
+    def limits(self: object, changes: dict[str, Any]) -> Limits:
         asked.append(changes)
-        return {"up": 0.0, "down": 0.0, "peers": 0, "max_up": None, "max_down": None, "max_peers": 64}
+        return Limits(max_peers=64)
 
     monkeypatch.setattr(ControlClient, "__init__", lambda self, home: None)
     monkeypatch.setattr(ControlClient, "__exit__", lambda self, *_: None)
@@ -483,16 +485,14 @@ def test_a_folder_with_a_former_demo_is_left_alone(cli: Cli, tmp_path: Path) -> 
 # tables
 
 
-def peer(**more: Any) -> dict[str, Any]:
-    """A peer as the control API tells of it."""
-    known = {
-        "peer_id": NOWHERE[-52:], "phase": "training", "swarm_step": 123_456, "steps": 1, "tokens_per_second": 7800.0,
-        "address": "[2001:db8::7]:31331", "age": 12.3, "completed": 4207, "refused": 1057, "failed": 265,
-        "last_reason": "", "score": 1.0, "left_out": False, "held_against": "", "round_trip": 0.149,
-        "route": "direct [2001:db8:1234:5678:9abc:def0:1234:5678]:38247", "route_reason": None,
-        "rate_up": 18.7e6, "rate_down": 18.7e6, "release": "0.2.0",
+def peer(**more: Any) -> PeerStatus:
+    """A peer with long figures."""
+    known: dict[str, Any] = {
+        "peer_id": NOWHERE[-52:], "swarm_step": 123_456, "tokens_per_second": 7800.0, "age": 12.3, "completed": 4207,
+        "refused": 1057, "failed": 265, "round_trip": 0.149, "rate_up": 18.7e6, "rate_down": 18.7e6,
+        "route": "direct [2001:db8:1234:5678:9abc:def0:1234:5678]:38247",
     }  # fmt: skip
-    return known | more
+    return make_peer(**known | more)
 
 
 REASON = "we refused it: we had merged this fragment a few steps before; " + "and so on " * 20
@@ -519,11 +519,12 @@ def test_peers_fit_the_terminal_and_reasons_have_lines_of_their_own(width: int) 
 
 @pytest.mark.parametrize("width", [80, 132])
 def test_rounds_fit_the_terminal(width: int) -> None:
-    entry = {
-        "time": 1.7e9, "swarm_step": 123_456, "fragment": 3, "outcome": "no-partner", "partners": [NOWHERE] * 7,
-        "bytes_sent": 920_400, "bytes_received": 12_440_000, "seconds": 65.0, "reason": REASON,
-    }  # fmt: skip
-    lines = watch_commands.rounds_table([entry, entry | {"partners": [NOWHERE], "reason": ""}], width).splitlines()
+    entry = make_exchange(
+        swarm_step=123_456, fragment=3, outcome="no-partner", partners=[NOWHERE] * 7, bytes_sent=920_400,
+        bytes_received=12_440_000, seconds=65.0, reason=REASON,
+    )  # fmt: skip
+    other = replace(entry, partners=(NOWHERE,), reason="")
+    lines = watch_commands.rounds_table([entry, other], width).splitlines()
     assert all(len(line) <= width for line in lines)
     assert "no-partner" in lines[1] and lines[2].startswith("  we refused it")
 
@@ -596,13 +597,10 @@ class Story:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         phase, step = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-        return {
-            "phase": phase,
-            "waiting": "no partner" if phase == "joining" else None,
-            "trainer": {"swarm_step": step},
-        }
+        waiting = "no partner" if phase == "joining" else None
+        return make_status(phase=phase, waiting=waiting, trainer={"swarm_step": step})
 
 
 @pytest.mark.parametrize(

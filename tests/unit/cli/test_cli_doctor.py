@@ -10,6 +10,8 @@ from lowcomm_node import cli
 from lowcomm_node.cli import common
 from lowcomm_node.cli.doctor import _print_findings, _print_routes
 from lowcomm_node.doctor.report import Finding, State
+from lowcomm_node.status.model import Ping
+from lowcomm_node.transport.records import RouteSpeed
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWCvyXpWoMsNuu4C53GqenGpzidepghgy3RZge3s3ARhsh"
 
@@ -62,9 +64,9 @@ def test_what_mends_several_findings_is_told_once_and_nothing_of_it_is_cut(
 
 
 def test_a_route_that_is_not_there_shows_why(capsys: pytest.CaptureFixture[str]):
-    route = {"route": "direct", "round_trip": None, "up": None, "down": None, "reason": "can't be reached"}
-    relay = {"route": "relay abcdef", "round_trip": 0.02, "up": 2e6, "down": 3e6, "reason": ""}
-    _print_routes({"peer_id": "12D3KooWx", "routes": [route, relay]})
+    route = RouteSpeed(route="direct", reason="can't be reached")
+    relay = RouteSpeed(route="relay abcdef", round_trip=0.02, up=2e6, down=3e6)
+    _print_routes(Ping(peer_id="12D3KooWx", routes=(route, relay)))
     printed = capsys.readouterr().out
     assert "12D3KooWx" in printed and "can't be reached" in printed
     assert "relay abcdef" in printed and "20 ms" in printed and "2.0 MB/s" in printed

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -15,14 +15,17 @@ from typing import Any
 
 import pytest
 
+from helpers.statuses import make_exchange, make_peer, make_status
 from helpers.waiting import until
 from lowcomm_node.control import half_open
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.sync.records import ExchangeEnded
 
-STATUS = {"peer_id": "12D3KooWx", "phase": "training", "waiting": None}
+STATUS, PEER = make_status(peer_id="12D3KooWx"), make_peer()
 
 
 class StandIn:
@@ -33,23 +36,23 @@ class StandIn:
         self.refusal: Exception | None = None
         self.queues: list[asyncio.Queue[dict[str, Any]]] = []
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         return STATUS
 
-    def peers(self) -> list[dict[str, Any]]:
-        return [{"peer_id": "12D3KooWy"}]
+    def peers(self) -> list[PeerStatus]:
+        return [PEER]
 
-    def rounds(self, limit: int) -> list[dict[str, Any]]:
-        return [{"round": number} for number in range(limit)]
+    def rounds(self, limit: int) -> list[ExchangeEnded]:
+        return [make_exchange(round=number) for number in range(limit)]
 
-    def limits(self) -> dict[str, Any]:
-        return {"max_up": None}
+    def limits(self) -> Limits:
+        return Limits(max_peers=64)
 
-    async def change_limits(self, changes: dict[str, Any]) -> dict[str, Any]:
+    async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
         self.calls.append(changes)
         if self.refusal is not None:
             raise self.refusal
-        return changes
+        return Limits(max_up=625_000.0, max_peers=64)
 
     def subscribe(self) -> asyncio.Queue[dict[str, Any]]:
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -79,11 +82,11 @@ class StandIn:
             raise self.refusal
         return prompt.upper()
 
-    async def doctor(self, peers: Sequence[str]) -> list[dict[str, Any]]:
+    async def doctor(self, peers: Sequence[str]) -> Sequence[object]:
         self.calls.append(list(peers))
         return [{"name": "disk", "state": "ok", "value": "9 GB free", "remedy": "", "figures": {}}]
 
-    async def ping(self, peer: str) -> dict[str, Any]:
+    async def ping(self, peer: str) -> Ping:
         raise NoPeers(f"nobody is called {peer}")
 
 
@@ -96,7 +99,7 @@ def node(tmp_path: Path) -> Iterator[StandIn]:
     async def serve() -> None:
         server, stop = ControlServer(stand_in, Paths(tmp_path).control), asyncio.Event()
         end.append((asyncio.get_running_loop(), stop))
-        await server.start(0, STATUS["peer_id"])
+        await server.start(0, STATUS.peer_id)
         ready.set()
         await stop.wait()
         await server.close()
@@ -158,8 +161,8 @@ def answering(reply: bytes | None) -> Iterator[int]:
 def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) -> None:
     with ControlClient(tmp_path) as client:
         assert client.status() == STATUS
-        assert client.peers() == [{"peer_id": "12D3KooWy"}]
-        assert client.rounds(3) == [{"round": 0}, {"round": 1}, {"round": 2}]
+        assert client.peers() == [PEER]
+        assert client.rounds(3) == [make_exchange(round=number) for number in range(3)]
         assert client.generate("def ", 7, 0.25, 9) == "DEF "
     assert node.calls == [("def ", 7, 0.25, 9)]
 
@@ -209,9 +212,10 @@ def test_what_the_node_refuses_is_told_in_its_own_words(node: StandIn, tmp_path:
 
 def test_limits_are_shown_or_changed(node: StandIn, tmp_path: Path) -> None:
     with ControlClient(tmp_path) as client:
-        assert client.limits() == client.limits({}) == {"max_up": None}
+        assert client.limits() == client.limits({}) == Limits(max_peers=64)
         assert node.calls == [], "whoever looks changes nothing"
-        assert client.limits({"max_up": "5Mbit"}) == {"max_up": "5Mbit"}
+        assert client.limits({"max_up": "5Mbit"}).max_up == 625_000
+        assert node.calls == [{"max_up": "5Mbit"}]
         node.refusal = ConfigError("--max-up: max_up = '5Mb': write 5Mbit or 5MB.")
         with pytest.raises(NodeError, match="write 5Mbit") as refused:
             client.limits({"max_up": "5Mb"})

@@ -10,7 +10,8 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.daemon.lifecycle import EVALUATING, HELD, LEAVE_DEADLINE, LONGEST_LEAVE, NOT_SAVED, Training
-from lowcomm_node.status.board import Bulletin
+from lowcomm_node.status.board import Board
+from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_node.sync.history import Outcome
 from lowcomm_node.trainer.lines import Event
 from lowcomm_node.trainer.messages import Checkpoint, Evaluated, Evaluating, Held, NotSaved, Saved, Tokenizing
@@ -33,15 +34,14 @@ async def test_a_node_that_saves_tells_of_the_steps_in_its_checkpoint() -> None:
     async def train(on: bool) -> None:
         assert not on
 
-    bulletin = SimpleNamespace(
-        progress={"swarm_step": 696, "steps": 346, "tokens": 88_576, "loss": 1.5}, checkpoint=None
-    )
+    board = Board()
+    board.advance(swarm_step=696, steps=346, tokens=88_576, loss=1.5)
     training = object.__new__(Training)
-    training._bulletin = bulletin
+    training._board = board
     training._supervisor = SimpleNamespace(train=train, trainer=OneThatRunsOn())
     await training._save()
-    assert bulletin.checkpoint == {"step": 700, "path": "/checkpoints/700"}
-    assert bulletin.progress == {**SAVED, "loss": 1.5}
+    assert board.checkpoint == CheckpointStatus(step=700, path="/checkpoints/700")
+    assert board.progress == Progress(**SAVED, loss=1.5)
 
 
 @pytest.mark.parametrize("then", [
@@ -51,51 +51,45 @@ async def test_a_node_that_saves_tells_of_the_steps_in_its_checkpoint() -> None:
 def test_a_node_whose_training_waits_for_its_disk_says_so_until_that_is_over(then: Event) -> None:
     training = hearing()
     training.on_news(Held())
-    assert training._bulletin.waiting == HELD
+    assert training._board.waiting == HELD
     training.on_news(then)
-    assert training._bulletin.waiting is None
+    assert training._board.waiting is None
 
 
 def test_what_else_a_node_waits_for_by_now_is_not_taken_back() -> None:
     training = hearing()
     training.on_news(Held())
-    training._bulletin.show("peers")
+    training._board.show("peers")
     training.on_news(NotSaved(reason="No room."))
-    assert training._bulletin.waiting == "peers"
+    assert training._board.waiting == "peers"
 
 
 def test_the_newest_reason_why_nothing_is_saved_takes_the_place_of_the_one_before() -> None:
     training = hearing()
     for reason in (HANGS, "The disk is gone."):
         training.on_news(NotSaved(reason=reason))
-    assert training._bulletin.warnings == [f"{NOT_SAVED} The disk is gone."]
+    assert training._board.warnings == [f"{NOT_SAVED} The disk is gone."]
     training.on_news(Saved(swarm_step=700, path="/checkpoints/700", seconds=1.0, after_trouble=True))
-    assert not training._bulletin.warnings
+    assert not training._board.warnings
 
 
 def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() -> None:
     training = hearing()
-    progress: dict[str, Any] = {
-        "done": 52_000_000,
-        "total": 400_000_000,
-        "tokens": 11_000_000,
-        "rate": 2.9e6,
-        "remaining": 120.0,
-    }
-    training.on_news(Tokenizing(**progress))
-    assert training._bulletin.tokenizing == progress
+    progress = Tokenizing(done=52_000_000, total=400_000_000, tokens=11_000_000, rate=2.9e6, remaining=120.0)
+    training.on_news(progress)
+    assert training._board.tokenizing == progress
     expected = "tokenizing the text: 13 %, 52.0 MB of 400.0 MB, 2.9 MB/s, about 2:00 left"
-    assert training._bulletin.waiting == expected
+    assert training._board.waiting == expected
 
 
 @pytest.mark.parametrize(("phase", "before"), [("syncing", "looking for peers"), ("training", None)])
 def test_a_node_that_evaluates_says_so(phase: str, before: str | None) -> None:
     training = hearing()
-    training._bulletin.enter(phase, before)
+    training._board.enter(phase, before)
     training.on_news(Evaluating())
-    assert training._bulletin.waiting == EVALUATING
+    assert training._board.waiting == EVALUATING
     training.on_news(Evaluated(loss=1.5, tokens=512, swarm_step=3, steps=3))
-    assert training._bulletin.waiting is None
+    assert training._board.waiting is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +141,7 @@ async def test_a_node_that_leaves_saves_at_once_and_again_after_a_merge_before_i
 def hearing() -> Training:
     """The part of a node's training that hears its trainer."""
     training = object.__new__(Training)
-    training._bulletin = Bulletin()
+    training._board = Board()
     return training
 
 
@@ -167,7 +161,7 @@ async def test_a_node_that_stays_goes_on_when_the_creator_makes_the_run_longer()
     training._settings = SimpleNamespace(stay=False)
     training._supervisor = SimpleNamespace(runs=True, trainer=SimpleNamespace(amend=amend))
     training._over, training._amended = asyncio.Event(), asyncio.Event()
-    training._bulletin.progress = {"swarm_step": 400}
+    training._board.advance(swarm_step=400)
     assert not await training._goes_on(), "who does not stay leaves"
 
     training._settings.stay = True

@@ -1,33 +1,34 @@
 """What must hold for the status of a node: numbers mean what they are called, and JSON can carry them."""
 
 import json
-from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lowcomm_node.daemon.report import report
+from lowcomm_node.daemon.report import View, report
+from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold, Rule
-from lowcomm_node.status.board import Bulletin
-from lowcomm_node.sync.history import History, Outcome
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.status.board import Board
+from lowcomm_node.status.model import LastFailure, Pause
+from lowcomm_node.status.wire import to_json
+from lowcomm_node.sync.history import History
+from lowcomm_node.sync.records import Outcome
 from lowcomm_node.trainer.failures import Failure, Kind
 from lowcomm_protocol.plan.matching import Refusal
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 
-def node(history: History, **progress: Any) -> Any:
-    """A node of which only its exchanges and its progress are known."""
-    known: defaultdict[str, Any] = defaultdict(lambda: None)
-    known |= {
-        "peer_id": "me", "began": 0.0, "bulletin": Bulletin(),
-        "exchanger": SimpleNamespace(history=history, running={}), "refusals": Refusals(),
-        "limits": lambda: {"max_up": None}, "availability": SimpleNamespace(hold=None),
-        "supervisor": SimpleNamespace(pid=None, restarts=0, last_failure=None, overdue=lambda now: None),
+def view(**known: Any) -> View:
+    """A node that has only just begun, but for what is known."""
+    supervisor = SimpleNamespace(pid=None, restarts=0, last_failure=None, overdue=lambda now: None)
+    usual = {
+        "peer_id": "me", "began": 0.0, "leaving": None, "board": Board(), "supervisor": supervisor, "hold": None,
+        "allowance": Allowance(NodeSettings(home=Path("/home/nobody"))), "refusals": Refusals(),
     }  # fmt: skip
-    known["bulletin"].phase, known["bulletin"].progress = "training", progress
-    names = ("run_", "membership", "channels", "rejoin", "training", "leaving")
-    return SimpleNamespace(**known, **dict.fromkeys(names))
+    return View(**usual | known)
 
 
 def test_refusals_are_counted_one_by_one_whatever_became_of_their_exchanges():
@@ -36,35 +37,33 @@ def test_refusals_are_counted_one_by_one_whatever_became_of_their_exchanges():
     for refusal in (Refusal.BUSY, Refusal.FULL):
         history.they_refused("a", refusal)
     history.we_refused("b", Refusal.TOO_SOON)
-    exchanges = report(node(history))["exchanges"]
-    assert (exchanges["refused"], exchanges["no_partner"], exchanges["completed"]) == (3, 5, 0)
+    exchanges = report(view(exchanger=SimpleNamespace(history=history, running={}))).exchanges
+    assert (exchanges.refused, exchanges.no_partner, exchanges.completed) == (3, 5, 0)
 
 
 def test_what_strangers_sent_and_was_not_taken_is_told_by_its_reason():
-    one = node(History())
-    assert report(one)["refusals"] == {}
-    one.refusals.count(What.CALL, Reason.REPLAYED)
-    assert json.loads(json.dumps(report(one)))["refusals"] == {"call.replayed": 1}
+    refusals = Refusals()
+    assert report(view(refusals=refusals)).refusals == {}
+    refusals.count(What.CALL, Reason.REPLAYED)
+    assert report(view(refusals=refusals)).refusals == {"call.replayed": 1}
 
 
 def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
-    one = node(History())
-    assert (report(one)["pause"], report(one)["trainer"]["last_failure"]) == (None, None)
-    one.bulletin.phase, one.availability.hold = "paused", Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9)
+    before = report(view())
+    assert (before.pause, before.trainer.last_failure) == (None, None)
+    one = view(hold=Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9))
+    one.board.enter("paused", None)
     one.supervisor.last_failure = Failure(kind=Kind.HUNG, reason="It hangs.", step=7)
-    status = json.loads(json.dumps(report(one)))
-    assert status["waiting"] == "paused by its owner until 14:30"
-    assert status["pause"] == {"rule": "owner", "reason": "paused by its owner until 14:30", "until": 1e9}
-    assert status["trainer"]["last_failure"] == {"kind": "hung", "reason": "It hangs.", "step": 7}
+    status = report(one)
+    assert status.waiting == "paused by its owner until 14:30"
+    assert status.pause == Pause(rule="owner", reason="paused by its owner until 14:30", until=1e9)
+    assert status.trainer.last_failure == LastFailure(kind="hung", reason="It hangs.", step=7)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
 def test_a_loss_that_is_no_number_is_null(loss: float):
-    status = report(node(History(), loss=loss, val_loss_last=loss, val_loss_first=5.5, steps=7))
-    trainer = json.loads(json.dumps(status, allow_nan=False))["trainer"]
-    assert (trainer["loss"], trainer["val_loss_last"], trainer["val_loss_first"], trainer["steps"]) == (
-        None,
-        None,
-        5.5,
-        7,
-    )
+    one = view()
+    one.board.advance(loss=loss, val_loss_last=loss, val_loss_first=5.5, steps=7)
+    trainer = json.loads(json.dumps(to_json(report(one)), allow_nan=False))["trainer"]
+    told = tuple(trainer[name] for name in ("loss", "val_loss_last", "val_loss_first", "steps"))
+    assert told == (None, None, 5.5, 7)

@@ -10,24 +10,26 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.statuses import make_status
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.demo import demo
 from lowcomm_node.demo.demo import Lines, render
 from lowcomm_node.status.lines import swarm_in_words
+from lowcomm_node.status.model import Status
 from lowcomm_node.system import support as system
 from lowcomm_node.trainer import swarm_weights
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 
 
-def status(phase: str = "training", step: int | None = 40, **more: Any) -> dict[str, Any]:
+def status(phase: str = "training", step: int | None = 40, **more: Any) -> Status:
     trainer = {"swarm_step": step, "steps": step, "total_steps": 400, "tokens": 20_480, "tokens_per_second": 6000.0}
     losses = {"val_loss_first": 5.6, "val_loss_last": 3.25}
     exchanges = {"completed": 14, "refused": 1057, "no_partner": 265, "failed": 4}
-    return {
-        "peer_id": PEER, "phase": phase, "trainer": trainer | losses, "exchanges": exchanges,
-        "bytes_sent": 340_000, "bytes_received": 1, **more,
-    }  # fmt: skip
+    return make_status(
+        peer_id=PEER, phase=phase, trainer=trainer | losses, exchanges=exchanges, bytes_sent=340_000,
+        bytes_received=1, **more,
+    )  # fmt: skip
 
 
 def result(home: Path, **more: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.statuses import make_peer, make_status
 from lowcomm_node.doctor.checks import CHECKS, Check, access, machine, network, node, reach
 from lowcomm_node.doctor.checks.access import ALWAYS, Reply
 from lowcomm_node.doctor.checks.reach import Nat, kind_of_nat
@@ -119,20 +120,16 @@ UFW = "ufw allow 45123/tcp && ufw allow 4000{0}/tcp && ufw allow 4000{0}/udp"
 SIX_FLAGS = f"--port 45123 --dht-port 40006 --announce [{SIX}]:45123"
 LOST_UDP = UdpProbe(f"/ip4/44.128.0.10/udp/31330/quic-v1/p2p/{HELPER}", gets_out=False)
 TAKEN = "Port 45123 is in use: choose another"
-STATUS: dict[str, Any] = {
-    "peer_id": ME,
-    "phase": "training",
-    "waiting": "training alone: no other peer is alive",
-    "peers": 0,
-    "warnings": [],
-    "run": {"name": "test", "fingerprint": "abc"},
-    "exchanges": {"completed": 2, "failed": 1},
-    "trainer": {"device": "cpu"},
-}
+STATUS = make_status(
+    peer_id=ME,
+    waiting="training alone: no other peer is alive",
+    exchanges={"completed": 2, "failed": 1},
+    trainer={"device": "cpu"},
+)
 MEMBERS = [
-    {"peer_id": HELPER, "route": None, "route_reason": "direct: can't be reached"},
-    {"peer_id": ME, "route": "relay abcdef", "route_reason": None},
-    {"peer_id": RELAY, "route": None, "route_reason": None},
+    make_peer(peer_id=HELPER, route_reason="direct: can't be reached"),
+    make_peer(peer_id=ME, route="relay abcdef"),
+    make_peer(peer_id=RELAY),
 ]
 
 

@@ -21,11 +21,11 @@ def test_limits_are_as_flags_and_variables_and_the_file_say(tmp_path: Path) -> N
     (tmp_path / "config.toml").write_text('max_up = "5Mbit"\nmax_peers = 9\n')
     chosen = settings(tmp_path, {"LOWCOMM_MAX_DOWN": "2.5MB"}, max_up="8Mbit")
     assert (chosen.max_up, chosen.max_down, chosen.max_peers) == (1e6, 2.5e6, 9)
-    told = Allowance(chosen).describe()
-    assert (told["max_up"], told["max_down"], told["max_peers"], told["peers"]) == (1e6, 2.5e6, 9, 0)
+    allowed = Allowance(chosen)
+    assert (allowed.bandwidth.up.rate, allowed.bandwidth.down.rate, allowed.peer_limit.most) == (1e6, 2.5e6, 9)
     lifted = settings(tmp_path, max_up="none", max_peers="none")
     assert (lifted.max_up, lifted.max_peers) == (None, None), "a flag lifts what the file says"
-    assert Allowance(lifted).describe()["max_peers"] == DEFAULT_PEERS
+    assert Allowance(lifted).peer_limit.most == DEFAULT_PEERS
 
 
 @pytest.mark.parametrize(

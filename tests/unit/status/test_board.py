@@ -1,56 +1,56 @@
 """What must hold for what a node tells of itself: every listener gets every event, and what is kept is bounded."""
 
-from lowcomm_node.status.board import MAX_WAITING, MAX_WARNINGS, Bulletin
+from lowcomm_node.status.board import MAX_WAITING, MAX_WARNINGS, Board
 
 
 def test_every_listener_gets_every_event_with_its_time():
-    bulletin = Bulletin()
-    listeners = [bulletin.subscribe(), bulletin.subscribe()]
-    bulletin.tell({"event": "saved"})
+    board = Board()
+    listeners = [board.subscribe(), board.subscribe()]
+    board.tell({"event": "saved"})
     assert [listener.get_nowait()["event"] for listener in listeners] == ["saved", "saved"]
-    bulletin.unsubscribe(listeners[0])
-    bulletin.tell({"event": "finished"})
+    board.unsubscribe(listeners[0])
+    board.tell({"event": "finished"})
     assert listeners[0].empty()
     assert listeners[1].get_nowait()["time"] > 0
 
 
 def test_inner_steps_are_told_to_those_who_asked_for_every_one():
-    bulletin = Bulletin()
-    curious, calm = bulletin.subscribe(), bulletin.subscribe(every_step=False)
-    bulletin.tell_step({"event": "step"})
+    board = Board()
+    curious, calm = board.subscribe(), board.subscribe(every_step=False)
+    board.tell_step({"event": "step"})
     assert (curious.qsize(), calm.qsize()) == (1, 0)
 
 
 def test_who_does_not_read_loses_the_oldest_events():
-    bulletin = Bulletin()
-    listener = bulletin.subscribe()
+    board = Board()
+    listener = board.subscribe()
     for number in range(MAX_WAITING + 3):
-        bulletin.tell_step({"event": "step", "steps": number})
+        board.tell_step({"event": "step", "steps": number})
     assert listener.qsize() == MAX_WAITING
     assert listener.get_nowait()["steps"] == 3
 
 
 def test_a_phase_is_told_once_however_often_what_it_waits_for_changes():
-    bulletin = Bulletin()
-    listener = bulletin.subscribe()
-    bulletin.enter("syncing", "looking for peers")
-    bulletin.enter("syncing", "copying")
-    assert (bulletin.phase, bulletin.waiting, listener.qsize()) == ("syncing", "copying", 1)
+    board = Board()
+    listener = board.subscribe()
+    board.enter("syncing", "looking for peers")
+    board.enter("syncing", "copying")
+    assert (board.phase, board.waiting, listener.qsize()) == ("syncing", "copying", 1)
 
 
 def test_only_the_last_warnings_are_kept_and_those_that_hold_no_longer_go():
-    bulletin = Bulletin()
+    board = Board()
     for number in range(MAX_WARNINGS + 5):
-        bulletin.warn(f"{'disk' if number % 2 else 'clock'}: {number}")
-    assert len(bulletin.warnings) == MAX_WARNINGS
-    assert bulletin.warnings[-1] == f"clock: {MAX_WARNINGS + 4}"
-    bulletin.withdraw("disk:")
-    assert len(bulletin.warnings) == MAX_WARNINGS // 2
-    assert all(warning.startswith("clock") for warning in bulletin.warnings)
+        board.warn(f"{'disk' if number % 2 else 'clock'}: {number}")
+    assert len(board.warnings) == MAX_WARNINGS
+    assert board.warnings[-1] == f"clock: {MAX_WARNINGS + 4}"
+    board.withdraw("disk:")
+    assert len(board.warnings) == MAX_WARNINGS // 2
+    assert all(warning.startswith("clock") for warning in board.warnings)
 
 
 def test_what_others_are_told_of_our_position_is_nothing_before_the_first_step():
-    bulletin = Bulletin()
-    assert bulletin.position() == (0, 0, 0.0)
-    bulletin.progress |= {"swarm_step": 40, "steps": 20, "tokens_per_second": 1.5}
-    assert bulletin.position() == (40, 20, 1.5)
+    board = Board()
+    assert board.position() == (0, 0, 0.0)
+    board.advance(swarm_step=40, steps=20, tokens_per_second=1.5)
+    assert board.position() == (40, 20, 1.5)

@@ -14,20 +14,22 @@ from typing import Any
 import psutil
 import pytest
 
+from helpers.statuses import make_status
 from lowcomm_bootstrap.health import PATIENCE, SignOfLife, check_health
 from lowcomm_node.cli import app, common, healthy
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import Unhealthy
 from lowcomm_node.status.health import PHASE_PATIENCE, SWARM_PATIENCE, judge_health
+from lowcomm_node.status.model import Status
 
 LONG = 10 * max(PHASE_PATIENCE.values())
 
 
-def status(phase: str = "training", **changes: Any) -> dict[str, Any]:
+def status(phase: str = "training", **changes: Any) -> Status:
     """A status, as far as health goes by it."""
-    swarm = {"state": "connected", "seconds": LONG, "reason": None} | changes.pop("swarm", {})
-    trainer = {"swarm_step": 7, "overdue": None} | changes.pop("trainer", {})
-    return {"phase": phase, "waiting": None, "unchanged": 0.0, "peers": 3, "swarm": swarm, "trainer": trainer} | changes
+    swarm = {"seconds": LONG} | changes.pop("swarm", {})
+    trainer = {"swarm_step": 7} | changes.pop("trainer", {})
+    return make_status(phase=phase, peers=3, swarm=swarm, trainer=trainer, **changes)
 
 
 def test_a_node_that_trains_is_well_however_long_its_phase_lasts() -> None:

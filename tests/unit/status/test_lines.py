@@ -1,7 +1,11 @@
 """What a node tells where there is no terminal: lines that a person can follow."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from helpers.statuses import make_status
 from lowcomm_node.status.lines import contribution, event_in_words, farewell, progress_in_words
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
@@ -33,21 +37,20 @@ def test_what_strangers_wrote_is_one_line_without_control_characters() -> None:
 
 
 def test_progress_tells_step_loss_speed_exchanges_and_why_it_is_alone() -> None:
-    status = {
-        "trainer": {"swarm_step": 120, "total_steps": 2000, "loss": 2.25, "tokens_per_second": 14_200.0},
-        "exchanges": {"completed": 12}, "bytes_sent": 1_200_000, "peers": 1, "waiting": None,
-    }  # fmt: skip
+    status = make_status(
+        trainer={"swarm_step": 120, "total_steps": 2000, "loss": 2.25, "tokens_per_second": 14_200.0},
+        exchanges={"completed": 12}, bytes_sent=1_200_000, peers=1,
+    )  # fmt: skip
     line = "step 120 of 2000, loss 2.2500, 14.2k tokens/s, 12 exchanges, 1.2 MB sent, 1 other peer"
     assert progress_in_words(status) == line
-    alone = status | {"peers": 0, "waiting": "training alone: no other peer is alive"}
+    alone = replace(status, peers=0, waiting="training alone: no other peer is alive")
     assert progress_in_words(alone).endswith("0 other peers; training alone: no other peer is alive")
 
 
 def test_at_the_end_it_tells_what_was_given_where_the_model_lies_and_how_to_use_it() -> None:
-    status = {
-        "trainer": {"steps": 1234, "tokens": 631_808}, "exchanges": {"completed": 210, "refused": 9},
-        "bytes_sent": 1_200_000, "checkpoint": {"step": 1240, "path": "/home/me/step-0000001240"},
-    }  # fmt: skip
+    told: dict[str, Any] = {"exchanges": {"completed": 210, "refused": 9}, "bytes_sent": 1_200_000}
+    checkpoint = {"step": 1240, "path": "/home/me/step-0000001240"}
+    status = make_status(trainer={"steps": 1234, "tokens": 631_808}, checkpoint=checkpoint, **told)
     given = contribution(status)
     lines = farewell(given, "bin/lowcomm-node", " --home '/a b'").splitlines()
     assert lines == [
@@ -56,7 +59,7 @@ def test_at_the_end_it_tells_what_was_given_where_the_model_lies_and_how_to_use_
         "try it:      bin/lowcomm-node generate \"def \" --home '/a b'",
         "export it:   bin/lowcomm-node checkpoint export FOLDER --home '/a b'",
     ]
-    nothing = contribution(status | {"checkpoint": None, "trainer": {"steps": None, "tokens": None}})
+    nothing = contribution(make_status(**told))
     assert farewell(nothing, "x").splitlines() == [
         "contributed: 0 steps, 0 tokens; since this start 210 exchanges applied, 1.2 MB sent"
     ]

@@ -163,7 +163,7 @@ async def test_a_folder_that_can_not_be_written_stops_nothing(node: Node, tmp_pa
     node.network.peers.add(BOOT.peer_id)
     assert await rejoin.enter(0.0)
     await rejoin.save()
-    assert rejoin.describe()["state"] == State.CONNECTED
+    assert rejoin.describe().state == State.CONNECTED
 
 
 def test_own_addresses_are_numbers_and_none_is_of_this_machine_alone() -> None:

@@ -89,17 +89,17 @@ def test_of_several_named_doors_one_that_answers_suffices_and_the_others_are_nam
     assert world.state is State.CONNECTED
     assert world.dog.reason(world.now) is None
     world.run(120)
-    told = {entry["peer_id"]: entry for entry in world.dog.describe(world.now)["doors"]}
-    assert told["alive"]["answers"] and told["alive"]["reason"] is None
-    assert not told["dead"]["answers"] and told["dead"]["reason"] == "connection refused"
-    assert 0 <= told["dead"]["next_attempt"] <= LONGEST_PAUSE
+    told = {entry.peer_id: entry for entry in world.dog.describe(world.now).doors}
+    assert told["alive"].answers and told["alive"].reason is None
+    assert not told["dead"].answers and told["dead"].reason == "connection refused"
+    assert 0 <= told["dead"].next_attempt <= LONGEST_PAUSE
     times = world.knocked("dead")
     pauses = [after - before for before, after in pairwise(times)]
     assert pauses[0] < 5 and pauses == sorted(pauses), "later and later"
     assert max(pauses) <= LONGEST_PAUSE + HEARTBEAT
     world.open = {"alive", "dead"}
     world.run(LONGEST_PAUSE + 10)
-    assert next(entry for entry in world.dog.describe(world.now)["doors"] if entry["peer_id"] == "dead")["answers"]
+    assert next(entry for entry in world.dog.describe(world.now).doors if entry.peer_id == "dead").answers
 
 
 def test_when_all_named_doors_are_dead_remembered_ones_are_tried_a_few_at_a_time() -> None:

@@ -13,6 +13,7 @@ from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.testing.memory_dht import MemoryNetwork
 from lowcomm_node.transport import peer_channel as peer_channel_module
 from lowcomm_node.transport.peer_channel import PeerChannel, name_tunnel
+from lowcomm_node.transport.records import PeerRoute
 from lowcomm_node.transport.routes import Route
 from lowcomm_protocol.peers.records import PeerInfo
 
@@ -135,7 +136,7 @@ async def test_no_reason_is_told_of_a_peer_that_was_only_idle(tmp_path):
         peer_channel._choice.opened(DIRECT, now - 120.0, 0.1)
         await peer_channel._open[DIRECT].channel.close()
         await until_async(lambda: asyncio.sleep(0, peer_channel._choice.route is None), 30, "it is lost")
-        assert peer_channel.describe() == {"route": None, "route_reason": None, "round_trip": None}
+        assert peer_channel.describe() == PeerRoute()
 
 
 def test_a_tunnel_is_named_by_where_it_leads():

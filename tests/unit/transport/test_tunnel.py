@@ -118,7 +118,7 @@ async def test_a_caller_over_tls_still_needs_a_credential(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         straight = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
         stub = await ada.channels.stub(straight)
-        assert ada.channels.describe(bob.peer_id)["route"].startswith("direct")
+        assert ada.channels.describe(bob.peer_id).route.startswith("direct")
         for metadata in ((), (("peer", f"unix-abstract:lowcomm.{bob.tunnels._token}.in.{ada.peer_id}.1"),)):
             with pytest.raises(aio.AioRpcError, match="without a credential"):
                 await soon(stub.Describe(pb.Introduction(), metadata=metadata, timeout=30))
@@ -278,7 +278,7 @@ async def test_somebody_else_at_a_peers_address_is_told_and_counted_and_the_tunn
         assert await soon(ada.introduce(meddled)) == ada.peer_id
         assert bob.callers and not eve.callers
         told = ada.channels.describe(bob.peer_id)
-        assert told["route"] == "punched" and "another certificate" in told["route_reason"]
+        assert told.route == "punched" and "another certificate" in told.route_reason
         assert ada.channels._refusals.counts() == {"connection.other-certificate": 1}
 
 
@@ -322,7 +322,7 @@ async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lo
         cut(ada)
 
         async def told() -> bool:
-            return "broke off; it is being resumed" in (ada.channels.describe(bob.peer_id)["route_reason"] or "")
+            return "broke off; it is being resumed" in (ada.channels.describe(bob.peer_id).route_reason or "")
 
         await until_async(told, 10, "the break is told")
         assert len(bob.tunnels.callee._sessions) == 1
@@ -506,8 +506,8 @@ async def test_a_dead_address_costs_one_call_a_moment_and_then_none(tmp_path):
         for _ in range(3):
             assert await soon(ada.introduce(bob.info())) == ada.peer_id
         told = ada.channels.describe(bob.peer_id)
-        assert told["route"] == "punched"
-        assert "can't be reached" in told["route_reason"]
+        assert told.route == "punched"
+        assert "can't be reached" in told.route_reason
 
 
 async def test_an_address_that_comes_alive_is_taken_when_the_record_tells_it(tmp_path):
@@ -517,11 +517,11 @@ async def test_an_address_that_comes_alive_is_taken_when_the_record_tells_it(tmp
 
         async def direct() -> bool:
             await ada.introduce(alive)
-            return ada.channels.describe(bob.peer_id)["route"] == f"direct 127.0.0.1:{bob.port}"
+            return ada.channels.describe(bob.peer_id).route == f"direct 127.0.0.1:{bob.port}"
 
         await until_async(direct, 30, "the direct route is taken")
         told = ada.channels.describe(bob.peer_id)
-        assert told["route_reason"] is None
+        assert told.route_reason is None
 
 
 async def test_calls_under_way_go_on_when_another_route_is_taken(tmp_path):
@@ -533,7 +533,7 @@ async def test_calls_under_way_go_on_when_another_route_is_taken(tmp_path):
 
         async def direct() -> bool:
             await ada.introduce(alive)
-            return ada.channels.describe(bob.peer_id)["route"].startswith("direct")
+            return ada.channels.describe(bob.peer_id).route.startswith("direct")
 
         await until_async(direct, 30, "the direct route is taken")
         await stream.send(chunk(1, 8))
@@ -547,9 +547,9 @@ async def test_a_server_that_goes_is_noticed_and_the_tunnel_taken(tmp_path):
         listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
         broken = listener.sockets[0].getsockname()[1]
         assert await soon(ada.introduce(alive)) == ada.peer_id
-        assert ada.channels.describe(bob.peer_id)["route"].startswith("direct")
+        assert ada.channels.describe(bob.peer_id).route.startswith("direct")
         assert await soon(ada.introduce(bob.info(addresses=(f"127.0.0.1:{broken}",)))) == ada.peer_id
-        assert ada.channels.describe(bob.peer_id)["route"] == "punched"
+        assert ada.channels.describe(bob.peer_id).route == "punched"
         listener.close()
 
 
@@ -561,14 +561,14 @@ async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(tm
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
         assert await soon(stream.receive()) == chunk(0, 8)
-        assert ada.channels.describe(bob.peer_id)["route"] == f"relay {EVE.peer_id[-6:]}"
+        assert ada.channels.describe(bob.peer_id).route == f"relay {EVE.peer_id[-6:]}"
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        assert ada.channels.describe(bob.peer_id)["route"].startswith("relay"), "there is no better one"
+        assert ada.channels.describe(bob.peer_id).route.startswith("relay"), "there is no better one"
         network.address = punched
 
         async def better() -> bool:
             await ada.introduce(bob.info())
-            return ada.channels.describe(bob.peer_id)["route"] == "punched"
+            return ada.channels.describe(bob.peer_id).route == "punched"
 
         await until_async(better, 30, "the direct connection is used")
         await stream.send(chunk(1, 8))
@@ -584,7 +584,7 @@ async def test_no_route_at_all_is_one_clear_reason(tmp_path):
         with pytest.raises(LinkLost, match=r"can't be reached \(direct: can't be reached; tunnel: can't be reached\)"):
             await soon(ada.call(gone))
         told = ada.channels.describe(bob.peer_id)
-        assert told["route"] is None and "tunnel: can't be reached" in told["route_reason"]
+        assert told.route is None and "tunnel: can't be reached" in told.route_reason
 
 
 async def test_the_round_trip_and_the_rates_are_measured(tmp_path):
@@ -595,10 +595,10 @@ async def test_the_round_trip_and_the_rates_are_measured(tmp_path):
             await soon(stream.receive())
         await stream.close()
         told = ada.channels.describe(bob.peer_id)
-        assert told["rate_up"] > 1e5 and told["rate_down"] > 1e5
+        assert told.rate_up > 1e5 and told.rate_down > 1e5
 
         async def measured() -> bool:
-            return ada.channels.describe(bob.peer_id)["round_trip"] is not None
+            return ada.channels.describe(bob.peer_id).round_trip is not None
 
         await until_async(measured, 30, "the round trip is measured")
 

@@ -125,7 +125,7 @@ def gpu(seen: Observations) -> Finding:
         value = "none that a driver tells of: trains on the CPU"
         return Finding("gpu", State.OK, value, "", figures)
     value = ", ".join(f"{gpu.name} ({size(gpu.free)} free of {size(gpu.total)})" for gpu in found)
-    device = seen.status["trainer"]["device"] if seen.status is not None else None
+    device = seen.status.trainer.device if seen.status is not None else None
     name, remedy = found[0].name, ""
     if not torch_sees_gpus():
         remedy = f"install a build of torch for CUDA to use the {name}: this one is for CPUs"

@@ -4,6 +4,7 @@ from collections import Counter
 
 from lowcomm_node.doctor.observations import Observations
 from lowcomm_node.doctor.report import UNREACHED, Finding, State
+from lowcomm_node.status.wire import to_json
 
 NOT_CALLED = "not called yet"
 
@@ -17,18 +18,19 @@ def node(seen: Observations) -> Finding:
     status = seen.status
     if status is None:
         return Finding("node", State.UNKNOWN, f"none runs in {seen.home}", seen.absent)
-    told = [status["phase"]]
-    if run := status["run"]:
-        done = status["exchanges"]
+    told = [status.phase]
+    if run := status.run:
+        done = status.exchanges
         told = [
-            f"{status['phase']} in {run['name']}@{run['fingerprint']}",
-            _many(status["peers"], "peer"),
-            f"{_many(done['completed'], 'exchange')} done, {done['failed']} failed",
+            f"{status.phase} in {run.name}@{run.fingerprint}",
+            _many(status.peers, "peer"),
+            f"{_many(done.completed, 'exchange')} done, {done.failed} failed",
         ]
-    told += [status["waiting"]] if status["waiting"] else []
-    told += [f"warning: {status['warnings'][-1]}"] if status["warnings"] else []
+    told += [status.waiting] if status.waiting else []
+    told += [f"warning: {status.warnings[-1]}"] if status.warnings else []
     shown = ("peer_id", "phase", "waiting", "peers", "exchanges", "warnings")
-    return Finding("node", State.OK, "; ".join(told), "", {key: status[key] for key in shown})
+    figures = to_json(status)
+    return Finding("node", State.OK, "; ".join(told), "", {key: figures[key] for key in shown})
 
 
 def dht(seen: Observations) -> Finding:
@@ -65,16 +67,16 @@ def routes(seen: Observations) -> Finding | None:
     """The routes to peers of the run."""
     if not seen.members:
         return None
-    lost = [peer for peer in seen.members if peer["route"] is None and peer["route_reason"]]
-    others = [peer["route"] or NOT_CALLED for peer in seen.members if peer not in lost]
+    lost = [peer for peer in seen.members if peer.route is None and peer.route_reason]
+    others = [peer.route or NOT_CALLED for peer in seen.members if peer not in lost]
     kinds = Counter(route.partition(" ")[0] for route in others)
     words = {kind: kind for kind in kinds} | {"not": NOT_CALLED}
     told = [f"{count} {words[kind]}" for kind, count in kinds.most_common()]
-    figures = {"routes": dict(kinds), "lost": [peer["peer_id"] for peer in lost]}
+    figures = {"routes": dict(kinds), "lost": [peer.peer_id for peer in lost]}
     if not lost:
         return Finding("routes", State.OK, "; ".join(told), "", figures)
-    told.append(f"{len(lost)} not reached: {lost[-1]['route_reason']}")
-    remedy = f"see what is known of them: lowcomm-node ping {lost[-1]['peer_id'][-6:]}"
+    told.append(f"{len(lost)} not reached: {lost[-1].route_reason}")
+    remedy = f"see what is known of them: lowcomm-node ping {lost[-1].peer_id[-6:]}"
     return Finding("routes", State.WARNING, "; ".join(told), remedy, figures)
 
 

@@ -1,0 +1,74 @@
+"""What is told of exchanges: while they run, and when they have ended."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from lowcomm_node.system.events import Event
+
+
+class Outcome(StrEnum):
+    """How an exchange ended."""
+
+    APPLIED = "applied"
+    NO_PARTNER = "no-partner"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeStatus:
+    """An exchange under way."""
+
+    fragment: int
+    """Which fragment is exchanged."""
+    round: int
+    """Number of the exchange of this fragment, the same at all members."""
+    stage: str
+    """How far it is, as `docs/states.md` draws it."""
+    partners: tuple[str, ...]
+    """Peer ids of the other members, as far as they are known."""
+    bytes_sent: int
+    """Bytes of contents that this node has sent."""
+    bytes_received: int
+    """Bytes of contents that this node has received."""
+    bytes_expected: int
+    """Bytes that both directions will carry, as far as that is known."""
+    seconds: float
+    """Seconds since it began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeEnded(Event):
+    """An exchange has ended."""
+
+    names: ClassVar[tuple[str, ...]] = tuple(f"exchange.{outcome}" for outcome in Outcome)
+    fragment: int
+    """Which fragment was exchanged."""
+    round: int
+    """Number of the exchange of this fragment, the same at all members."""
+    outcome: Outcome
+    """How it ended."""
+    reason: str
+    """Why it was not applied, or what was special about it; empty where there is nothing to tell."""
+    partners: tuple[str, ...]
+    """Peer ids of the other members."""
+    in_doubt: bool = False
+    """Whether the last word was lost, so that another member may have applied what we have not."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Peers that refused or were lost, by peer id, each with the reason."""
+    swarm_step: int
+    """Swarm step at which it ended."""
+    bytes_sent: int
+    """Bytes of contents that this node sent."""
+    bytes_received: int
+    """Bytes of contents that this node received."""
+    seconds: float
+    """Seconds that it took."""
+    worst_block: float | None = None
+    """Spread of the contributions in the block of 256 values where it was largest; null unless it was applied."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``exchange.applied``."""
+        return f"exchange.{self.outcome}"
