@@ -92,7 +92,7 @@ PRESETS: Table[Preset] = Table(
         "streaming-diloco": Preset(
             "swarms of at most 8 average a quarter of the model at a time, in 2 bits: nearest to a cluster",
             # Every parameter often, in few bits: that leaves more of all-reduce's gain than more bits
-            # more rarely (docs/methods.md).
+            # more rarely (docs/results.md).
             {
                 "interval": 4,
                 "fragments": 4,

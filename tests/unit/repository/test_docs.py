@@ -3,10 +3,15 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from lowcomm_node.doctor.checks import CHECKS
+from lowcomm_protocol.codecs import CODECS, codec
+from lowcomm_protocol.spec.names import OUTER_RULES
+from lowcomm_protocol.spec.presets import PRESETS
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -82,3 +87,19 @@ def test_every_file_and_test_that_a_page_names_exists(page: Path) -> None:
 def test_the_page_of_the_doctor_lists_its_checks_in_their_order() -> None:
     listed = re.findall(r"^- \*\*`([a-z0-9]+)`\*\*:", (DOCS / "doctor.md").read_text(), re.MULTILINE)
     assert listed == [check.__name__ for check in CHECKS]
+
+
+def test_the_documented_codec_rule_and_method_of_your_own_work_as_they_stand() -> None:
+    code = (DOCS / "library.md").read_text().split("```python")[1].split("```")[0]
+    names: dict[str, Any] = {"__name__": "docs"}
+    try:
+        exec(compile(code, "docs/library.md", "exec"), names)
+        sync, vector = names["spec"].sync, np.linspace(-1, 1, 300, dtype=np.float32)
+        assert (sync.method, sync.codec, sync.outer) == ("mine", "eight", "averaging")
+        coded, decoded = bytearray(codec("eight").coded_size(300)), np.empty_like(vector)
+        codec("eight").encode(vector, memoryview(coded))
+        codec("eight").decode(memoryview(coded), decoded)
+        assert np.abs(decoded - vector).max() <= 0.5 / 127 + 1e-6
+    finally:
+        for table, name in ((CODECS, "eight"), (OUTER_RULES, "averaging"), (PRESETS, "mine")):
+            table.unregister(name)
