@@ -1,1 +1,4 @@
-"""The door to a swarm: a DHT peer with a fixed address that keeps runs published. It takes no part in training."""
+"""The entry point of a swarm: a DHT peer with a fixed address that keeps runs published.
+
+It takes no part in training.
+"""

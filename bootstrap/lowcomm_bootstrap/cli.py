@@ -25,25 +25,43 @@ app = typer.Typer(
 
 
 def _variable(name: str) -> str:
-    """The variable of the environment that stands for a flag; of several values with spaces in between."""
+    """The environment variable of a flag; several values are separated by spaces."""
     return f"LOWCOMM_BOOTSTRAP_{name}"
 
 
-def _option(name: str, text: str, **bounds: int) -> Any:
-    return typer.Option(help=text, envvar=_variable(name), **bounds)  # pyright: ignore[reportArgumentType, reportCallIssue]
+def _option(name: str, text: str, least: int | None = None, most: int | None = None) -> Any:
+    return typer.Option(help=text, envvar=_variable(name), min=least, max=most)
 
 
 Home = Annotated[Path | None, _option("HOME", "Folder of identity and runs.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything, and tracebacks.")]
+Texts = list[str] | None
+Host = Annotated[str, _option("HOST", "Address to listen on.")]
+Port = Annotated[int, _option("PORT", "TCP and UDP port; 0 takes any free ones.", 0, 65535)]
+Announce = Annotated[Texts, _option("ANNOUNCE", "Multiaddress to tell, as /dns4/HOST/tcp/PORT.")]
+Peers = Annotated[Texts, _option("PEERS", "Address of another peer of the swarm; repeatable.")]
+Runs = Annotated[list[Path] | None, _option("RUN", "run.toml or signed run to keep published.")]
+Closed = Annotated[
+    bool,
+    typer.Option("--closed", help="Publish only runs given or kept.", envvar=_variable("CLOSED")),
+]
+MaxRuns = Annotated[int, _option("MAX_RUNS", "Runs to keep, at most.", 1)]
+RelayPeers = Annotated[int, _option("RELAY_PEERS", "Peers behind routers to relay to; 0: none.", 0)]
+RelayCircuits = Annotated[int, _option("RELAY_CIRCUITS", "Relayed connections of each at once.", 1)]
+RelayBytes = Annotated[str, _option("RELAY_BYTES", "Bytes of one, each way, as 4GiB or 500MB.")]
+RelaySeconds = Annotated[int, _option("RELAY_SECONDS", "Seconds of one relayed connection.", 1)]
 _TRACEBACK = "LOWCOMM_BOOTSTRAP_TRACEBACK"
 _RELAY = RelayLimits()
 
 
 @app.callback(invoke_without_command=True)
 def version(
-    show: Annotated[bool, typer.Option("--version", help="Show release, commit and protocol.", is_eager=True)] = False,
+    show: Annotated[
+        bool,
+        typer.Option("--version", help="Show release, commit and protocol.", is_eager=True),
+    ] = False,
 ) -> None:
     """Show the version, or go on to the command."""
     if show:
@@ -57,33 +75,17 @@ def version(
 @app.command()
 def serve(
     home: Home = None,
-    host: Annotated[str, _option("HOST", "Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, _option("PORT", "TCP and UDP port; 0 takes any free ones.", min=0, max=65535)] = 31337,
-    announce: Annotated[
-        list[str] | None, _option("ANNOUNCE", "Multiaddress to tell, such as /dns4/HOST/tcp/PORT.")
-    ] = None,
-    peers: Annotated[
-        list[str] | None,
-        _option("PEERS", "Address of another bootstrap server or peer of the swarm; may be repeated."),
-    ] = None,
-    run: Annotated[list[Path] | None, _option("RUN", "run.toml or signed run to keep published.")] = None,
-    closed: Annotated[
-        bool,
-        typer.Option("--closed", help="Publish only the runs given here or kept before.", envvar=_variable("CLOSED")),
-    ] = False,
-    max_runs: Annotated[int, _option("MAX_RUNS", "Runs to keep, at most.", min=1)] = 64,
-    relay_peers: Annotated[
-        int, _option("RELAY_PEERS", "Peers behind routers that others may reach through this server; 0: none.", min=0)
-    ] = _RELAY.peers,
-    relay_circuits: Annotated[
-        int, _option("RELAY_CIRCUITS", "Connections that each of them may have relayed at once.", min=1)
-    ] = _RELAY.circuits,
-    relay_bytes: Annotated[
-        str, _option("RELAY_BYTES", "Size that one relayed connection may carry each way, such as 4GiB or 500MB.")
-    ] = write_size(_RELAY.bytes),
-    relay_seconds: Annotated[
-        int, _option("RELAY_SECONDS", "Seconds of one relayed connection.", min=1)
-    ] = _RELAY.seconds,
+    host: Host = "0.0.0.0",
+    port: Port = 31337,
+    announce: Announce = None,
+    peers: Peers = None,
+    run: Runs = None,
+    closed: Closed = False,
+    max_runs: MaxRuns = 64,
+    relay_peers: RelayPeers = _RELAY.peers,
+    relay_circuits: RelayCircuits = _RELAY.circuits,
+    relay_bytes: RelayBytes = write_size(_RELAY.bytes),
+    relay_seconds: RelaySeconds = _RELAY.seconds,
     json_: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -105,13 +107,23 @@ def serve(
         max_runs=max_runs,
         json=json_,
         quiet=quiet,
-        relay=RelayLimits(peers=relay_peers, circuits=relay_circuits, bytes=_size(relay_bytes), seconds=relay_seconds),
+        relay=RelayLimits(
+            peers=relay_peers,
+            circuits=relay_circuits,
+            bytes=_size(relay_bytes),
+            seconds=relay_seconds,
+        ),
     )
     raise SystemExit(run_server(settings))
 
 
 @app.command()
-def runs(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+def runs(
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
     """List the runs that this server keeps."""
     from lowcomm_bootstrap.registry import Registry
 
@@ -120,15 +132,27 @@ def runs(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: 
     for path in registry.damaged:
         print(f"warning: {path} is not a sound signed run and not published.", file=sys.stderr)
     for path in registry.other_versions:
-        print(f"warning: {path} is of another version and not published by this one.", file=sys.stderr)
+        other = f"warning: {path} is of another version and not published by this one."
+        print(other, file=sys.stderr)
     for run in registry.runs():
-        name, method = run.spec.run.name, run.spec.sync.method
-        entry = {"name": name, "fingerprint": run.fingerprint, "run_id": run.run_id, "creator": run.creator}
-        print(json.dumps(entry) if json_ else f"{name}@{run.fingerprint}  {method}  by {run.creator}")
+        method = run.spec.sync.method
+        entry = {
+            "name": run.spec.run.name,
+            "fingerprint": run.fingerprint,
+            "run_id": run.run_id,
+            "creator": run.creator,
+        }
+        line = f"{entry['name']}@{run.fingerprint}  {method}  by {run.creator}"
+        print(json.dumps(entry) if json_ else line)
 
 
 @app.command("id")
-def show_id(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+def show_id(
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
     """Show this server's peer id; the identity is made if there is none."""
     from lowcomm_node.storage.files import load_or_create_identity
 
@@ -138,8 +162,13 @@ def show_id(home: Home = None, json_: Json = False, quiet: Quiet = False, verbos
 
 
 @app.command()
-def healthy(home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
-    """Tell in one line whether the server is well, and why: exit code 0, or 4 if it is not."""
+def healthy(
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say in one line whether the server is well, and why: exit code 0, or 4 if it is not."""
     from lowcomm_bootstrap.health import check_health
 
     _prepare(quiet, verbose)

@@ -1,7 +1,7 @@
-"""Is a bootstrap server well? It leaves a sign of life in its home; whoever asks reads that, and dials its p2pd.
+"""Health of a bootstrap server: it touches a file in its home; a check reads that and dials p2pd.
 
-serving.json  {"pid"}; its time of change is that of the last look around
-dial          where children of that process listen; p2pd says first that it speaks multistream, as all peers of libp2p do
+serving.json  {"pid"}; its time of change is that of the last look at the swarm
+dial          where children of that process listen; p2pd greets, as all peers of libp2p do
 """
 
 import json
@@ -19,7 +19,7 @@ from lowcomm_node.system.formatting import place
 from lowcomm_node.system.logs import log
 
 PATIENCE = 60.0
-"""Seconds without a look around, which is due every five, though one may wait for peers that do not answer."""
+"""Seconds without a look at the swarm. It is due every five, but may wait for silent peers."""
 DIAL_DEADLINE = 5.0
 _GREETING = b"\x13/multistream/1.0.0\n"
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -33,14 +33,14 @@ class SignOfLife:
         self._path = _path(home)
 
     def begin(self) -> None:
-        """Tell that we serve."""
+        """The server serves."""
         try:
             write_atomic(self._path, json.dumps({"pid": os.getpid()}).encode())
-        except (OSError, DiskFull) as error:  # nobody should lose the door for it
+        except (OSError, DiskFull) as error:  # no reason to stop serving
             log.warning("health.untold", reason=str(error))
 
     def renew(self) -> None:
-        """A look around is done."""
+        """A look at the swarm is done."""
         with suppress(OSError):
             os.utime(self._path)
 
@@ -50,28 +50,28 @@ class SignOfLife:
 
 
 def check_health(home: Path, now: float | None = None) -> str:
-    """What makes the server of a home well, in a line. Raises Unhealthy with the reason if it is not."""
+    """Why the server of a home is well, in a line. Raises Unhealthy that says why it is not."""
     path = _path(home)
     try:
         pid = int(json.loads(path.read_text(encoding="utf-8"))["pid"])
         age = (time.time() if now is None else now) - path.stat().st_mtime
     except FileNotFoundError:
-        raise Unhealthy(
-            f"No server runs in {home}: start it with `lowcomm-bootstrap serve`, or name its --home."
-        ) from None
+        start = "start it with `lowcomm-bootstrap serve`, or name its --home"
+        raise Unhealthy(f"No server runs in {home}: {start}.") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Unhealthy(f"{path} can't be read ({error}): start the server again.") from None
     try:
         places = _listening(pid)
     except (psutil.Error, OverflowError):
-        raise Unhealthy(f"The server of {home} (process {pid}) ended without a goodbye: start it again.") from None
+        ended = f"The server of {home} (process {pid}) ended without a goodbye"
+        raise Unhealthy(f"{ended}: start it again.") from None
     if age > PATIENCE:
-        raise Unhealthy(
-            f"The server (process {pid}) has not looked around for {age:.0f} s: see its logs, or restart it."
-        )
+        late = f"The server (process {pid}) has not looked around for {age:.0f} s"
+        raise Unhealthy(f"{late}: see its logs, or restart it.")
     reasons = [f"{place(*where)} ({reason})" for where in places if (reason := _silent(*where))]
     if len(reasons) == len(places):
-        raise Unhealthy(f"p2pd does not answer at {', '.join(reasons) or 'any port'}: restart the server.")
+        at = ", ".join(reasons) or "any port"
+        raise Unhealthy(f"p2pd does not answer at {at}: restart the server.")
     return f"serving: looked around {max(0.0, age):.0f} s ago, p2pd answers"
 
 
@@ -80,19 +80,20 @@ def _path(home: Path) -> Path:
 
 
 def _listening(pid: int) -> list[tuple[str, int]]:
-    """Hosts and ports over TCP of the children of a process, where they can be dialed. Raises psutil.Error."""
-    found = [entry for child in psutil.Process(pid).children() for entry in child.net_connections("tcp")]
+    """Where the children of a process listen on TCP, to be dialed. Raises psutil.Error."""
+    children = psutil.Process(pid).children()
+    found = (entry for child in children for entry in child.net_connections("tcp"))
     heard = (entry.laddr for entry in found if entry.status == psutil.CONN_LISTEN)
     return [(_ANY.get(address.ip, address.ip), address.port) for address in heard]
 
 
 def _silent(host: str, port: int) -> str | None:
-    """Why nobody of libp2p answers there; None if somebody does."""
+    """Why no libp2p answers there; None if it does."""
     try:
         with socket.create_connection((host, port), DIAL_DEADLINE) as dialed:
             dialed.sendall(_GREETING)
             heard = b""
-            while len(heard) < len(_GREETING) and (more := dialed.recv(len(_GREETING) - len(heard))):
+            while (missing := len(_GREETING) - len(heard)) and (more := dialed.recv(missing)):
                 heard += more
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__

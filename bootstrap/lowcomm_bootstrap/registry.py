@@ -1,10 +1,13 @@
 """The runs that this server keeps published: one signed file a run, in a folder.
 
-A run of the operator stays. Another one leaves when no peer of it has answered for a day. When there is no room, the run
-leaves that ``giving_way`` names: an empty one before one with peers (a run is taken for one with peers in its first hour); of
-equals one of the network that published most, then of the creator that signed most, and there the emptiest.
+A run of the operator stays. Any other run leaves when no peer of it has answered for a day.
+If there is no room, ``dht.eviction`` names the run that leaves:
 
-The time of a file is when a peer of its run was last there, so that a restart forgets nothing.
+1. one without peers before one with peers; a run in its first hour counts as one with peers,
+2. of equals, one of the network that published most, then of the creator that signed most,
+3. of these, the one with the fewest peers.
+
+A file is as old as the last answer of a peer of its run, so a restart forgets nothing.
 """
 
 import os
@@ -26,9 +29,9 @@ MAX_BYTES = 2 * 1024**2
 KEPT_EMPTY = 86_400.0
 """Seconds that a run stays without a peer that answers."""
 GRACE = 3600.0
-"""Seconds in which a run need not have peers yet: a new one, and all after a start of this server."""
+"""Seconds in which a new run, and any run after a start of this server, needs no peers."""
 FORGOTTEN_FOR = 7200.0
-"""Seconds in which a run that has left is not taken in from the DHT again, which keeps it for an hour."""
+"""Seconds in which a run that has left is not adopted again: the DHT keeps it for an hour."""
 MAX_FORGOTTEN = 1024
 TOUCH_EVERY = 600.0
 
@@ -42,7 +45,7 @@ class Held:
     added: float
     """Unix time, seconds."""
     alive: float
-    """When a peer of it has answered last, or it came."""
+    """When a peer of it answered last; at first, when it came."""
     peers: int = 0
     """Those that answer."""
     own: bool = False
@@ -52,18 +55,20 @@ class Held:
 
 
 class Registry:
-    """Signed runs on disk, at most ``max_runs`` and MAX_BYTES; each is verified when it is read, once."""
+    """Signed runs on disk, at most ``max_runs`` and MAX_BYTES, each verified once, when read."""
 
     def __init__(self, folder: Path, max_runs: int = 64, clock: Callable[[], float] = time) -> None:
-        """Reads the folder. A file that is no sound run is set aside, under its name and ``.damaged``.
+        """Reads the folder. A damaged file is renamed to ``NAME.damaged``.
 
-        One of another version is left for the release that reads it: an upgrade may be taken back.
+        A run of another version is left for the release that reads it: an upgrade may be reverted.
         """
-        self._folder, self._max_runs, self._clock = folder, max_runs, clock
+        self._folder = folder
+        self._max_runs = max_runs
+        self._clock = clock
         self._held: dict[str, Held] = {}
         self._left: dict[str, float] = {}
         self.damaged: list[Path] = []
-        """Files that were set aside just now."""
+        """Files that were renamed just now."""
         self.other_versions: list[Path] = []
         """Files that this release does not read."""
         for path in sorted(folder.glob("*.json")):
@@ -71,17 +76,20 @@ class Registry:
 
     def runs(self) -> list[SignedRun]:
         """All runs, by name."""
-        return sorted((held.run for held in self._held.values()), key=lambda run: (run.spec.run.name, run.run_id))
+        runs = (held.run for held in self._held.values())
+        return sorted(runs, key=lambda run: (run.spec.run.name, run.run_id))
 
     def add(self, run: SignedRun, networks: tuple[str, ...] = (), own: bool = False) -> bool:
         """Keep a run; whether it is new. Raises ConfigError if there is no room, DiskFull.
 
-        ``networks``: where it was published from, the narrowest first; ``own``: the operator wants it kept.
+        ``networks``: where it was published from, the narrowest first.
+        ``own``: the operator wants it kept.
         """
         known, now = self._held.get(run.run_id), self._clock()
         if known is not None:
             if own or (networks and not known.networks):
-                self._held[run.run_id] = replace(known, own=known.own or own, networks=networks or known.networks)
+                networks = networks or known.networks
+                self._held[run.run_id] = replace(known, own=known.own or own, networks=networks)
             return False
         data = run.to_bytes()
         new = Held(run, len(data), now, now, own=own, networks=networks)
@@ -90,9 +98,8 @@ class Registry:
             write_atomic(self._path(run.run_id), data)
             os.utime(self._path(run.run_id), (now, now))
         except OSError as error:
-            raise ConfigError(
-                f"{self._folder}: {error.strerror}: make it writable, or choose another --home."
-            ) from None
+            reason = f"{self._folder}: {error.strerror}"
+            raise ConfigError(f"{reason}: make it writable, or choose another --home.") from None
         for run_id in gone:
             self._remove(run_id, now)
         self._left.pop(run.run_id, None)
@@ -100,7 +107,7 @@ class Registry:
         return True
 
     def has_left(self, run_id: str) -> bool:
-        """Whether a run has left lately, and only the DHT still holds it."""
+        """Whether a run left lately, so that only the DHT still holds it."""
         return self._left.get(run_id, float("-inf")) + FORGOTTEN_FOR > self._clock()
 
     def saw(self, run_id: str, peers: int) -> None:
@@ -115,33 +122,36 @@ class Registry:
                 os.utime(self._path(run_id), (now, now))
 
     def expire(self) -> list[SignedRun]:
-        """Let go of the runs of which no peer has answered for KEPT_EMPTY; those."""
+        """Remove the runs of which no peer has answered for KEPT_EMPTY, and return them."""
         now = self._clock()
-        gone = [held.run for held in self._held.values() if not held.own and held.alive + KEPT_EMPTY <= now]
+        others = (held for held in self._held.values() if not held.own)
+        gone = [held.run for held in others if held.alive + KEPT_EMPTY <= now]
         for run in gone:
             self._remove(run.run_id, now)
         return gone
 
     def stays(self, run_id: str) -> float | None:
-        """Seconds that a run stays without a peer that answers; infinite for the operator's; None if it is not kept."""
+        """Seconds that a run stays without peers: infinite for the operator's, None if not kept."""
         held = self._held.get(run_id)
         if held is None:
             return None
         return float("inf") if held.own else max(0.0, held.alive + KEPT_EMPTY - self._clock())
 
     def _those_to_go(self, new: Held, now: float) -> set[str]:
-        """The runs that give way to a new one. Raises ConfigError if it is the new one that would have to."""
-        # Of equals the new one gives way, then the emptiest, then the one that has been so for longest.
+        """The runs that give way to a new one. Raises ConfigError if the new one would have to."""
+        # Of equals the newest gives way, in this order: the new run, the run with the fewest peers,
+        # the run that has had them for the longest time.
         left = [*sorted(self._held.values(), key=lambda held: (-held.peers, -held.alive)), new]
         kept = [_ranked(held, place, now) for place, held in enumerate(left)]
         gone = set[str]()
         while len(kept) > self._max_runs or sum(entry.size for entry in kept) > MAX_BYTES:
             first = first_to_go(kept)
             if first is None or first.name == new.run.run_id:
+                held = sum(held.size for held in self._held.values())
                 raise ConfigError(
-                    f"{self._folder} holds {len(self._held)} runs, {sum(held.size for held in self._held.values())} bytes, "
-                    f"and each of them has more claim to its place: remove one, or raise --max-runs (all runs together "
-                    f"may have {MAX_BYTES} bytes)."
+                    f"{self._folder} holds {len(self._held)} runs, {held} bytes, and each has "
+                    "more claim to its place: remove one, or raise --max-runs "
+                    f"(all runs together may have {MAX_BYTES} bytes).",
                 )
             kept.remove(first)
             gone.add(str(first.name))
@@ -169,15 +179,16 @@ class Registry:
             try:
                 path.replace(aside)
             except OSError:
-                aside = path  # a folder that we can only read: it is left where it is
+                aside = path  # we can only read this folder
             self.damaged.append(aside)
             return
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}: make it readable, or choose another --home.") from None
+            reason = f"{path}: {error.strerror}"
+            raise ConfigError(f"{reason}: make it readable, or choose another --home.") from None
         stat, now = path.stat(), self._clock()
         used = sum(held.size for held in self._held.values())
         if len(self._held) < self._max_runs and used + stat.st_size <= MAX_BYTES:
-            # Its peers could not answer while we were not there.
+            # Its peers could not answer while we were away.
             alive = min(now, max(stat.st_mtime, now - KEPT_EMPTY + GRACE))
             self._held[run.run_id] = Held(run, stat.st_size, stat.st_mtime, alive)
 

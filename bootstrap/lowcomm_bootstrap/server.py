@@ -1,8 +1,9 @@
 """The bootstrap server: an entry peer of the DHT that keeps runs published.
 
-start -> publish all runs -> every LOOK_EVERY seconds: adopt what creators publish, count peers, watch the connection
-                          -> every RUN_LIFE / 3:       publish all runs again
-a creator asks           -> take its run in, and tell whether it is kept and for how long
+start                  publish all runs
+every LOOK_EVERY       watch the connection, adopt what creators publish, count peers
+every RUN_LIFE / 3     publish all runs again
+when a creator asks    adopt its run, and tell whether and for how long it is kept
 """
 
 import asyncio
@@ -29,16 +30,19 @@ RUN_LIFE = 1800.0
 LOOK_EVERY = 5.0
 LOOK_DEADLINE = 300.0
 """Seconds after which a look must have ended: all that it waits for has deadlines of its own."""
-
-PROBE_EVERY, PROBES = 600.0, 3
-"""Seconds between two calls to peers of a run of which none has shown itself, and how many are called."""
+PROBE_EVERY = 600.0
+"""Seconds between two calls to peers of a run of which none has proved to be there."""
+PROBES = 3
+"""Peers that are called then."""
 MAX_PROBED = 4096
+MAX_REFUSED = 100
+"""Runs whose refusal is told: a flood of them must not fill the log."""
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 class BootstrapServer:
-    """Publishes the runs of a registry, and takes in those that creators publish, unless it is closed to them."""
+    """Publishes the runs of a registry, and adopts those that creators publish, unless closed."""
 
     def __init__(
         self,
@@ -50,16 +54,24 @@ class BootstrapServer:
         look_every: float = LOOK_EVERY,
         looked: Callable[[], None] = lambda: None,
     ) -> None:
-        """``rejoin``: what keeps us together with other bootstrap servers; ``looked``: told after each look around."""
-        self._discovery, self._registry, self._closed, self._tell = discovery, registry, closed, tell
-        self._look_every, self._rejoin, self._looked = look_every, rejoin, looked
+        """``rejoin`` keeps us connected to other bootstrap servers.
+
+        ``looked`` is called after each look at the swarm.
+        """
+        self._discovery = discovery
+        self._registry = registry
+        self._closed = closed
+        self._tell = tell
+        self._rejoin = rejoin
+        self._look_every = look_every
+        self._looked = looked
         rejoin.publish_with(self._publish, None)
         self._published = 0.0
         self._looked_at: float | None = None
         """When a look ended last; None before it serves."""
         self._peers: dict[str, int] = {}
         self._probed: dict[str, float] = {}
-        """When peers of a run were called last."""
+        """When peers of a run were called last, by run id."""
         self._refused: set[str] = set()
 
     async def start(self) -> None:
@@ -79,16 +91,20 @@ class BootstrapServer:
             try:
                 await self.look()
                 self._looked()
-            except Exception as error:  # a defect must not cost the swarm its door
+            except Exception as error:  # a defect must not cost the swarm its entry point
                 log.error("server.defect", error=repr(error), exc_info=error)
             self._looked_at = monotonic()
 
     def condition(self, now: float) -> Condition:
-        """What the service manager is told at a time (monotonic seconds). Ready is who serves, also alone."""
+        """The state for the service manager at a time (monotonic seconds).
+
+        The server is ready as soon as it serves, even if nobody is connected.
+        """
         if self._looked_at is None:
             return Condition(ready=False, line="starting")
         runs, peers = len(self._registry.runs()), sum(self._peers.values())
-        line = self._rejoin.reason or f"serving: {runs} runs published, {peers} peers alive in them"
+        serving = f"serving: {runs} runs published, {peers} peers alive in them"
+        line = self._rejoin.reason or serving
         late = now - self._looked_at
         overdue = f"a look at the swarm has taken {late:.0f} s" if late > LOOK_DEADLINE else None
         return Condition(ready=True, line=line, overdue=overdue)
@@ -104,11 +120,15 @@ class BootstrapServer:
 
     async def count_peers(self) -> dict[str, int]:
         """Peers that each run shows in the DHT, by run id."""
+        lookup = self._discovery.lookup
         runs = self._registry.runs()
-        return {run.run_id: len(await self._discovery.lookup(peers_key(run.run_id))) for run in runs}
+        return {run.run_id: len(await lookup(peers_key(run.run_id))) for run in runs}
 
     async def keep(self, run_id: str, place: str) -> Keeping:
-        """Whether a run is kept that its creator has just published, from this place; it is taken in if it can be."""
+        """Whether a run is kept that its creator has just published from ``place``.
+
+        The run is adopted if there is room.
+        """
         if not self._closed and self._registry.stays(run_id) is None:
             data = (await self._discovery.lookup(RUNS_KEY)).get(run_id)
             run = _read(data) if data is not None else None
@@ -134,7 +154,8 @@ class BootstrapServer:
 
     async def _publish_run(self, run: SignedRun) -> None:
         if not await self._discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), RUN_LIFE):
-            self._tell({"event": "run.not_published", **_names(run), "reason": "no peer took it; tried again"})
+            reason = "no peer took it; tried again"
+            self._tell({"event": "run.not_published", **_names(run), "reason": reason})
 
     async def _adopt(self) -> None:
         for data in (await self._discovery.lookup(RUNS_KEY)).values():
@@ -144,7 +165,7 @@ class BootstrapServer:
             try:
                 await self._take_in(run, self._discovery.brought_from(RUNS_KEY, run.run_id))
             except (NodeError, OSError) as error:
-                # Full, or the disk is: the peers of that run keep it published; what we hold stays published too.
+                # No room here or on the disk. The peers of that run keep it published.
                 self._refuse(run, str(error))
 
     async def _take_in(self, run: SignedRun, networks: tuple[str, ...]) -> None:
@@ -153,8 +174,8 @@ class BootstrapServer:
             await self._publish_run(run)
 
     def _refuse(self, run: SignedRun, reason: str) -> None:
-        """Tell of it once, and of so many runs that a flood of them fills no log."""
-        if run.run_id not in self._refused and len(self._refused) < 100:
+        """Report each run once, and MAX_REFUSED at most."""
+        if run.run_id not in self._refused and len(self._refused) < MAX_REFUSED:
             self._refused.add(run.run_id)
             self._tell({"event": "run.not_kept", **_names(run), "reason": reason})
 
@@ -167,24 +188,29 @@ class BootstrapServer:
             if count != self._peers.get(run.run_id, 0):
                 self._tell({"event": "run.peers", **_names(run), "peers": count})
         self._peers = counts
+        reason = "no peer of it has answered for a day"
         for run in self._registry.expire():
-            self._tell({"event": "run.left", **_names(run), "reason": "no peer of it has answered for a day"})
+            self._tell({"event": "run.left", **_names(run), "reason": reason})
 
     async def _answering(self, run_id: str, records: Mapping[str, bytes]) -> int:
-        """How many peers of a run are there: a record alone proves nothing. Now and then some of the others are called."""
+        """How many peers of a run have proved to be there, which a record alone does not.
+
+        If none has, a few are called now and then.
+        """
         proved = self._discovery.proved(peers_key(run_id)) & set(records)
         now = monotonic()
-        if not proved and records and now >= self._probed.get(run_id, float("-inf")) + PROBE_EVERY:
-            if len(self._probed) > MAX_PROBED:
-                self._probed.clear()
-            self._probed[run_id] = now
-            some = random.sample(sorted(records), min(PROBES, len(records)))
-            knocks = await self._discovery.knock({peer: _entry_points(records[peer]) for peer in some})
-            for peer, knock in knocks.items():
-                if knock.reason is None:
-                    self._discovery.answered(peer)
-            proved = self._discovery.proved(peers_key(run_id)) & set(records)
-        return len(proved)
+        is_due = now >= self._probed.get(run_id, float("-inf")) + PROBE_EVERY
+        if proved or not records or not is_due:
+            return len(proved)
+        if len(self._probed) > MAX_PROBED:
+            self._probed.clear()
+        self._probed[run_id] = now
+        some = random.sample(sorted(records), min(PROBES, len(records)))
+        entry_points = {peer: _entry_points(records[peer]) for peer in some}
+        for peer, knock in (await self._discovery.knock(entry_points)).items():
+            if knock.reason is None:
+                self._discovery.answered(peer)
+        return len(self._discovery.proved(peers_key(run_id)) & set(records))
 
 
 def _names(run: SignedRun) -> dict[str, str]:

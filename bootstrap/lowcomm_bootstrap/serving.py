@@ -72,21 +72,33 @@ async def _serve(settings: ServeSettings) -> int:
             relay=settings.relay,
         )
         printer = Printer(settings.json, settings.quiet)
-        # Whoever lost us dials us: there is no need to start p2pd again, and with it all that it relays.
+        # Peers that lost us dial us. Starting p2pd again would end all that it relays.
         rejoin = Rejoin(discovery, settings.peers, None, printer.tell, restarts=False)
         sign = SignOfLife(settings.home)
-        server = BootstrapServer(discovery, registry, settings.closed, printer.tell, rejoin, looked=sign.renew)
+        server = BootstrapServer(
+            discovery,
+            registry,
+            settings.closed,
+            printer.tell,
+            rejoin,
+            looked=sign.renew,
+        )
         prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP, keep=server.keep)
         _stop_on_signal(asyncio.current_task(), manager)
         attending = asyncio.create_task(manager.attend(lambda: server.condition(monotonic())))
         try:
             await server.start()
             await prober.serve()
-            addresses = list(discovery.addresses())
-            others = [address for address in settings.peers if not address.endswith(f"/p2p/{identity.peer_id}")]
-            ready = {"event": "ready", "peer_id": identity.peer_id, "addresses": addresses, "others": others}
+            own = f"/p2p/{identity.peer_id}"
             sign.begin()
-            printer.tell(ready)
+            printer.tell(
+                {
+                    "event": "ready",
+                    "peer_id": identity.peer_id,
+                    "addresses": list(discovery.addresses()),
+                    "others": [address for address in settings.peers if not address.endswith(own)],
+                }
+            )
             await server.run()
         except asyncio.CancelledError:
             printer.tell({"event": "stopping"})
@@ -120,13 +132,14 @@ def read_run(path: Path, creator: Identity) -> SignedRun:
 
 
 class Printer:
-    """Tells events on stdout: JSON lines, or words."""
+    """Prints events on stdout: JSON lines, or words."""
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
-        self._as_json, self._quiet = as_json, quiet
+        self._as_json = as_json
+        self._quiet = quiet
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Print one event. Whoever read our output may have gone; that is no reason to stop serving."""
+        """Print one event. If nobody reads our output any more, we serve on."""
         if not self._quiet:
             with suppress(BrokenPipeError):
                 print(json.dumps(event) if self._as_json else _in_words(event), flush=True)
@@ -152,9 +165,10 @@ def _in_words(event: dict[str, Any]) -> str:
     match event["event"]:
         case "ready":
             addresses = event["addresses"]
-            doors = " ".join(f"--peers {address}" for address in (*addresses[:1], *event["others"]))
-            command = f"lowcomm-node join {doors}" if addresses else "no address can be reached"
-            return "\n".join(["ready; peers can join at", *(f"  {address}" for address in addresses), "", command])
+            peers = " ".join(f"--peers {address}" for address in (*addresses[:1], *event["others"]))
+            command = f"lowcomm-node join {peers}" if addresses else "no address can be reached"
+            listed = [f"  {address}" for address in addresses]
+            return "\n".join(["ready; peers can join at", *listed, "", command])
         case "run.adopted":
             return f"keeping run {run} published"
         case "run.peers":
@@ -168,8 +182,10 @@ def _in_words(event: dict[str, Any]) -> str:
         case "swarm.lost" | "swarm.unlisted":
             return f"warning: {event['reason']}"
         case "run.damaged":
-            return f"warning: {event['path']} is not a sound signed run and not published; restore it or remove it"
+            damaged = f"{event['path']} is not a sound signed run and not published"
+            return f"warning: {damaged}; restore it or remove it"
         case "run.other_version":
-            return f"warning: {event['path']} is of another version and not published; the release that wrote it can"
+            other = f"{event['path']} is of another version and not published"
+            return f"warning: {other}; the release that wrote it can"
         case other:
             return str(other)
