@@ -57,7 +57,7 @@ def join(
     manager = ServiceManager.of()
     availability, trainer = Availability.of(settings), TrainerProcess(settings.nice)
     if availability.hold is None:
-        trainer.launch()  # before the imports of the daemon: both load torch, each on a core of its own
+        trainer.launch()  # it imports torch while the daemon imports its own
     from lowcomm_node.daemon.daemon import Daemon
 
     daemon = Daemon(settings, trainer, availability)

@@ -926,6 +926,7 @@ def _make_cache(source: Path, cache: Path) -> None:
     open_data(str(source), "bytes", cache)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_point_leaves_nothing_that_is_taken_for_good(tmp_path: Path, source: Path) -> None:
     for point in itertools.count():
         cache = tmp_path / f"cache-{point}"
@@ -936,6 +937,7 @@ def test_a_kill_at_any_point_leaves_nothing_that_is_taken_for_good(tmp_path: Pat
     assert point > 6
 
 
+@pytest.mark.slow
 def test_a_kill_while_an_edited_or_damaged_text_is_made_anew_spoils_nothing(tmp_path: Path, source: Path) -> None:
     texts = sentences(120, seed=3)
     for point in itertools.count():

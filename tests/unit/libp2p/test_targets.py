@@ -65,7 +65,7 @@ def test_loopback_is_dialed_by_who_is_reached_over_loopback() -> None:
 
 def test_a_third_party_is_tried_for_one_peer_and_then_ever_more_rarely(targets: Targets, clock: Clock) -> None:
     dials = Counter[int]()
-    for second in range(3600):
+    for second in range(0, 3600, 5):
         clock.now = float(second)
         for number in range(30):
             dials[second // 60] += len(targets.admit(f"sybil-{number}", [f"44.2.3.4:{port}" for port in range(1, 9)]))

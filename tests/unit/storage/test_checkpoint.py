@@ -793,6 +793,7 @@ def _save_again(folder: Path, step: int) -> None:
     store.save(step, {"weights": {"new": torch.full((4,), 9.0)}, "outer": {}}, {"new": True}, NOW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 2])
 def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(tmp_path: Path, step: int) -> None:
     """Also when the newest is saved again."""

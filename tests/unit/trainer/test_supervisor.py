@@ -126,6 +126,7 @@ async def test_one_that_can_not_be_built_says_so_itself() -> None:
         assert (await one.explain(caught.value)).kind is Kind.UNFIT
 
 
+@pytest.mark.slow
 async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "TICK", 0.05)
     async with supervised("", least_silence=2.0) as (one, told):

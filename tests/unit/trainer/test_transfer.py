@@ -264,6 +264,7 @@ def test_versions_fit_where_merges_heal_the_difference(method, step, digest, fit
 # A trainer
 
 
+@pytest.mark.slow
 async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: Path):
     spec = spec_of("lowcomm").model_copy(update={"data": RunSpec.model_validate({"run": {"name": "t"}}).data})
     spec = spec.model_copy(update={"run": spec.run.model_copy(update={"steps": 100_000})})
