@@ -9,8 +9,12 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
@@ -19,9 +23,11 @@ from pydantic.fields import FieldInfo
 from lowcomm_node.libp2p import punching
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.state_transfer import donor
+from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage import snapshots
 from lowcomm_node.sync import exchanger, link
 from lowcomm_node.sync.driver import HELLO_DEADLINE
+from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system import quota
 from lowcomm_node.transport import call, nonces, ping, server, service
 from lowcomm_node.transport.guard import blocklist, eviction, overhead, peer_limit, rate_limits, unauthenticated
@@ -43,6 +49,15 @@ BOUNDS: dict[type, tuple[str, str]] = {
     Le: ("le", "at most"),
     Lt: ("lt", "below"),
 }
+RECORDS: dict[str, type] = {
+    "status": Status,
+    "peers": PeerStatus,
+    "rounds": ExchangeEnded,
+    "traffic": Limits,
+    "ping": Ping,
+    "contribution": Contribution,
+}
+"""What ``--json`` prints, by the name of its table in docs/json.md."""
 
 
 def settings() -> Iterator[str]:
@@ -255,6 +270,42 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
     }
 
 
+def printed(kind: type) -> Iterator[str]:
+    """Every field of a record, and of the records in it behind a point, as ``--json`` prints them."""
+    yield ""
+    yield from _fields(kind, "")
+    yield ""
+
+
+def _fields(kind: type, before: str) -> Iterator[str]:
+    texts = {name: text for one in reversed(kind.__mro__[:-1]) for name, text in _docstrings(one).items()}
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        word, inner = _json_kind(hints[field.name])
+        entry = f"- `{before}{field.name}` ({word}): {texts.get(field.name, '')}".removesuffix(": ")
+        yield from textwrap.wrap(entry, 100, subsequent_indent="  ", break_on_hyphens=False)
+        if inner is not None:
+            yield from _fields(inner, f"{before}{field.name}.")
+
+
+def _json_kind(hint: Any) -> tuple[str, type | None]:
+    """A type in words, and the record in it if there is one."""
+    arguments = get_args(hint)
+    if NoneType in arguments:
+        word, inner = _json_kind(next(one for one in arguments if one is not NoneType))
+        return f"{word} or null", inner
+    if get_origin(hint) is tuple:
+        word, inner = _json_kind(arguments[0])
+        return f"list of {word}s", inner
+    if is_dataclass(hint):
+        return "object", cast("type", hint)
+    if arguments:
+        return "object", None
+    if issubclass(hint, StrEnum):
+        return ", ".join(f"`{one}`" for one in hint), None
+    return {bool: "boolean", int: "integer", float: "number", str: "text"}.get(hint, "any"), None
+
+
 def _bytes(count: int) -> str:
     return f"{count // 2**20} MiB" if count >= 2**20 else f"{count // 2**10} KiB"
 
@@ -265,6 +316,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "presets": presets,
     "added": added,
     "limits": limits,
+    **{name: partial(printed, kind) for name, kind in RECORDS.items()},
 }
 
 
@@ -281,7 +333,7 @@ def pages() -> Iterator[tuple[Path, str, str]]:
             yield page, text, filled(text)
 
 
-def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+def _docstrings(model: type) -> dict[str, str]:
     """What stands below each field in the source, on one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
     assert isinstance(body, ast.ClassDef)
