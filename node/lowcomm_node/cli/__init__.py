@@ -52,4 +52,5 @@ def main() -> None:
     """Entry point: an error on purpose becomes one line and its exit code."""
     code = common.run(app)
     sys.stderr.flush()
-    os._exit(code)  # all is closed by now, and to unload torch and gRPC takes seconds, which Docker may not wait
+    # All is closed by now. Unloading torch and gRPC takes seconds, which Docker may not wait.
+    os._exit(code)

@@ -22,15 +22,16 @@ def amend(
         list[str],
         typer.Option(
             "--set",
-            help="SETTING=VALUE; may be repeated: run.steps, train.learning_rate, train.final_learning_rate, train.warmup, "
-            "run.description, run.admission, run.members.",
+            help="SETTING=VALUE; may be repeated: run.steps, train.learning_rate, "
+            "train.final_learning_rate, train.warmup, run.description, run.admission, run.members.",
         ),
     ],
     at: Annotated[
         int | None,
         typer.Option(
             "--at",
-            help="Swarm step from which it holds; may be left out for description and who may join: at once.",
+            help="First swarm step with the change; default for run.description, run.admission and "
+            "run.members: at once.",
             min=0,
         ),
     ] = None,
@@ -45,7 +46,7 @@ def amend(
 ) -> None:
     """Change a run of ours while it trains: every peer follows from the same swarm step on.
 
-    Example: lowcomm-node amend --set run.steps=20000 --set train.learning_rate=0.005 --at 12000
+    Example: lowcomm-node amend --set run.steps=20000 --at 12000
     """
     from lowcomm_node.cli.publishing import publish_amendment, with_entry_points
     from lowcomm_node.owner.sources import load_settings
@@ -56,8 +57,8 @@ def amend(
     changes = dict(map(parse_change, set_))
     if at is None and any(name in SCHEDULE for name in changes):
         raise ConfigError(
-            "--at is missing: name the swarm step from which the change holds, a minute ahead of the swarm, so that all "
-            "peers hear of it before (`lowcomm-node status` shows the step)."
+            "--at is missing: name the swarm step from which the change holds, a minute ahead of the "
+            "swarm, so that all peers hear of it before (`lowcomm-node status` shows the step)."
         )
     settings = load_settings({"home": home, "peers": peers}).settings
     identity, signed = created_run(settings.paths, run)
@@ -65,12 +66,14 @@ def amend(
     name, made = f"{signed.spec.run.name}@{signed.fingerprint}", chain.links[-1]
     content = {"run": name, "number": made.number, "at": made.at, "settings": dict(made.settings)}
     show(
-        content, json_, f"{name}: {made}\nall peers know within a minute; `lowcomm-node status` shows what is in force"
+        content,
+        json_,
+        f"{name}: {made}\nall peers know within a minute; `lowcomm-node status` shows what is in force",
     )
 
 
 def parse_change(text: str) -> tuple[str, Any]:
-    """The setting and the value of SETTING=VALUE. Raises ConfigError."""
+    """Read SETTING=VALUE. Raises ConfigError."""
     from lowcomm_protocol.spec.amendments import AMENDABLE
 
     name, equals, value = text.partition("=")

@@ -34,7 +34,7 @@ def list_(run: Run = None, home: Home = None, json_: Json = False, quiet: Quiet 
 
 @app.command()
 def verify(run: Run = None, home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
-    """Read every byte of every checkpoint, and tell what is wrong."""
+    """Read every byte of every checkpoint, and report damage."""
     store = _store(home, run)
     found = {step: store.verify(step) for step in store.steps()}
     lines = [f"{step:>10}  {'ok' if not problems else '; '.join(problems)}" for step, problems in found.items()]
@@ -64,13 +64,13 @@ def export(
 
 
 def newest_run(home: Path, fingerprint: str | None) -> Path:
-    """The folder of a run: the one that is named, or the one used last. Raises ConfigError."""
-    runs = Paths(home).runs
-    found = [folder for folder in runs.glob("*") if (folder / "checkpoints").is_dir()] if runs.is_dir() else []
+    """The folder of the named run, or of the one used last. Raises ConfigError."""
+    found = [folder.parent for folder in Paths(home).runs.glob("*/checkpoints") if folder.is_dir()]
     if fingerprint is not None:
         found = [folder for folder in found if folder.name.startswith(fingerprint)]
     if not found:
-        raise ConfigError(f"{home} holds no checkpoints{f' of run {fingerprint}' if fingerprint else ''}: see --home.")
+        whose = f" of run {fingerprint}" if fingerprint else ""
+        raise ConfigError(f"{home} holds no checkpoints{whose}: see --home.")
     return max(found, key=lambda folder: (folder / "checkpoints").stat().st_mtime)
 
 

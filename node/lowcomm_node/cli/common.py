@@ -1,4 +1,4 @@
-"""What all commands share: options, output, and how an error ends a command."""
+"""What all commands share: options, output, and exit codes."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def show(content: object, as_json: bool, text: str) -> None:
 
 
 def tell_farewell(given: Contribution, home: Path) -> str:
-    """What a node of this home has given, where the model lies, and how to use it: commands work as they are shown."""
+    """What a node of this home gave, where the model lies, and commands that use it."""
     from lowcomm_node.status.lines import farewell
     from lowcomm_node.system.support import program
 
@@ -43,7 +43,7 @@ def tell_farewell(given: Contribution, home: Path) -> str:
 
 
 def read_settings(flags: dict[str, Any]) -> LoadedSettings:
-    """The settings of a command; what was passed over is told on stderr. Raises ConfigError."""
+    """The settings of a command. Warnings go to stderr. Raises ConfigError."""
     loaded = load_settings(flags)
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -79,7 +79,7 @@ def create(
 ) -> None:
     """Sign a run specification with this node's key and publish it.
 
-    Example: lowcomm-node create run.toml --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    Example: lowcomm-node create run.toml --peers ADDRESS
     """
     from lowcomm_node.cli.new_run import check_size, how_to_join, keeping_in_words, name_tokenizer
     from lowcomm_node.cli.publishing import publish_run

@@ -1,4 +1,4 @@
-"""``demo``: a whole swarm on this machine, with all the real parts."""
+"""``demo``: a whole swarm on this machine, of real nodes."""
 
 import json
 from pathlib import Path

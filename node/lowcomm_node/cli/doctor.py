@@ -1,4 +1,4 @@
-"""``doctor`` and ``ping``: what is wrong here, and how good the line to a peer is."""
+"""``doctor`` and ``ping``: what is wrong here, and how good the connection to a peer is."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -39,12 +39,14 @@ def doctor(
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Look what is wrong with this machine or its network, and say what to do about it.
+    """Find what is wrong with this machine or its network, and say what to do about it.
 
-    Asks the node of this home if it runs. Peers are asked to call this machine back. Takes up to a minute. Exit code: 0
-    if nothing is broken, 4 if something is, 6 if nobody of the swarm answers.
+    The node of this home does it if it runs. Peers are asked to call this machine
+    back. Takes up to a minute.
 
-    Example: lowcomm-node doctor --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    Exit code: 0 if nothing is broken, 4 if something is, 6 if no peer answers.
+
+    Example: lowcomm-node doctor --peers ADDRESS
     """
     from lowcomm_node.doctor.report import exit_code
 
@@ -60,9 +62,7 @@ def doctor(
 
 
 def ping(
-    peer: Annotated[
-        str, typer.Argument(help="Peer id, the beginning of it, or its last characters as `peers` has them.")
-    ],
+    peer: Annotated[str, typer.Argument(help="Peer id, its beginning, or its last characters as `peers` shows them.")],
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,
@@ -70,7 +70,8 @@ def ping(
 ) -> None:
     """Measure latency and rate on each route to a peer of the run; the node of this home must run.
 
-    Sends and receives up to 8 MB on each route, within what the node may use. Exit code 4 if no route works.
+    Sends and receives up to 8 MB on each route, within the node's limits.
+    Exit code 4 if no route works.
 
     Example: lowcomm-node ping 8fX2aA
     """
@@ -85,7 +86,7 @@ def ping(
 
 
 def _examine(settings: NodeSettings, peers: Sequence[str]) -> "Sequence[Finding]":
-    """By the node of this home if it runs, else by ourselves."""
+    """Ask the node of this home if it runs, else examine from here."""
     from lowcomm_node.doctor.report import Finding
 
     try:
@@ -103,7 +104,7 @@ def _print_findings(findings: "Sequence[Finding]") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    # One thing to do may mend several findings.
+    # One remedy may mend several findings.
     numbers = {remedy: number for number, remedy in enumerate(dict.fromkeys(f.remedy for f in findings if f.remedy), 1)}
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
@@ -132,7 +133,7 @@ def _print_routes(found: Ping) -> None:
 
 
 def _folded(text: str) -> "Text":
-    """Text that others had a part in; nothing of it is left out where a line ends, for it may be copied."""
+    """Text that peers may have written, wrapped and never cut, so that it can be copied."""
     from rich.text import Text
 
     return Text(clean(text), overflow="fold")

@@ -1,4 +1,4 @@
-"""``healthy``: for whatever watches over the node, such as a container engine."""
+"""``healthy``: for a supervisor of the node, such as a container engine."""
 
 import typer
 
@@ -15,10 +15,10 @@ def register(app: typer.Typer) -> None:
 
 
 def healthy(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
-    """Tell in one line whether the node is well, and why: exit code 0, or 4 if it is not.
+    """Say in one line whether the node is well, and why. Exit code: 0, or 4 if it is not.
 
-    It is not if it does not answer, gets nowhere for longer than it may, or nobody of the swarm has answered for five
-    minutes. A node that its owner has paused is well.
+    A node is not well if it does not answer, makes no progress for too long,
+    or has heard from no peer for five minutes. A paused node is well.
     """
     found = _look(home)
     show({"healthy": found.healthy, "reason": found.reason}, json_, found.reason)

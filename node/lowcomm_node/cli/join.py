@@ -71,7 +71,7 @@ def join(
 
 
 def _tell_contribution(daemon: "Daemon", as_json: bool) -> None:
-    """At the end, however it came: where the model lies, and what was given to the run."""
+    """At the end, whatever its cause, show where the model lies and what this node gave."""
     from lowcomm_node.status.lines import contribution
 
     if daemon.training is None or daemon.training.ready is None:
@@ -93,7 +93,7 @@ async def _join(
         return await daemon.run()
     finally:
         manager.stopping()
-        # What was told last is still shown.
+        # The last news are still shown.
         await asyncio.wait({showing}, timeout=REFRESH / 5)
         for task in (attending, showing):
             task.cancel()
@@ -103,7 +103,7 @@ async def _join(
 
 
 def _finish_on_signal(daemon: "Daemon", manager: ServiceManager) -> None:
-    """First SIGINT: finish; first SIGTERM, whose sender may kill us in 10 s: save and leave; the second: stop now."""
+    """SIGINT finishes. SIGTERM, whose sender may kill us in 10 s, saves and leaves. A second: stop now."""
     loop = asyncio.get_running_loop()
     told: list[int] = []
 

@@ -17,7 +17,7 @@ from lowcomm_node.status.model import Contribution, RunStatus
 from lowcomm_node.storage.paths import Paths
 
 DEADLINE = 60.0
-"""Seconds to wait at least; a node of which steps or checkpoints take long tells how long it needs."""
+"""Seconds to wait at least; a node with long steps or checkpoints says how long it needs."""
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def finish(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
-    """Save, let the running exchanges end, evaluate, say goodbye, leave."""
+    """Save, let running exchanges end, evaluate, say goodbye, leave."""
     _end(home, lambda client: client.finish(), json_, "finished, saved, said goodbye")
 
 
@@ -38,12 +38,12 @@ def stop(
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Save, give the running exchanges 2 s, say goodbye, leave; --now does not save."""
+    """Save, give running exchanges 2 s, say goodbye, leave; --now does not save."""
     _end(home, lambda client: client.stop(now), json_, "stopped without saving" if now else "saved and stopped")
 
 
 def _end(home: Path | None, ask: Callable[[ControlClient], None], as_json: bool, text: str) -> None:
-    """Ask the node to end, wait for that, and tell what it leaves behind."""
+    """Ask the node to end, wait until it has, and show what it leaves behind."""
     folder = find_home(home)
     with ControlClient(folder) as client:
         last = client.status()
@@ -65,7 +65,7 @@ def _end(home: Path | None, ask: Callable[[ControlClient], None], as_json: bool,
 
 
 def _as_saved(given: Contribution, home: Path, run: RunStatus | None) -> Contribution:
-    """The same with the steps that the newest checkpoint on the disk has: nobody may have told of the last ones."""
+    """The same with the steps of the newest checkpoint: the last status may have missed some."""
     from lowcomm_node.storage.checkpoint import CheckpointStore
 
     folder = Paths(home).checkpoints(run.fingerprint) if run is not None else None

@@ -1,4 +1,4 @@
-"""``limits``: what this node may take of the network, shown and changed while it runs."""
+"""``limits``: show and change what the running node may take of the network."""
 
 from typing import Any
 
@@ -25,10 +25,12 @@ def limits(
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Show the limits on traffic of the running node and what is used of them, or change them.
+    """Show the network limits of the running node and their use, or change them.
 
-    A change holds at once, and is kept in config.toml of the home, so after a restart too, unless the node is started
-    with a flag or variable that says otherwise. Example: lowcomm-node limits --max-up 5Mbit
+    A change holds at once. It is kept in config.toml of the home, so it survives
+    a restart, unless an option of `join` or a variable overrides it.
+
+    Example: lowcomm-node limits --max-up 5Mbit
     """
     with ControlClient(find_home(home)) as client:
         now = client.limits({name: value for name, value in flags.items() if value is not None})

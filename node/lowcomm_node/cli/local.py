@@ -1,4 +1,4 @@
-"""``id``, ``paths``, ``config``: what this home is."""
+"""``id``, ``paths``, ``config``: what is in this home."""
 
 from contextlib import suppress
 
@@ -17,9 +17,9 @@ def register(app: typer.Typer) -> None:
 
 
 def show_id(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
-    """Show the peer id of this node, which is its public key; it is made at the first call.
+    """Show the peer id of this node, which is its public key. The first call makes it.
 
-    While the node runs, also the addresses that others can give to --peers: any peer is a way into its swarm.
+    While the node runs, also show its addresses: others can give them to --peers.
     """
     from lowcomm_node.control.client import ControlClient
     from lowcomm_node.storage.files import load_or_create_identity

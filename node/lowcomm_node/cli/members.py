@@ -26,9 +26,11 @@ def register(app: typer.Typer) -> None:
 
 
 def invite(
-    uses: Annotated[int, typer.Option(help="How many peers may come by it.", min=1, max=1024)] = 1,
-    expires: Annotated[str, typer.Option(help="How long it and those who came by it are good: 12h, 7d, 8w.")] = "30d",
-    for_: Annotated[str | None, typer.Option("--for", help="Peer id; nobody else can use it then.")] = None,
+    uses: Annotated[int, typer.Option(help="How many peers may use it.", min=1, max=1024)] = 1,
+    expires: Annotated[
+        str, typer.Option(help="How long the invite and those who used it may take part: 12h, 7d, 8w.")
+    ] = "30d",
+    for_: Annotated[str | None, typer.Option("--for", help="The only peer id that may use it.")] = None,
     run: Run = None,
     home: Home = None,
     json_: Json = False,
@@ -58,8 +60,9 @@ def invite(
     admission = newest(signed.spec, signed.run_id, [kept]).last.run.admission
     if admission != "invite":
         raise ConfigError(
-            f'{name} has admission = "{admission}" and takes no invites: create a run with [run] admission = "invite", or '
-            "change this one with `lowcomm-node amend --set run.admission=invite`."
+            f'{name} has admission = "{admission}" and takes no invites: create a run with [run] '
+            'admission = "invite", or change this one with `lowcomm-node amend --set '
+            "run.admission=invite`."
         )
     secret = secrets.token_bytes(KEY_BYTES)
     token = issue_invite(identity, signed.run_id, secret, time.time() + seconds, uses, peer_id)
@@ -72,9 +75,8 @@ def invite(
         "expires": made.expires,
         "peer_id": peer_id or None,
     }
-    whom = (
-        f"for {peer_id}" if peer_id else f"for {made.uses} peers, whoever they are" if made.uses > 1 else "for one peer"
-    )
+    several = f"for {made.uses} peers, whoever they are" if made.uses > 1 else "for one peer"
+    whom = f"for {peer_id}" if peer_id else several
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
     lines = [
         token.text(),
@@ -102,7 +104,7 @@ def remove(
 ) -> None:
     """Remove peers or invites from a run of ours: all its peers know within a minute.
 
-    Example: lowcomm-node remove 12D3KooW... --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    Example: lowcomm-node remove 12D3KooW... --peers ADDRESS
     """
     from lowcomm_node.cli.publishing import publish_removals, with_entry_points
     from lowcomm_node.swarm.created_runs import created_run
@@ -128,7 +130,7 @@ def parse_duration(text: str) -> int:
 
 
 def _name_of(text: str) -> str:
-    """The peer id or the id of an invite that is meant. Raises ConfigError."""
+    """The peer id, or the id of an invite, that the creator means. Raises ConfigError."""
     from lowcomm_protocol.errors import AdmissionError
     from lowcomm_protocol.peers.invites import read_token
 

@@ -14,7 +14,7 @@ from lowcomm_node.system.units import read_duration
 
 DEADLINE = 90.0
 POLL = 0.2
-"""Seconds between two looks at the status: no event tells that the trainer's process has ended."""
+"""Seconds between two looks at the status: no event says that the trainer's process ended."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,9 +30,11 @@ def pause(
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Save, and free the memory that training takes, of the GPU too. The node stays in its swarm, shown as paused.
+    """Save, then free the memory of training, on the GPU too. The node stays in its swarm, paused.
 
-    A pause holds over a restart of the node. Example: lowcomm-node pause 30m
+    A pause survives a restart of the node.
+
+    Example: lowcomm-node pause 30m
     """
     try:
         seconds = None if duration is None else read_duration(duration)
@@ -47,7 +49,7 @@ def pause(
 
 
 def resume(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
-    """Train again, also where a schedule or another rule keeps the node from that: they count again from their next change."""
+    """Train again, even against a schedule or another rule, until that rule next changes."""
     with ControlClient(find_home(home)) as client:
         client.resume()
     show({"resumed": True}, json_, "trains again, once the trainer has started")

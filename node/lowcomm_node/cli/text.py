@@ -26,14 +26,14 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder of a checkpoint; default: the running node.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Its tokenizer.json, where the home of the checkpoint has no copy; or bytes.")
+        str | None, typer.Option(help="Its tokenizer.json, if the home of the checkpoint has no copy; or bytes.")
     ] = None,
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Let the model write: the running node's, or the newest checkpoint's.
+    """Let the model of the running node, or of the newest checkpoint, write.
 
     Example: lowcomm-node generate "import " --tokens 400
     """

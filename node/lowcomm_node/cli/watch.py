@@ -17,7 +17,7 @@ from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.formatting import MISSING, clean, milliseconds, quantity, rate, seconds, short_peer, size
 
 POLL = 0.5
-"""Seconds between two looks at the status: events do not tell of single steps."""
+"""Seconds between two looks at the status: no event announces a single step."""
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +48,10 @@ def peers(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ver
 
 
 def peers_table(found: Sequence[PeerStatus], width: int) -> str:
-    """Peers as a table that fits: what matters less is left out where there is no room, and reasons have their own lines."""
+    """Peers as a table of at most ``width`` columns, with reasons on lines of their own.
+
+    What matters least is left out first.
+    """
     columns = (
         # heading, what it shows, how soon it is left out (0: never)
         ("peer", lambda peer: short_peer(peer.peer_id), 0),
@@ -78,7 +81,7 @@ def _route(route: str | None) -> str:
 
 
 def _notes(peer: PeerStatus) -> list[str]:
-    """What a reader should know of a peer beside its figures."""
+    """What a reader should know of a peer besides its figures."""
     told = [f"left out: {peer.held_against}"] if peer.left_out else []
     told += [f"not reached: {peer.route_reason}"] if peer.route_reason and not peer.route else []
     told += [f"last: {peer.last_reason}"] if peer.last_reason and not peer.left_out else []
@@ -99,7 +102,7 @@ def rounds(
 
 
 def rounds_table(found: Sequence[ExchangeEnded], width: int) -> str:
-    """Exchanges as a table that fits; the reason of one that was not applied has its own line."""
+    """Exchanges as a table; the reason why one was not applied has its own line."""
     columns = ("time", "step", "fragment", "outcome", "with", "sent", "received", "took")
     rows = [
         [
@@ -163,9 +166,10 @@ def table(
     notes: Sequence[Sequence[str]],
     width: int,
 ) -> str:
-    """A table of at most ``width`` characters a line, if the columns that are never left out fit.
+    """A table of at most ``width`` characters a line, if the columns that always stay fit.
 
-    ``sooner``: how soon each column is left out, 0 for never; ``notes``: what stands below each row.
+    ``sooner``: the larger, the sooner that column is left out; 0 for never. ``notes``: lines below
+    each row.
     """
     widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
     kept = list(range(len(columns)))

@@ -166,6 +166,16 @@ def test_every_command_takes_the_options_that_all_share(command: str, cli: Cli) 
     assert {"--json", "--home", "-q", "-v"} <= options
 
 
+def test_the_help_of_every_command_fits_a_terminal_of_80_columns() -> None:
+    """Typer fills the first paragraph, and keeps the lines of the others as they are."""
+    group = typer.main.get_group(app)
+    commands = {**group.commands, **group.commands["checkpoint"].commands}
+    paragraphs = {name: (command.help or "").partition("\n\n") for name, command in commands.items()}
+    assert [name for name, (first, _, _) in paragraphs.items() if not first] == []
+    wide = [(name, line) for name, (*_, rest) in paragraphs.items() for line in rest.splitlines() if len(line) > 78]
+    assert wide == []
+
+
 def test_every_setting_is_an_option_of_join_and_none_is_without_help() -> None:
     options = {option.name: option for option in typer.main.get_group(app).commands["join"].params}
     assert {name: options[name].opts[0] for name in SETTINGS} == {name: flag_of(name) for name in SETTINGS}
