@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.state_transfer import fetch
+from lowcomm_node.state_transfer import donor_session, fetch
 from lowcomm_node.state_transfer.catch_up import ROUNDS, CatchUp
 from lowcomm_node.storage import snapshots
 from lowcomm_node.storage.quota import DiskQuota
@@ -81,7 +81,7 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Late peers of so many donors."""
     monkeypatch.setattr(snapshots, "SHORTEST_LIFE", 0.0)
     monkeypatch.setattr(snapshots, "COST_SHARE", 0.0)
-    monkeypatch.setattr(fetch, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(donor_session, "RETRY_PAUSE", 0.05)
 
     @asynccontextmanager
     async def beside(*steps: int) -> AsyncIterator[Late]:

@@ -14,8 +14,8 @@ import pytest
 from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, LinkLost
 from lowcomm_node.state_transfer import donor as donor_module
+from lowcomm_node.state_transfer import donor_session, queue
 from lowcomm_node.state_transfer import fetch as fetch_module
-from lowcomm_node.state_transfer import queue
 from lowcomm_node.state_transfer.donor import MAX_JOINERS
 from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.testing.donors import (
@@ -43,8 +43,9 @@ MIB = 1024 * 1024
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "RETRY_PAUSE", 0.05)
-    monkeypatch.setattr(fetch_module, "LATER", 1.0)
+    monkeypatch.setattr(donor_session, "RETRY_PAUSE", 0.05)
+    for module in (donor_session, fetch_module):
+        monkeypatch.setattr(module, "LATER", 1.0)
     monkeypatch.setattr(fetch_module, "VERSION_PATIENCE", 0.3)
 
 
@@ -177,7 +178,7 @@ async def test_a_broken_stream_goes_on_at_the_byte_that_it_had_reached(tmp_path,
 
 
 async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_another(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch_module, "SILENCE", 0.5)
+    monkeypatch.setattr(donor_session, "SILENCE", 0.5)
     async with (
         giving(tmp_path, 11) as dead, giving(tmp_path, 12) as silent, giving(tmp_path, 13) as good, calling() as channels
     ):  # fmt: skip
@@ -498,7 +499,7 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
 
 async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, monkeypatch):
     monkeypatch.setattr(donor_module, "STILL_HERE", 0.1)
-    monkeypatch.setattr(fetch_module, "SILENCE", 0.5)
+    monkeypatch.setattr(donor_session, "SILENCE", 0.5)
     async with giving(tmp_path, 11) as giver, calling() as channels:
         giver.may_make.clear()
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
@@ -508,7 +509,7 @@ async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, m
         giver.may_make.set()
         await soon(task)
         assert joiner.given_by([giver]) == [len(SMALL.pieces)] and giver.made == 1
-        monkeypatch.setattr(fetch_module, "OPEN_DEADLINE", 0.3)
+        monkeypatch.setattr(donor_session, "OPEN_DEADLINE", 0.3)
         giver.step += 1000
         giver.may_make.clear()
         giver.snapshots.close()

@@ -8,8 +8,8 @@ from time import time
 import pytest
 
 from helpers.waiting import until_async
+from lowcomm_node.state_transfer import donor_session, queue
 from lowcomm_node.state_transfer import fetch as fetch_module
-from lowcomm_node.state_transfer import queue
 from lowcomm_node.state_transfer.queue import LEAST, WINDOW
 from lowcomm_node.testing.donors import SMALL, Giver, Joiner, giving, identity
 from lowcomm_node.testing.wire import RUN, cabled, calling, calling_raw, soon
@@ -28,8 +28,9 @@ SLOW_LINE = 125_000.0
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates are the real ones, over shorter times."""
-    monkeypatch.setattr(fetch_module, "RETRY_PAUSE", 0.05)
-    monkeypatch.setattr(fetch_module, "LATER", 0.5)
+    monkeypatch.setattr(donor_session, "RETRY_PAUSE", 0.05)
+    for module in (donor_session, fetch_module):
+        monkeypatch.setattr(module, "LATER", 0.5)
     monkeypatch.setattr(queue, "LOOK_EVERY", 0.1)
     monkeypatch.setattr(queue, "WINDOW", WINDOW / 10)
     monkeypatch.setattr(queue, "LEAST", LEAST / 10)
