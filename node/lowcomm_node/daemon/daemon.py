@@ -39,7 +39,9 @@ from lowcomm_node.status.wire import read, to_json
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
-from lowcomm_node.swarm.membership import Membership, any_host, in_numbers, listening
+from lowcomm_node.swarm.hosts import any_host, in_numbers, listening
+from lowcomm_node.swarm.membership import Listeners, Membership
+from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.swarm.proofs_of_work import Prover
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
@@ -226,7 +228,7 @@ class Daemon:
             members=self.peers(),
             discovery=self.discovery,
             entry_points=[entry for info in members for entry in info.entry_points],
-            addresses=membership.addresses if membership is not None else (),
+            addresses=membership.own.addresses if membership is not None else (),
             port=port,
             certificate=certificate,
         )
@@ -403,21 +405,24 @@ class Daemon:
         self, discovery: Discovery, roster: Roster, certificate: bytes, addresses: tuple[str, ...]
     ) -> Membership:
         assert self.run_ is not None and self.channels is not None
-        return Membership(
+        own = OwnRecord(
             identity=self.identity,
+            run_id=self.run_.run_id,
+            certificate=certificate,
+            addresses=addresses,
+            progress=self.board.position,
+        )
+        listeners = Listeners(warn=self.board.warn, on_removals=self._drop_removed, on_barred=self._leave_barred)
+        return Membership(
+            own=own,
             run=self.run_,
             roster=roster,
             discovery=discovery,
             channels=self.channels,
             settings=self.settings,
-            certificate=certificate,
-            addresses=addresses,
-            progress=self.board.position,
-            warn=self.board.warn,
             run_admission=self.run_admission,
             refusals=self.refusals,
-            on_removals=self._drop_removed,
-            on_barred=self._leave_barred,
+            listeners=listeners,
             rejoin=self.rejoin,
         )
 
@@ -540,4 +545,4 @@ class Daemon:
         """The addresses of this machine have changed: tell the new ones, unless the owner decides what is told."""
         if self.membership is not None and not self.settings.announce:
             _, hosts = listening(self.settings, self._remembered)
-            self.membership.addresses = tuple(f"{host}:{port}" for host in hosts)
+            self.membership.own.addresses = tuple(f"{host}:{port}" for host in hosts)

@@ -87,7 +87,7 @@ def report(view: View) -> Status:
         silent_peers=membership.count_silent() if membership else 0,
         dht_peers=membership.dht_peers if membership else 0,
         checkpoint=board.checkpoint,
-        addresses=tuple(membership.addresses) if membership else (),
+        addresses=tuple(membership.own.addresses) if membership else (),
         entry_points=tuple(membership.entry_points) if membership else (),
         tunnels=view.channels.tunnels() if view.channels else {},
         refusals=view.refusals.counts(),

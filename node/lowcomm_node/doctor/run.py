@@ -22,7 +22,7 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.files import ephemeral_identity
 from lowcomm_node.swarm.find_run import open_discovery
-from lowcomm_node.swarm.membership import listening
+from lowcomm_node.swarm.hosts import listening
 from lowcomm_node.transport.tls import make_certificate
 
 

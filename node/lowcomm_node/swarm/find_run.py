@@ -13,7 +13,7 @@ from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.swarm.admission import given_token
-from lowcomm_node.swarm.membership import listening
+from lowcomm_node.swarm.hosts import listening
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_protocol.errors import LowcommError, VersionError
 from lowcomm_protocol.identity import Identity

@@ -1,40 +1,30 @@
 """Membership in a swarm: our record goes out, others' come in, through the DHT and directly."""
 
 import asyncio
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from socket import SOCK_STREAM
+from dataclasses import dataclass
 from time import monotonic, time
 
 import grpc
 
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
-from lowcomm_node.errors import ConfigError, LinkLost, NotAdmitted
-from lowcomm_node.libp2p.p2pd import has_ipv6
+from lowcomm_node.errors import LinkLost, NotAdmitted
 from lowcomm_node.libp2p.targets import places_of
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.rejoin import Rejoin, own_addresses
+from lowcomm_node.swarm.own_record import OwnRecord
+from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.release import release
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.peer_channel import OTHER_CERTIFICATE
 from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.liveness import PROBE_EVERY
-from lowcomm_protocol.peers.records import (
-    MAX_ADDRESSES,
-    MAX_ENTRY_POINTS,
-    MAX_RECORD_BYTES,
-    PeerInfo,
-    Phase,
-    read_record,
-    write_record,
-)
+from lowcomm_protocol.peers.records import MAX_RECORD_BYTES, PeerInfo, Phase
 from lowcomm_protocol.peers.roster import MAX_PEERS, Roster
 from lowcomm_protocol.refusals import Reason, Refusals, What
 from lowcomm_protocol.spec.run import SignedRun
@@ -60,52 +50,6 @@ MAX_TOLD_OFF = 8
 """Warnings that peers refuse us: the first ones say why."""
 
 
-def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[str, tuple[str, ...]]:
-    """The host to listen on, and the hosts to announce: loopback only if all known peers are on
-    loopback.
-
-    ``remembered``: earlier addresses of the swarm, which decide if the owner gave none.
-    """
-    peers = settings.peers or tuple(remembered)
-    if settings.host is not None:
-        return settings.host, (settings.host,) if settings.host not in ("0.0.0.0", "[::]") else _own_hosts()
-    if peers and all("/ip4/127." in peer or "/ip6/::1/" in peer for peer in peers):
-        return "127.0.0.1", ("127.0.0.1",)
-    return "0.0.0.0", _own_hosts()
-
-
-async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
-    """Resolve the names in ``host:port``, since records contain IP addresses only.
-
-    Raises ConfigError for a name that can't be resolved.
-    """
-    found: list[str] = []
-    for address in announced:
-        host, _, port = address.rpartition(":")
-        try:
-            answers = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=SOCK_STREAM)
-        except OSError as error:
-            raise ConfigError(
-                f"--announce {address}: {host} can't be looked up ({error.strerror}): correct it, or give its IP address."
-            ) from None
-        numbers = [answer[4][0] for answer in answers]
-        found += [f"[{one}]:{port}" if ":" in str(one) else f"{one}:{port}" for one in numbers]
-    return tuple(dict.fromkeys(found))[:MAX_ADDRESSES]
-
-
-def any_host() -> str:
-    """The wildcard address: IPv6 includes IPv4, if the machine has it."""
-    return "[::]" if has_ipv6() else "0.0.0.0"
-
-
-def _own_hosts() -> tuple[str, ...]:
-    numbers = [ipaddress.ip_address(text) for text in own_addresses()]
-    # Public addresses first, since most peers are outside our network; of those IPv4 first, which
-    # everybody has.
-    numbers.sort(key=lambda address: (not address.is_global, address.version))
-    return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
-
-
 def look_pause(poll: float, record_life: float, peers: int) -> float:
     """Seconds until the next lookup in a run with ``peers`` peers.
 
@@ -114,43 +58,44 @@ def look_pause(poll: float, record_life: float, peers: int) -> float:
     return max(poll, min(LONGEST_POLL, record_life / 2, poll * peers / LARGE_SWARM))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Listeners:
+    """What the daemon hears from its membership."""
+
+    warn: Callable[[str], None]
+    on_removals: Callable[[], None]
+    """Peers were removed, or admission was amended."""
+    on_barred: Callable[[NotAdmitted], None]
+    """The run does not admit us any more."""
+
+
 class Membership:
     """Keeps the roster fresh and our own record published."""
 
     def __init__(
         self,
         *,
-        identity: Identity,
+        own: OwnRecord,
         run: SignedRun,
         roster: Roster,
         discovery: Discovery,
         channels: Channels,
         settings: NodeSettings,
-        certificate: bytes,
-        addresses: tuple[str, ...],
-        progress: Callable[[], tuple[int, int, float]],
-        warn: Callable[[str], None],
         run_admission: RunAdmission,
         refusals: Refusals,
-        on_removals: Callable[[], None],
-        on_barred: Callable[[NotAdmitted], None],
+        listeners: Listeners,
         rejoin: Rejoin | None = None,
     ) -> None:
         self.roster = roster
-        self.addresses = addresses
+        self.own = own
         self.dht_peers = 0
-        self._identity = identity
         self._run = run
         self._discovery = discovery
         self._channels = channels
         self._settings = settings
-        self._certificate = certificate
-        self._progress = progress
-        self._warn = warn
         self._run_admission = run_admission
         self._refusals = refusals
-        self._on_removals = on_removals
-        self._on_barred = on_barred
+        self._listeners = listeners
         self._rejoin = rejoin
         self._removals_due = 0.0
         self._told_off = 0
@@ -158,9 +103,7 @@ class Membership:
         self._has_looked = False
         self._is_too_large = False
         """Whether more peers are alive than the run is for, and the owner was warned."""
-        self._phase = Phase.JOINING
         self._changed = asyncio.Event()
-        self._last_issued = 0.0
         self._greetings: set[asyncio.Task[None]] = set()
         self._release = release()
         self._releases: OrderedDict[str, str] = OrderedDict()
@@ -211,7 +154,7 @@ class Membership:
 
     async def announce(self, phase: Phase) -> None:
         """Announce our new phase to the DHT, and directly to known peers."""
-        self._phase = phase
+        self.own.phase = phase
         await asyncio.gather(self._publish(), self._greet_all())
 
     async def say_goodbye(self) -> None:
@@ -250,7 +193,9 @@ class Membership:
                 log.error("membership.defect", error=repr(error), exc_info=error)
                 if repr(error) != told:
                     told = repr(error)
-                    self._warn(f"{trouble} (tried again in {DEFECT_PAUSE:.0f} s), because of a defect: {error!r}"[:300])
+                    self._listeners.warn(
+                        f"{trouble} (tried again in {DEFECT_PAUSE:.0f} s), because of a defect: {error!r}"[:300]
+                    )
                 wait = DEFECT_PAUSE
             await asyncio.sleep(wait)
 
@@ -270,7 +215,7 @@ class Membership:
             self._is_too_large = self._is_too_large and peers >= sync.group
             return
         self._is_too_large = True
-        self._warn(
+        self._listeners.warn(
             f"{peers} peers are alive, but this run is for at most {sync.group} (group = {sync.group}, consensus = 0): most "
             "exchanges become realignments, which carry fp32 and lose momentum, as `status` counts. Train elsewhere, or ask "
             'the creator for a run with codec = "bf16" and consensus = 1.0, or method = "lowcomm"'
@@ -292,7 +237,7 @@ class Membership:
         records = await self._discovery.lookup(peers_key(self._run.run_id))
         if not self._has_looked:
             self._has_looked = True
-            self._follow_ourselves(records.get(self._identity.peer_id, b""))
+            self.own.follow(records.get(self.own.peer_id, b""))
         news = [info for data in records.values() if (info := self._hear(data)) is not None]
         await self._probe()
         now = time()
@@ -300,11 +245,11 @@ class Membership:
             if self.roster.liveness.is_proved(info.peer_id, now):
                 self._learn_entry_points(info)
         if self._rejoin is not None:
-            self._rejoin.listed(set(records) - {self._identity.peer_id})
+            self._rejoin.listed(set(records) - {self.own.peer_id})
         try:
             self._run_admission.check_ourselves(time())
         except NotAdmitted as error:
-            self._on_barred(error)
+            self._listeners.on_barred(error)
 
     async def acquaint(self) -> None:
         """Look around, and wait until peers have proved to be there, or none is likely to.
@@ -378,19 +323,11 @@ class Membership:
         try:
             newer = await self._run_admission.look(self._discovery)
         except (LowcommError, OSError) as error:
-            self._warn(f"what is known of invites and removals could not be kept: {error}")
+            self._listeners.warn(f"what is known of invites and removals could not be kept: {error}")
             newer = True
         if newer:
             self._changed.set()
-            self._on_removals()
-
-    def _follow_ourselves(self, data: bytes) -> None:
-        """Continue after our own last record, or a clock set back would make our records look
-        outdated."""
-        with suppress(LowcommError):
-            info = read_record(data, time())
-            if info.peer_id == self._identity.peer_id:
-                self._last_issued = max(self._last_issued, info.issued)
+            self._listeners.on_removals()
 
     def _hear_introduction(self, peer: str, introduction: pb.Introduction) -> None:
         """Take in a peer's record, and the uses of invites that it knows."""
@@ -403,7 +340,7 @@ class Membership:
         self._run_admission.admission.hear_uses(introduction.uses, time())
         if self._run_admission.hear_amendments(introduction.amendments):
             self._changed.set()
-            self._on_removals()
+            self._listeners.on_removals()
 
     def _hear_release(self, peer: str, told: str) -> None:
         if told and len(told) <= MAX_RELEASE and told.isascii() and told.isprintable():
@@ -422,10 +359,10 @@ class Membership:
         record = self._record()
         try:
             await self._discovery.publish(
-                peers_key(self._run.run_id), self._identity.peer_id, record, self._settings.record_life
+                peers_key(self._run.run_id), self.own.peer_id, record, self._settings.record_life
             )
         except LowcommError as error:
-            self._warn(f"our record could not be published: {error}")
+            self._listeners.warn(f"our record could not be published: {error}")
 
     async def _greet_all(self) -> None:
         known = self.roster.alive(time())[:MAX_MET]
@@ -461,7 +398,7 @@ class Membership:
             self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
         elif code is grpc.StatusCode.UNAUTHENTICATED and self._told_off < MAX_TOLD_OFF:
             self._told_off += 1
-            self._warn(f"{info.peer_id[-6:]} does not take us: {details[:200]}")
+            self._listeners.warn(f"{info.peer_id[-6:]} does not take us: {details[:200]}")
 
     def _introduction(self) -> pb.Introduction:
         signed = pb.SignedRecord()
@@ -474,22 +411,4 @@ class Membership:
         return pb.Introduction(record=signed, release=self._release, uses=uses, amendments=amendments)
 
     def _record(self) -> bytes:
-        swarm_step, steps, speed = self._progress()
-        # The later of two records wins: never issue two in the same millisecond, nor one before the
-        # last.
-        self._last_issued = max(time(), self._last_issued + 0.001)
-        info = PeerInfo(
-            peer_id=self._identity.peer_id,
-            run_id=self._run.run_id,
-            phase=self._phase,
-            issued=self._last_issued,
-            expires=self._last_issued + self._settings.record_life,
-            addresses=self.addresses,
-            certificate=self._certificate,
-            swarm_step=swarm_step,
-            steps=steps,
-            tokens_per_second=speed,
-            entry_points=self.entry_points[:MAX_ENTRY_POINTS],
-            claim=self._run_admission.claim,
-        )
-        return write_record(info, self._identity)
+        return self.own.sign(self._settings.record_life, self.entry_points, self._run_admission.claim)

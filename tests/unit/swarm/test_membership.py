@@ -18,9 +18,12 @@ from helpers.waiting import until_async
 from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.errors import ConfigError, NotAdmitted
 from lowcomm_node.owner.sources import load_settings
+from lowcomm_node.swarm import hosts
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.membership import Membership, in_numbers, look_pause
+from lowcomm_node.swarm.hosts import in_numbers
+from lowcomm_node.swarm.membership import Listeners, Membership, look_pause
+from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.system.release import release
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import new_certificate
@@ -82,11 +85,14 @@ class Party:
         self.port = await server.start("127.0.0.1", 0)
         self.discovery = MemoryDiscovery(self.peer_id, self.network)
         self.roster = Roster(self.peer_id, self.run.run_id, admission, self.refusals)
+        own = OwnRecord(
+            identity=self.identity, run_id=self.run.run_id, certificate=self.certificate.digest,
+            addresses=(f"127.0.0.1:{self.port}",), progress=lambda: (self.swarm_step, 0, 0.0),
+        )  # fmt: skip
+        listeners = Listeners(warn=self.warnings.append, on_removals=self._on_removals, on_barred=self.barred.append)
         self.membership = Membership(
-            identity=self.identity, run=self.run, roster=self.roster, discovery=self.discovery, channels=self.channels,
-            settings=settings, certificate=self.certificate.digest, addresses=(f"127.0.0.1:{self.port}",),
-            progress=lambda: (self.swarm_step, 0, 0.0), warn=self.warnings.append, run_admission=self.run_admission,
-            refusals=self.refusals, on_removals=self._on_removals, on_barred=self.barred.append,
+            own=own, run=self.run, roster=self.roster, discovery=self.discovery, channels=self.channels,
+            settings=settings, run_admission=self.run_admission, refusals=self.refusals, listeners=listeners,
         )  # fmt: skip
         service.on_caller = self.membership.sign_of_life
         return self
@@ -195,7 +201,7 @@ async def test_who_is_paused_is_seen_and_neither_ready_nor_training_nor_a_donor(
 
 async def test_a_man_in_the_middle_with_another_certificate_is_counted_and_told_nothing(parties: Parties) -> None:
     ada, bob, middle = await parties(ADA), await parties(BOB), await parties(CLEO)
-    ada.membership.addresses = (f"127.0.0.1:{middle.port}",)  # whoever is on the way answers in ada's place
+    ada.membership.own.addresses = (f"127.0.0.1:{middle.port}",)  # whoever is on the way answers in ada's place
     await ada.membership.announce(Phase.TRAINING)
     await bob.look()
     assert bob.refusals.counts() == {"connection.other-certificate": 1}
@@ -206,7 +212,7 @@ async def test_a_man_in_the_middle_with_another_certificate_is_counted_and_told_
 
 async def test_a_peer_that_is_only_gone_is_no_man_in_the_middle(parties: Parties) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
-    ada.membership.addresses = ("127.0.0.1:1",)
+    ada.membership.own.addresses = ("127.0.0.1:1",)
     await ada.membership.announce(Phase.TRAINING)
     await bob.look()
     assert bob.refusals.counts() == {}
@@ -272,8 +278,8 @@ async def test_where_others_are_is_not_believed_of_a_peer(parties: Parties, monk
 
 
 def test_an_address_of_a_provider_s_own_network_is_told_after_a_public_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership_module, "own_addresses", lambda: ("100.64.0.1", "192.168.1.2", "44.1.1.1"))
-    assert membership_module._own_hosts()[0] == "44.1.1.1"
+    monkeypatch.setattr(hosts, "own_addresses", lambda: ("100.64.0.1", "192.168.1.2", "44.1.1.1"))
+    assert hosts._own_hosts()[0] == "44.1.1.1"
 
 
 async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(parties: Parties) -> None:
@@ -281,9 +287,9 @@ async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(parti
     far = PeerInfo(
         peer_id=ADA.peer_id, run_id=parties.run.run_id, phase=Phase.LEFT, issued=time() + 70, expires=time() + 90
     )  # fmt: skip
-    ada.membership._follow_ourselves(write_record(far, ADA))
-    ada.membership._follow_ourselves(b"rubbish")
-    assert ada.membership._last_issued == 0.0
+    ada.membership.own.follow(write_record(far, ADA))
+    ada.membership.own.follow(b"rubbish")
+    assert ada.membership.own.last_issued == 0.0
 
 
 # Who may join

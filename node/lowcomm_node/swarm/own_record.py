@@ -1,0 +1,60 @@
+"""This node's own record, signed anew for each announcement."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import time
+
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.peers.records import MAX_ENTRY_POINTS, PeerInfo, Phase, read_record, write_record
+
+
+@dataclass(kw_only=True)
+class OwnRecord:
+    """What this node announces of itself."""
+
+    identity: Identity
+    run_id: str
+    certificate: bytes
+    """SHA-256 of our TLS certificate."""
+    addresses: tuple[str, ...]
+    """``host:port`` of our Exchange service."""
+    progress: Callable[[], tuple[int, int, float]]
+    """Swarm step, own inner steps, tokens a second."""
+    phase: Phase = Phase.JOINING
+    last_issued: float = 0.0
+
+    @property
+    def peer_id(self) -> str:
+        """Our peer id."""
+        return self.identity.peer_id
+
+    def follow(self, data: bytes) -> None:
+        """Continue after our last record, or a clock set back would make new ones look outdated."""
+        with suppress(LowcommError):
+            info = read_record(data, time())
+            if info.peer_id == self.peer_id:
+                self.last_issued = max(self.last_issued, info.issued)
+
+    def sign(self, life: float, entry_points: tuple[str, ...], claim: bytes) -> bytes:
+        """A serialized SignedRecord that is valid for ``life`` seconds from now."""
+        swarm_step, steps, speed = self.progress()
+        # The later of two records wins: never issue two in the same millisecond, nor one before the
+        # last.
+        self.last_issued = max(time(), self.last_issued + 0.001)
+        info = PeerInfo(
+            peer_id=self.peer_id,
+            run_id=self.run_id,
+            phase=self.phase,
+            issued=self.last_issued,
+            expires=self.last_issued + life,
+            addresses=self.addresses,
+            certificate=self.certificate,
+            swarm_step=swarm_step,
+            steps=steps,
+            tokens_per_second=speed,
+            entry_points=entry_points[:MAX_ENTRY_POINTS],
+            claim=claim,
+        )
+        return write_record(info, self.identity)
