@@ -1,4 +1,4 @@
-"""Stand-ins for tests, ours and those of programs that use this package; nothing here runs in a node.
+"""Stand-ins for tests: ours, and those of programs that use this package. No node runs them.
 
 memory_dht        a DHT in this process: records and streams between peers
 wire              two ends of gRPC over TLS on loopback, and ends that misbehave

@@ -1,4 +1,4 @@
-"""States that no training has made, donors of them on real servers, and joiners, for tests of what lies between."""
+"""Made-up states, donors that serve them from real servers, and joiners that fetch them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,9 +28,10 @@ INTERVAL = 20
 
 
 def form_of(values: int) -> StateForm:
-    """A state of two fragments, one of which AdamW and Muon share, with ranges of a modulo codec."""
+    """Two fragments, one shared by AdamW and Muon, with ranges of a modulo codec."""
     third = values // 3
-    return StateForm.of("ab" * 32, "cd" * 32, 10_000, (((third, True),), ((third, False), (third, True))), True)
+    runs = (((third, True),), ((third, False), (third, True)))
+    return StateForm.of("ab" * 32, "cd" * 32, 10_000, runs, True)
 
 
 SMALL = form_of(30_000)
@@ -46,7 +47,7 @@ def sync_of(method: str = "lowcomm") -> SyncSettings:
 
 @cache
 def drawn(form: StateForm, seed: int, noise: float = 0.02, common: int = 0) -> list[bytes]:
-    """The pieces of one peer: those of all with the same ``common`` are alike, as far as ``noise`` goes."""
+    """The pieces of one peer; peers with the same ``common`` differ by ``noise``."""
 
     def piece(one: Piece) -> bytes:
         shared, own = np.random.default_rng([common, one.index]), np.random.default_rng([seed, one.index])
@@ -60,7 +61,12 @@ def drawn(form: StateForm, seed: int, noise: float = 0.02, common: int = 0) -> l
     return [piece(one) for one in form.pieces]
 
 
-def manifest(form: StateForm, digests: Sequence[bytes], step: int = STEP, slow: Sequence[int] = (1, 1)) -> Manifest:
+def manifest(
+    form: StateForm,
+    digests: Sequence[bytes],
+    step: int = STEP,
+    slow: Sequence[int] = (1, 1),
+) -> Manifest:
     """What goes with such pieces; ``slow``: equal numbers stand for equal slow weights."""
     return Manifest(
         swarm_step=step,
@@ -75,8 +81,20 @@ def manifest(form: StateForm, digests: Sequence[bytes], step: int = STEP, slow: 
 class Giver:
     """A donor that serves what it was given."""
 
-    def __init__(self, callee: Callee, folder: Path, form: StateForm, pieces: list[bytes], step: int, slow) -> None:
-        self.callee, self.form, self.pieces, self.step, self.slow = callee, form, pieces, step, slow
+    def __init__(
+        self,
+        callee: Callee,
+        folder: Path,
+        form: StateForm,
+        pieces: list[bytes],
+        step: int,
+        slow: Sequence[int],
+    ) -> None:
+        self.callee = callee
+        self.form = form
+        self.pieces = pieces
+        self.step = step
+        self.slow = slow
         self.made = 0
         self.may_make = asyncio.Event()
         self.may_make.set()

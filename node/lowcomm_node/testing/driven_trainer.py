@@ -1,4 +1,4 @@
-"""A trainer's loop on the thread of a test: requests are carried out and steps are taken when the test says so."""
+"""The real trainer's loop on the thread of a test, which asks and steps when the test says so."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -42,9 +42,11 @@ class Driven:
     """One trainer's loop."""
 
     def __init__(self, folder: Path, peer: str, more: str, **settings: Any) -> None:
-        self.heard, self.memory = Heard(), create_file()
+        self.heard = Heard()
+        self.memory = create_file()
         self.loop = TrainerLoop(self.heard, self.memory)  # type: ignore[arg-type]
-        self.peer, self._number = peer, 0
+        self.peer = peer
+        self._number = 0
         text = folder / "text"
         text.mkdir(exist_ok=True)
         for name, words in (("a.txt", "A short text, and again a short text. "), ("b.txt", "One that is held out. ")):
@@ -137,7 +139,7 @@ def driven(folder: Path, *peers: str, more: str = "", **settings: Any) -> Iterat
 
 
 def begin(one: Driven, other: Driven, fragment: int = 0, realign: bool = False) -> None:
-    """Both capture a fragment and decode what the other brings: a whole pair exchange but the merge."""
+    """Both capture a fragment and decode the other's: a whole pair exchange but the merge."""
     capture = messages.Capture(fragment=fragment, slot=0, realign=realign, ahead=0)
     sizes = {here.peer: here.ask(capture).whole.size for here in (one, other)}
     for here, there in ((one, other), (other, one)):

@@ -1,7 +1,9 @@
-"""A trainer without tensors: a real process that speaks the real language, takes steps of nothing, and fails as it is told.
+"""A trainer process without tensors: it speaks the trainer's messages and fails as it is told.
 
-python light_process.py BEHAVIOUR SOCKET MEMORY        BEHAVIOUR: "", "die:N", "fail:N:KIND:REASON", "refuse:CODE:REASON",
-                                                                 "eat:N:BYTES"
+    python light_process.py BEHAVIOUR SOCKET MEMORY
+
+BEHAVIOUR is empty, or one of die:N, fail:N:KIND:REASON, refuse:CODE:REASON and eat:N:BYTES; N is
+a step.
 """
 
 import os

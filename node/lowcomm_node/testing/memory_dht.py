@@ -70,7 +70,8 @@ class MemoryDiscovery:
 
     def proved(self, key: str) -> frozenset[str]:
         """See Discovery."""
-        return frozenset(subkey for its_key, subkey in self._network.records if its_key == key) & self._network.peers
+        subkeys = {subkey for its_key, subkey in self._network.records if its_key == key}
+        return frozenset(subkeys) & self._network.peers
 
     def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
         """See Discovery."""

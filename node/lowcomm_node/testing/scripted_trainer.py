@@ -1,4 +1,4 @@
-"""In place of a trainer: bytes instead of tensors, and a test that holds its requests or lets them fail."""
+"""A trainer of bytes in place of tensors; a test holds its requests or lets them fail."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ def contribution(peer: str, fragment: int, number: int, size: int) -> bytes:
 
 
 def mean_of(owner: str, contributions: dict[str, bytes]) -> bytes:
-    """In place of the mean of a shard: bytes that another contribution, or none of a member, would change."""
+    """In place of the mean of a shard: bytes that depend on every contribution."""
     told = sha256()
     for peer in sorted(contributions):
         told.update(peer.encode() + contributions[peer])
@@ -40,7 +40,7 @@ class Merge:
 
     fragment: int
     contributions: dict[str, bytes]
-    """In a pair what both brought; in a group the means of the shards that are applied, by owner."""
+    """In a pair what both brought; in a group the means of the applied shards, by owner."""
     tokens: dict[str, int]
     swarm_step: int
 
@@ -58,10 +58,13 @@ class SharedOut:
 
 
 class ScriptedTrainer:
-    """In place of ``Trainer``: bytes instead of tensors; a test holds it, and lets it fail, where it likes."""
+    """In place of ``Trainer``: a test holds it, and lets it fail, where it likes."""
 
     def __init__(self, peer_id: str, slots: int, size: int, codec_name: str, numel: int) -> None:
-        self.peer_id, self.size, self.codec_name, self.numel = peer_id, size, codec_name, numel
+        self.peer_id = peer_id
+        self.size = size
+        self.codec_name = codec_name
+        self.numel = numel
         memory = create_file()
         self.arena: Arena | None = Arena(memory, slots, max(size, REALIGN_SIZE, 4 * numel + 8 * 4 * 256))
         os.close(memory)

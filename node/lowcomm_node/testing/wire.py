@@ -1,4 +1,4 @@
-"""Two ends of real gRPC streams over TLS on loopback, in one event loop; and those who misbehave there."""
+"""Two ends of real gRPC streams over TLS on loopback in one event loop; and ends that misbehave."""
 
 import asyncio
 import datetime
@@ -49,6 +49,14 @@ async def soon(work: Awaitable[Any]) -> Any:
         return await work
 
 
+Handler = Callable[[str, CalleeStream], Awaitable[None]]
+"""What a callee does with a call of a peer."""
+
+
+async def _hold(peer: str, stream: CalleeStream) -> None:
+    await stream.wait_dropped()
+
+
 class Callee:
     """A server whose streams are handed to the test; what it does with calls can be replaced."""
 
@@ -58,8 +66,8 @@ class Callee:
         self.ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
         """How the handlers of Swap and Fetch ended."""
         self.introduced: list[str] = []
-        self.swapping: Callable[[str, CalleeStream], Awaitable[None]] = lambda peer, stream: stream.wait_dropped()
-        self.fetching: Callable[[str, CalleeStream], Awaitable[None]] = lambda peer, stream: stream.wait_dropped()
+        self.swapping: Handler = _hold
+        self.fetching: Handler = _hold
         self.certificate = new_certificate()
         self.gatekeeper = Gatekeeper(identity, RUN, clock)
         self.service = ExchangeService(self.gatekeeper, self)
@@ -116,7 +124,8 @@ class Rogue:
             "Swap": grpc.stream_stream_rpc_method_handler(self._swap),
             "Fetch": grpc.stream_stream_rpc_method_handler(self._fetch),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PATH.strip("/"), handlers),))
+        generic = grpc.method_handlers_generic_handler(PATH.strip("/"), handlers)
+        server.add_generic_rpc_handlers((generic,))
         self.port = server.add_secure_port("127.0.0.1:0", self.certificate.server_credentials())
         await server.start()
         return server
@@ -145,7 +154,8 @@ class Cable:
 
     def __init__(self, port: int, source: str = "") -> None:
         """``source``: the address that it comes from at the other end, such as 127.9.0.1."""
-        self._target, self._from = port, (source, 0) if source else None
+        self._target = port
+        self._from = (source, 0) if source else None
         self._writers: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -189,7 +199,10 @@ class Cable:
 
 
 @asynccontextmanager
-async def listening(identity: Identity = CALLEE, clock: Callable[[], float] = time) -> AsyncIterator[Callee]:
+async def listening(
+    identity: Identity = CALLEE,
+    clock: Callable[[], float] = time,
+) -> AsyncIterator[Callee]:
     """A callee that listens."""
     callee = Callee(identity, clock)
     callee.port = await callee.server.start("127.0.0.1", 0)
@@ -222,7 +235,10 @@ async def cabled(port: int, source: str = "") -> AsyncIterator[Cable]:
 
 
 @asynccontextmanager
-async def calling(identity: Identity = CALLER, clock: Callable[[], float] = time) -> AsyncIterator[Channels]:
+async def calling(
+    identity: Identity = CALLER,
+    clock: Callable[[], float] = time,
+) -> AsyncIterator[Channels]:
     """The channels of a caller."""
     channels = Channels(Gatekeeper(identity, RUN, clock))
     try:

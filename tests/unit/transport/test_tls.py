@@ -176,7 +176,9 @@ async def test_a_compressed_message_is_not_inflated_and_costs_no_traceback(metho
                 await one.write(bytes(3 * 2**20))
             assert await soon(one.code()) in (Status.UNIMPLEMENTED, Status.INTERNAL)
         assert callee.streams.empty() and not callee.introduced
-    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    # On a busy machine gRPC still hands events to the event loop of the test before, which is closed.
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [error for error in errors if "PollerCompletionQueue" not in error] == []
 
 
 async def test_a_credential_is_good_once_for_all_methods_together():
