@@ -73,7 +73,13 @@ async def _serve(settings: ServeSettings) -> int:
         )
         printer = Printer(settings.json, settings.quiet)
         # Peers that lost us dial us. Starting p2pd again would end all that it relays.
-        rejoin = Rejoin(discovery, settings.peers, None, printer.tell, restarts=False)
+        rejoin = Rejoin(
+            discovery,
+            settings.peers,
+            None,
+            lambda event: printer.tell(event.to_json()),
+            restarts=False,
+        )
         sign = SignOfLife(settings.home)
         server = BootstrapServer(
             discovery,

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import asdict
 from time import localtime, monotonic, strftime, time
 from typing import TYPE_CHECKING, Any
 
@@ -72,12 +71,13 @@ def join(
 
 def _tell_contribution(daemon: "Daemon", as_json: bool) -> None:
     """At the end, whatever its cause, show where the model lies and what this node gave."""
+    from lowcomm_node.status.events import Contributed, Notice
     from lowcomm_node.status.lines import contribution
 
     if daemon.training is None or daemon.training.ready is None:
         return
     given = contribution(daemon.status())
-    told = json.dumps({"event": "contributed", "time": time(), **asdict(given)})
+    told = json.dumps(Notice(time(), Contributed(**vars(given))).to_json())
     print(told if as_json else tell_farewell(given, daemon.settings.home), flush=True)
 
 
@@ -124,7 +124,7 @@ def _finish_on_signal(daemon: "Daemon", manager: ServiceManager) -> None:
 async def _print_events(daemon: "Daemon") -> None:
     events = daemon.board.subscribe(every_step=False)
     while True:
-        print(json.dumps(await events.get()), flush=True)
+        print(json.dumps((await events.get()).to_json()), flush=True)
 
 
 async def _print_words(daemon: "Daemon") -> None:
@@ -136,7 +136,7 @@ async def _print_words(daemon: "Daemon") -> None:
         line = None
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, told_at + PROGRESS_EVERY - monotonic())):
-                line = event_in_words(await events.get())
+                line = event_in_words((await events.get()).event)
         if line is not None:
             _print_line(line)
         if monotonic() >= told_at + PROGRESS_EVERY:

@@ -18,6 +18,7 @@ from typing import Any, Self
 import httpx
 
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
+from lowcomm_node.status.events import Notice, read_notice
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.wire import read
 from lowcomm_node.storage.paths import Paths
@@ -109,7 +110,7 @@ class ControlClient:
         """The last ``limit`` exchanges, newest last."""
         return read(list[ExchangeEnded], self._call("GET", "/v1/rounds", params={"limit": limit}))
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[Notice]:
         """Events as they happen, until the daemon ends."""
         timeout = httpx.Timeout(TIMEOUT, read=None)
         with self._answered(), self._http.stream("GET", "/v1/events", timeout=timeout) as response:
@@ -118,7 +119,7 @@ class ControlClient:
             with suppress(httpx.RemoteProtocolError):
                 for line in response.iter_lines():
                     if line:
-                        yield json.loads(line)
+                        yield read_notice(json.loads(line))
 
     def limits(self, changes: Mapping[str, str] | None = None) -> Limits:
         """The limits on traffic and what is used of them; first changed, where ``changes`` name some."""

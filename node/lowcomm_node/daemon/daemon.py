@@ -34,8 +34,9 @@ from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.status.board import Board
+from lowcomm_node.status.events import LimitsChanged, Notice, RunAmended
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
-from lowcomm_node.status.wire import read, to_json
+from lowcomm_node.status.wire import read
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
@@ -151,11 +152,11 @@ class Daemon:
             channels=self.channels,
         )
 
-    def subscribe(self) -> asyncio.Queue[dict[str, Any]]:
+    def subscribe(self) -> asyncio.Queue[Notice]:
         """Events from now on; a queue that is full loses the oldest."""
         return self.board.subscribe()
 
-    def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
+    def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None:
         """The counterpart of ``subscribe``."""
         self.board.unsubscribe(queue)
 
@@ -166,7 +167,7 @@ class Daemon:
     async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
         """Take other limits, at once and for the next start. Raises ConfigError."""
         self.settings = self.allowance.change(self.settings, changes)
-        self.board.tell({"event": "limits", **to_json(self.limits())})
+        self.board.tell(LimitsChanged(**vars(self.limits())))
         if self._server is not None and self.channels is not None:
             flow = flow_options(self.settings.max_down)
             self.channels.renew(flow)
@@ -370,7 +371,7 @@ class Daemon:
             roster=roster,
             channels=self.channels,
             deadline=self.settings.exchange_deadline,
-            tell=self.board.tell,
+            tell=lambda entry: self.board.tell(read(ExchangeEnded, entry)),
             bandwidth=allowance.bandwidth,
         )
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
@@ -510,7 +511,7 @@ class Daemon:
         step = self.board.position()[0]
         for amendment in news:
             late = f"; we are at {step}, so it holds at once" if 0 < amendment.at <= step else ""
-            self.board.tell({"event": "amended", "text": f"{amendment}{late}", **amendment.to_json()})
+            self.board.tell(RunAmended(text=f"{amendment}{late}", **amendment.to_json()))
         if self.training is not None:
             self._tasks.append(asyncio.create_task(self.training.amend()))
 

@@ -20,6 +20,7 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.state_transfer.catch_up import CatchUp, state_form
 from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.status.board import Board
+from lowcomm_node.status.events import Paused, Resumed, SavingAgain
 from lowcomm_node.status.lines import tokenizing_in_words
 from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.storage.quota import DiskQuota
@@ -313,7 +314,7 @@ class Training:
         assert hold
         self._exchanger.open = False  # who calls us until all know it is told that we do not train
         self._board.enter("paused", f"{hold.text}; saving")
-        self._board.tell({"event": "paused", "rule": hold.rule.value, "reason": hold.text, "until": hold.until})
+        self._board.tell(Paused(rule=hold.rule.value, reason=hold.text, until=hold.until))
         await self._membership.announce(Phase.PAUSED)
         if self._supervisor.runs:
             await self._exchanger.close("the node pauses", PAUSE_PATIENCE)  # why is nobody's business
@@ -323,7 +324,7 @@ class Training:
         self._board.advance(tokens_per_second=0.0)
         await self._membership.announce(Phase.PAUSED)
         await self._availability.wait_free()
-        self._board.tell({"event": "resumed"})
+        self._board.tell(Resumed())
 
     async def _recover(self, error: TrainerError) -> None:
         """Clean up after a trainer that failed, and wait for a while. Raises NodeError if another try is no use."""
@@ -369,7 +370,7 @@ class Training:
                 self._board.stepped(event)
                 self._failures.stepped(event.steps)
                 self._exchanger.on_step(event.swarm_step, event.steps, event.tokens, event.seconds)
-                self._board.tell_step(event.to_json())
+                self._board.tell_step(event)
                 return
             case Evaluating():
                 if self._board.waiting in (None, EVALUATING) or self._board.phase in ("syncing", "finishing"):
@@ -385,7 +386,7 @@ class Training:
                 self._board.checkpoint = CheckpointStatus(step=event.swarm_step, path=event.path)
                 if event.after_trouble:
                     self._board.withdraw(NOT_SAVED)
-                    self._board.tell({"event": "saving-again"})
+                    self._board.tell(SavingAgain())
             case NotSaved():
                 self._held_no_more()
                 self._board.withdraw(NOT_SAVED)
@@ -401,7 +402,7 @@ class Training:
                 self._over.set()
             case _:
                 pass
-        self._board.tell(event.to_json())
+        self._board.tell(event)
 
     def _evaluated(self) -> None:
         if self._board.waiting == EVALUATING:

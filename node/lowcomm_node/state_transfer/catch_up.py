@@ -9,11 +9,11 @@ from math import inf
 from pathlib import Path
 from random import Random
 from time import time
-from typing import Any
 
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerError
 from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.state_transfer.fetch import Fetcher
+from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.storage.quota import DiskQuota
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.trainer.messages import Ready
@@ -60,7 +60,7 @@ class CatchUp:
     folder: Path
     show: Callable[[str], None]
     warn: Callable[[str], None]
-    tell: Callable[[dict[str, Any]], None]
+    tell: Callable[[StateAdopted], None]
 
     async def run_from(self, own: int, form: StateForm, drifted: bool) -> Ready | None:
         """Copy the state of peers that are ahead of swarm step ``own`` by more than a merge can
@@ -176,9 +176,8 @@ class CatchUp:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         shutil.rmtree(self.folder, ignore_errors=True)
-        donors = download.peers
-        event = {"event": "state.adopted", "donors": donors, "swarm_step": ready.swarm_step}
-        self.tell({**event, "bytes": fetcher.bytes_received})
+        donors, received = tuple(download.peers), fetcher.bytes_received
+        self.tell(StateAdopted(donors=donors, swarm_step=ready.swarm_step, bytes=received))
         return ready
 
     def _forget_old(self, download: Download, own: int, drifted: bool) -> None:

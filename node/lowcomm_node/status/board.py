@@ -6,7 +6,9 @@ from dataclasses import fields, replace
 from time import monotonic, time
 from typing import Any
 
+from lowcomm_node.status.events import Notice, PhaseEntered, Warned, details
 from lowcomm_node.status.model import CheckpointStatus, Progress
+from lowcomm_node.system.events import Event
 from lowcomm_node.system.logs import log
 from lowcomm_node.trainer.messages import Stepped, Tokenizing
 
@@ -31,15 +33,15 @@ class Board:
         """While text is tokenized."""
         self.warnings: list[str] = []
         """The last ones, the newest last."""
-        self._queues: dict[asyncio.Queue[dict[str, Any]], bool] = {}
+        self._queues: dict[asyncio.Queue[Notice], bool] = {}
 
-    def subscribe(self, every_step: bool = True) -> asyncio.Queue[dict[str, Any]]:
+    def subscribe(self, every_step: bool = True) -> asyncio.Queue[Notice]:
         """A queue of events from now on; inner steps are left out unless ``every_step``."""
-        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MAX_WAITING)
+        queue: asyncio.Queue[Notice] = asyncio.Queue(MAX_WAITING)
         self._queues[queue] = every_step
         return queue
 
-    def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
+    def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None:
         """Tell this queue no more."""
         self._queues.pop(queue, None)
 
@@ -48,7 +50,7 @@ class Board:
         self.show(waiting)
         if phase != self.phase:
             self.phase, self.changed = phase, monotonic()
-            self.tell({"event": "phase", "phase": phase})
+            self.tell(PhaseEntered(phase=phase))
 
     def show(self, waiting: str | None) -> None:
         """Wait for something else than before."""
@@ -58,23 +60,23 @@ class Board:
     def warn(self, text: str) -> None:
         """Something that the owner should know."""
         self.warnings = [*self.warnings, text][-MAX_WARNINGS:]
-        self.tell({"event": "warning", "text": text})
+        self.tell(Warned(text=text))
 
     def withdraw(self, beginning: str) -> None:
         """Warnings that begin so hold no longer."""
         self.warnings = [warning for warning in self.warnings if not warning.startswith(beginning)]
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def tell(self, event: Event) -> None:
         """An event: to the log, and to all that listen."""
         self._pass_on(event, self._queues)
-        log.info(event["event"], **{key: value for key, value in event.items() if key not in ("event", "time")})
+        log.info(event.name, **details(event))
 
-    def tell_step(self, event: dict[str, Any]) -> None:
+    def tell_step(self, event: Event) -> None:
         """An inner step: only to those that asked for every one."""
         self._pass_on(event, [queue for queue, every_step in self._queues.items() if every_step])
 
-    def _pass_on(self, event: dict[str, Any], queues: Iterable[asyncio.Queue[dict[str, Any]]]) -> None:
-        stamped = {"time": time(), **event}
+    def _pass_on(self, event: Event, queues: Iterable[asyncio.Queue[Notice]]) -> None:
+        stamped = Notice(time(), event)
         for queue in queues:
             if queue.full():
                 queue.get_nowait()

@@ -3,21 +3,38 @@
 Single exchanges come by the second: those that were applied are in the line on progress, those that failed get their own.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from lowcomm_node.state_transfer.records import StateAdopted
+from lowcomm_node.status.events import (
+    LimitsChanged,
+    Paused,
+    PhaseEntered,
+    Resumed,
+    RunAmended,
+    SavingAgain,
+    Warned,
+    details,
+)
 from lowcomm_node.status.model import Contribution, Status
+from lowcomm_node.swarm.records import (
+    EntryPointAnswers,
+    EntryPointSilent,
+    SwarmConnected,
+    SwarmLooking,
+    SwarmLost,
+    SwarmUnlisted,
+)
+from lowcomm_node.sync.records import ExchangeEnded, Outcome
+from lowcomm_node.system.events import Event
 from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
-from lowcomm_node.trainer.messages import Tokenizing
-
-Event = Mapping[str, Any]
-_SILENT = ("exchange.applied", "exchange.no-partner", "limits", "finished")
+from lowcomm_node.trainer.messages import Evaluated, Finished, Saved, Skipped, Tokenizing
 
 
 def event_in_words(event: Event) -> str | None:
     """A line without control characters; None for what the line on progress tells, too."""
-    name = str(event["event"])
-    return None if name in _SILENT else clean(_words(name, event))
+    told = _words(event)
+    return None if told is None else clean(told)
 
 
 def progress_in_words(status: Status) -> str:
@@ -96,40 +113,42 @@ def tokenizing_in_words(now: Tokenizing) -> str:
     return f"tokenizing the text: {share}, {size(now.done)} of {size(now.total)}, {size(now.rate)}/s{left}"
 
 
-def _words(name: str, event: Event) -> str:
-    match name:
-        case "phase":
-            return str(event["phase"])
-        case "warning":
-            return f"warning: {event['text']}"
-        case "evaluated":
-            return f"held-out loss {loss(event['loss'])} at swarm step {event['swarm_step']}"
-        case "skipped":
-            return f"inner step {event['steps']} skipped, as loss or gradients are not finite ({event['skipped_steps']} so far)"
-        case "saved":
-            return f"checkpoint at swarm step {event['swarm_step']}"
-        case "saving-again":
+def _words(event: Event) -> str | None:
+    match event:
+        case PhaseEntered(phase=phase):
+            return phase
+        case Warned(text=text):
+            return f"warning: {text}"
+        case Evaluated():
+            return f"held-out loss {loss(event.loss)} at swarm step {event.swarm_step}"
+        case Skipped():
+            why = f"as loss or gradients are not finite ({event.skipped_steps} so far)"
+            return f"inner step {event.steps} skipped, {why}"
+        case Saved():
+            return f"checkpoint at swarm step {event.swarm_step}"
+        case SavingAgain():
             return "checkpoints can be saved again"
-        case "exchange.failed":
-            partners = " ".join(short_peer(peer) for peer in event["partners"]) or "nobody"
-            return f"exchange of fragment {event['fragment']} with {partners} failed: {event['reason']}"
-        case "state.adopted":
-            donors = " ".join(short_peer(peer) for peer in event["donors"])
-            return f"copied the state of {donors}, {size(event['bytes'])}"
-        case "amended":
-            return f"the run's creator has changed it: {event['text']}"
-        case "paused":
-            return f"paused: {event['reason']}"
-        case "resumed":
+        case ExchangeEnded(outcome=Outcome.FAILED):
+            partners = " ".join(short_peer(peer) for peer in event.partners) or "nobody"
+            return f"exchange of fragment {event.fragment} with {partners} failed: {event.reason}"
+        case ExchangeEnded() | LimitsChanged() | Finished():
+            return None
+        case StateAdopted():
+            donors = " ".join(short_peer(peer) for peer in event.donors)
+            return f"copied the state of {donors}, {size(event.bytes)}"
+        case RunAmended(text=text):
+            return f"the run's creator has changed it: {text}"
+        case Paused(reason=reason):
+            return f"paused: {reason}"
+        case Resumed():
             return "goes on"
-        case "door.open":
-            return f"{event['address']} answers"
-        case "door.closed":
-            return f"{event['address']} does not answer: {event['reason']}"
-        case "swarm.connected":
+        case EntryPointAnswers(address=address):
+            return f"{address} answers"
+        case EntryPointSilent():
+            return f"{event.address} does not answer: {event.reason}"
+        case SwarmConnected():
             return "in the swarm"
-        case "swarm.lost" | "swarm.looking" | "swarm.unlisted":
-            return f"not in the swarm: {event['reason']}"
+        case SwarmLost(reason=reason) | SwarmLooking(reason=reason) | SwarmUnlisted(reason=reason):
+            return f"not in the swarm: {reason}"
         case _:
-            rest = (f"{key}={value}" for key, value in event.items() if key not in ("event", "time"))
-            return " ".join((name, *rest))
+            return " ".join((event.name, *(f"{key}={value}" for key, value in details(event).items())))

@@ -13,20 +13,35 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, time
-from typing import Any
 
 from lowcomm_node.dht.interface import Discovery, Knock
 from lowcomm_node.dht.knocks import by_peer, check_clock
 from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.libp2p.targets import held_addresses
+from lowcomm_node.swarm.records import (
+    AddressesChanged,
+    EntryPointAnswers,
+    EntryPointSilent,
+    SwarmConnected,
+    SwarmLooking,
+    SwarmLost,
+    SwarmUnlisted,
+)
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.swarm.watchdog import MAX_ENTRY_POINTS, State, SwarmStatus, Watchdog
+from lowcomm_node.system.events import Event
 from lowcomm_node.system.logs import log
 
 SAVE_EVERY = 30.0
 DEFECT_PAUSE = 10.0
 
-Tell = Callable[[dict[str, Any]], None]
+Tell = Callable[[Event], None]
+_EVENTS = {
+    State.LOOKING: SwarmLooking,
+    State.CONNECTED: SwarmConnected,
+    State.LOST: SwarmLost,
+    State.UNLISTED: SwarmUnlisted,
+}
 
 
 class Rejoin:
@@ -207,24 +222,26 @@ class Rejoin:
             del self._told[next(iter(self._told))]
         if before == reason:
             return
-        event = {"peer_id": peer_id, "address": next(iter(self._watchdog.addresses(peer_id)), None)}
+        address = next(iter(self._watchdog.addresses(peer_id)), None)
+        if reason is None:
+            event: Event = EntryPointAnswers(peer_id=peer_id, address=address)
+        else:
+            event = EntryPointSilent(peer_id=peer_id, address=address, reason=reason)
         if peer_id not in self._named:
-            log.debug("door.open" if reason is None else "door.closed", **event, reason=reason)
-        elif reason is None:
-            self._tell({"event": "door.open", **event})
-        elif not before:  # it answered, or was unknown
-            self._tell({"event": "door.closed", **event, "reason": reason})
+            log.debug(event.name, peer_id=peer_id, address=address, reason=reason)
+        elif reason is None or not before:  # it answered before, or was unknown
+            self._tell(event)
 
     def _tell_state(self) -> None:
         state = self._watchdog.state(monotonic())
         if state is not self._state:
             self._state = state
-            self._tell({"event": f"swarm.{state.value}", "reason": self.reason})
+            self._tell(_EVENTS[state](reason=self.reason))
 
     def _look_at_ourselves(self) -> None:
         addresses = self._addresses()
         if self._watchdog.own_addresses(addresses, monotonic(), self._held()):
-            self._tell({"event": "addresses.changed", "addresses": list(addresses)})
+            self._tell(AddressesChanged(addresses=tuple(addresses)))
             if self._on_move is not None:
                 self._on_move()
 

@@ -42,7 +42,9 @@ class ExchangeStatus:
 class ExchangeEnded(Event):
     """An exchange has ended."""
 
-    names: ClassVar[tuple[str, ...]] = tuple(f"exchange.{outcome}" for outcome in Outcome)
+    wire_name: ClassVar[str] = "exchange"
+    time: float
+    """When it ended (Unix seconds)."""
     fragment: int
     """Which fragment was exchanged."""
     round: int
@@ -71,4 +73,9 @@ class ExchangeEnded(Event):
     @property
     def name(self) -> str:
         """Such as ``exchange.applied``."""
-        return f"exchange.{self.outcome}"
+        return f"{self.wire_name}.{self.outcome}"
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """One for each outcome."""
+        return tuple(f"{cls.wire_name}.{outcome}" for outcome in Outcome)

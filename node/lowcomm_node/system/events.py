@@ -1,23 +1,28 @@
-"""The base of all events: what a node tells its log and its listeners, as it happens.
+"""The base of all events: what a node reports to its log and to listeners, as it happens.
 
-Each room declares the events that it tells; ``status/events.py`` lists them all.
+Each room declares its own events; ``status/events.py`` lists them all.
 """
 
-from dataclasses import dataclass, field
-from time import time
-from typing import ClassVar
+from dataclasses import asdict, is_dataclass
+from typing import Any, ClassVar
 
 
-@dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened. The fields of a subclass are what it tells on the wire."""
+    """Something that happened. A subclass is a frozen dataclass: its fields are what is reported."""
 
-    names: ClassVar[tuple[str, ...]]
-    """What it is called on the wire; several names where one of them tells how it ended."""
-    time: float = field(default_factory=time, compare=False)
-    """When it happened (Unix seconds)."""
+    wire_name: ClassVar[str]
 
     @property
     def name(self) -> str:
-        """What this one is called."""
-        return self.names[0]
+        """Its name in the log and on the wire."""
+        return self.wire_name
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All names that events of this kind can have."""
+        return (cls.wire_name,)
+
+    def to_json(self) -> dict[str, Any]:
+        """The event with its name, as ``join --json`` prints it."""
+        assert is_dataclass(self)
+        return {"event": self.name, **asdict(self)}

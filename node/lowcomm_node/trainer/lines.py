@@ -13,7 +13,7 @@ The daemon imports this module, so it loads neither codecs nor torch.
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import UnionType
@@ -29,6 +29,7 @@ from typing import (
 )
 
 from lowcomm_node.errors import TrainerError
+from lowcomm_node.system import events
 
 MAX_LINE = 4 * 1024 * 1024
 SHOWN = 60
@@ -55,13 +56,8 @@ class Answer(Message):
     """What the trainer answers to a request."""
 
 
-class Event(Message):
+class Event(Message, events.Event):
     """What the trainer reports without being asked."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The event under its name, as ``lowcomm-node events`` prints it."""
-        assert is_dataclass(self)
-        return {"event": self.wire_name, **asdict(self)}
 
 
 A = TypeVar("A", bound=Answer)

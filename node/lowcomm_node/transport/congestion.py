@@ -19,11 +19,11 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lowcomm_node.system.formatting import place
 from lowcomm_node.system.logs import log
 from lowcomm_node.transport.guard.connections import connections, plain
+from lowcomm_node.transport.records import CongestionChanged
 
 BBR = "bbr"
 LOSSY = 0.005
@@ -59,7 +59,7 @@ class Sending:
 class CongestionWatch:
     """Checks this process's connections once a second."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda event: None) -> None:
+    def __init__(self, tell: Callable[[CongestionChanged], None] = lambda event: None) -> None:
         """``tell`` receives an event for each connection that is switched."""
         self._tell = tell
 
@@ -85,12 +85,11 @@ class CongestionWatch:
                 except OSError:  # it has ended meanwhile
                     continue
             self._tell(
-                {
-                    "event": "congestion.changed",
-                    "address": place(plain(peer[0]), peer[1]),
-                    "before": sending.congestion,
-                    "resent": sending.resent / sending.segments,
-                }
+                CongestionChanged(
+                    address=place(plain(peer[0]), peer[1]),
+                    before=sending.congestion,
+                    resent=sending.resent / sending.segments,
+                )
             )
 
 

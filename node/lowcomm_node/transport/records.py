@@ -1,6 +1,9 @@
 """What is told of routes to peers."""
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from lowcomm_node.system.events import Event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +36,16 @@ class RouteSpeed:
     """Bytes a second from the peer."""
     reason: str = ""
     """Why the route failed; empty if it did not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CongestionChanged(Event):
+    """A connection that loses segments goes on with BBR."""
+
+    wire_name: ClassVar[str] = "congestion.changed"
+    address: str
+    """The other end, `HOST:PORT`."""
+    before: str
+    """Congestion control that it had."""
+    resent: float
+    """Share of the segments that were sent again."""

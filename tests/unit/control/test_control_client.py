@@ -21,10 +21,12 @@ from lowcomm_node.control import half_open
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.status.events import Notice, OtherEvent, PhaseEntered
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
 
+FINISHED = Notice(2.5, PhaseEntered(phase="finished"))
 STATUS, PEER = make_status(peer_id="12D3KooWx"), make_peer()
 
 
@@ -34,7 +36,7 @@ class StandIn:
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.refusal: Exception | None = None
-        self.queues: list[asyncio.Queue[dict[str, Any]]] = []
+        self.queues: list[asyncio.Queue[Notice]] = []
 
     def status(self) -> Status:
         return STATUS
@@ -54,14 +56,14 @@ class StandIn:
             raise self.refusal
         return Limits(max_up=625_000.0, max_peers=64)
 
-    def subscribe(self) -> asyncio.Queue[dict[str, Any]]:
-        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        queue.put_nowait({"event": "round.applied", "time": 1.5})
-        queue.put_nowait({"event": "phase", "time": 2.5, "phase": "finished"})
+    def subscribe(self) -> asyncio.Queue[Notice]:
+        queue: asyncio.Queue[Notice] = asyncio.Queue()
+        queue.put_nowait(Notice(1.5, OtherEvent(told={"event": "new.kind"})))
+        queue.put_nowait(FINISHED)
         self.queues.append(queue)
         return queue
 
-    def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
+    def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None:
         self.queues.remove(queue)
 
     def request_finish(self) -> None:
@@ -170,19 +172,19 @@ def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) ->
 def test_events_come_one_by_one_while_the_node_runs(node: StandIn, tmp_path: Path) -> None:
     with ControlClient(tmp_path) as client:
         events = client.events()
-        assert next(events) == {"event": "round.applied", "time": 1.5}
-        assert next(events)["event"] == "phase"
+        assert next(events).event.name == "new.kind"
+        assert next(events) == FINISHED
         assert len(node.queues) == 1
     until(lambda: not node.queues, 20, "the node forgets a listener that has gone")
 
 
 def test_events_end_quietly_when_the_daemon_does(tmp_path: Path) -> None:
-    line = b'{"event": "phase"}\n'
+    line = json.dumps(FINISHED.to_json()).encode() + b"\n"
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + f"{len(line):x}\r\n".encode() + line + b"\r\n"
     with answering(head) as port:
         write_control(tmp_path, port=port)
         with ControlClient(tmp_path) as client:
-            assert list(client.events()) == [{"event": "phase"}]
+            assert list(client.events()) == [FINISHED]
 
 
 @pytest.mark.parametrize(
@@ -390,10 +392,10 @@ def test_a_request_that_never_ends_loses_its_connection_and_one_that_waits_for_e
     port = read_endpoint(tmp_path).port
     with ControlClient(tmp_path) as client, closing(socket.create_connection(("127.0.0.1", port), 10)) as half:
         events = client.events()
-        assert next(events)["event"] == "round.applied"
+        assert next(events).event.name == "new.kind"
         half.sendall(HALVES[sent])
         until(lambda: is_ended(half), 10, "it is ended")
-        assert next(events)["event"] == "phase"
+        assert next(events) == FINISHED
         assert client.status() == STATUS
 
 

@@ -1,23 +1,29 @@
 """What must hold for what a node tells of itself: every listener gets every event, and what is kept is bounded."""
 
 from lowcomm_node.status.board import MAX_WAITING, MAX_WARNINGS, Board
+from lowcomm_node.status.events import Resumed, SavingAgain
+from lowcomm_node.trainer.messages import Stepped
+
+
+def stepped(number: int) -> Stepped:
+    return Stepped(swarm_step=number, steps=number, tokens=number, loss=1.5)
 
 
 def test_every_listener_gets_every_event_with_its_time():
     board = Board()
     listeners = [board.subscribe(), board.subscribe()]
-    board.tell({"event": "saved"})
-    assert [listener.get_nowait()["event"] for listener in listeners] == ["saved", "saved"]
+    board.tell(SavingAgain())
+    assert [listener.get_nowait().event for listener in listeners] == [SavingAgain()] * 2
     board.unsubscribe(listeners[0])
-    board.tell({"event": "finished"})
+    board.tell(Resumed())
     assert listeners[0].empty()
-    assert listeners[1].get_nowait()["time"] > 0
+    assert listeners[1].get_nowait().time > 0
 
 
 def test_inner_steps_are_told_to_those_who_asked_for_every_one():
     board = Board()
     curious, calm = board.subscribe(), board.subscribe(every_step=False)
-    board.tell_step({"event": "step"})
+    board.tell_step(stepped(1))
     assert (curious.qsize(), calm.qsize()) == (1, 0)
 
 
@@ -25,9 +31,9 @@ def test_who_does_not_read_loses_the_oldest_events():
     board = Board()
     listener = board.subscribe()
     for number in range(MAX_WAITING + 3):
-        board.tell_step({"event": "step", "steps": number})
+        board.tell_step(stepped(number))
     assert listener.qsize() == MAX_WAITING
-    assert listener.get_nowait()["steps"] == 3
+    assert listener.get_nowait().event == stepped(3)
 
 
 def test_a_phase_is_told_once_however_often_what_it_waits_for_changes():

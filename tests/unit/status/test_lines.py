@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
-from helpers.statuses import make_status
+from helpers.statuses import make_exchange, make_status
+from lowcomm_node.state_transfer.records import StateAdopted
+from lowcomm_node.status.events import OtherEvent, PhaseEntered
 from lowcomm_node.status.lines import contribution, event_in_words, farewell, progress_in_words
+from lowcomm_node.swarm.records import EntryPointSilent, SwarmLost
+from lowcomm_node.system.events import Event
+from lowcomm_node.trainer.messages import Evaluated, Saved
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 
@@ -14,25 +19,25 @@ PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        ({"event": "phase", "phase": "training"}, "training"),
-        ({"event": "evaluated", "loss": 1.5, "swarm_step": 20}, "held-out loss 1.5000 at swarm step 20"),
-        ({"event": "saved", "swarm_step": 20, "path": "/x"}, "checkpoint at swarm step 20"),
-        ({"event": "exchange.applied", "partners": [PEER]}, None),
+        (PhaseEntered(phase="training"), "training"),
+        (Evaluated(loss=1.5, tokens=9, swarm_step=20, steps=10), "held-out loss 1.5000 at swarm step 20"),
+        (Saved(swarm_step=20, path="/x", seconds=1.0, after_trouble=False), "checkpoint at swarm step 20"),
+        (make_exchange(), None),
         (
-            {"event": "exchange.failed", "fragment": 2, "partners": [PEER], "reason": "the stream broke off"},
+            make_exchange(outcome="failed", fragment=2, partners=[PEER], reason="the stream broke off"),
             "exchange of fragment 2 with tSQY1c failed: the stream broke off",
         ),
-        ({"event": "state.adopted", "donors": [PEER], "bytes": 2_000_000}, "copied the state of tSQY1c, 2.0 MB"),
-        ({"event": "swarm.lost", "reason": "no peer answers"}, "not in the swarm: no peer answers"),
-        ({"event": "new.kind", "time": 1.0, "peer": "x"}, "new.kind peer=x"),
+        (StateAdopted(donors=(PEER,), swarm_step=7, bytes=2_000_000), "copied the state of tSQY1c, 2.0 MB"),
+        (SwarmLost(reason="no peer answers"), "not in the swarm: no peer answers"),
+        (OtherEvent(told={"event": "new.kind", "peer": "x"}), "new.kind peer=x"),
     ],
 )
-def test_each_event_is_a_line_or_part_of_the_progress(event: dict[str, object], line: str | None) -> None:
+def test_each_event_is_a_line_or_part_of_the_progress(event: Event, line: str | None) -> None:
     assert event_in_words(event) == line
 
 
 def test_what_strangers_wrote_is_one_line_without_control_characters() -> None:
-    told = event_in_words({"event": "door.closed", "address": "/ip4/192.0.2.1", "reason": "a\nb\x1b[2J"})
+    told = event_in_words(EntryPointSilent(peer_id="x", address="/ip4/192.0.2.1", reason="a\nb\x1b[2J"))
     assert told == "/ip4/192.0.2.1 does not answer: a b [2J"
 
 

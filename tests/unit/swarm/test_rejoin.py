@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lowcomm_node.dht.interface import Knock
+from lowcomm_node.swarm.records import AddressesChanged
 from lowcomm_node.swarm.rejoin import Rejoin, own_addresses
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.swarm.watchdog import State
@@ -72,7 +73,7 @@ class Node:
         self.moved += 1
 
     def told(self) -> list[str]:
-        return [event["event"] for event in self.events]
+        return [event.name for event in self.events]
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ async def test_a_change_of_address_is_told_and_ends_connections(node: Node) -> N
     assert node.moved == 1
     assert "forget" in node.discovery.done and node.discovery.gone == {"192.0.2.1"}
     assert node.published == 2
-    assert {"event": "addresses.changed", "addresses": ["198.51.100.1"]} in node.events
+    assert AddressesChanged(addresses=("198.51.100.1",)) in node.events
 
 
 async def test_a_clock_that_is_off_is_warned_of_once(node: Node) -> None:

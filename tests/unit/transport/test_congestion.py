@@ -19,6 +19,7 @@ from lowcomm_node.transport.congestion import (
     read_sending,
 )
 from lowcomm_node.transport.guard.connections import connections
+from lowcomm_node.transport.records import CongestionChanged
 
 CALM = Sending("reno", 10 * ENOUGH, 0)
 LOSES = replace(CALM, resent=int(2 * LOSSY * 10 * ENOUGH))
@@ -90,8 +91,8 @@ def test_what_loses_goes_on_with_bbr_and_nothing_else_does(
     CongestionWatch(told.append).look()
     assert used(caller) == wanted and used(callee) == "reno"
     host, port = callee.getsockname()
-    expected = {"event": "congestion.changed", "address": f"{host}:{port}", "before": "reno"}
-    assert told == ([expected | {"resent": 2 * LOSSY}] if wanted == "bbr" else [])
+    changed = CongestionChanged(address=f"{host}:{port}", before="reno", resent=2 * LOSSY)
+    assert told == ([changed] if wanted == "bbr" else [])
 
 
 @pytest.mark.parametrize(
