@@ -64,7 +64,7 @@ def settings() -> Iterator[str]:
     """Every setting of a specification, its values, its default, and what it is."""
     yield from ("| setting | values | if missing | what it is |", "|---|---|---|---|")
     for section, field in RunSpec.model_fields.items():
-        model = field.annotation
+        model = type(field.default) if section == "model" else field.annotation  # a family's own
         if not (inspect.isclass(model) and issubclass(model, BaseModel)):
             continue
         texts = _docstrings(model)

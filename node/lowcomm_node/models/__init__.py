@@ -1,1 +1,28 @@
-"""Models: how they are built, loaded from a checkpoint, and sampled from."""
+"""Models: their families, loading from a checkpoint, and sampling.
+
+A family lies in its own folder. To add one, write the folder and a line with ``register`` here; another
+package calls ``register``. Nothing here loads torch.
+"""
+
+from typing import Any
+
+from lowcomm_protocol.spec.names import MODELS
+from lowcomm_protocol.table import Table
+
+FAMILIES: Table[Any] = Table("kind of model", {"transformer": "lowcomm_node.models.transformer.family:FAMILY"})
+"""``base.Family`` by ``model.kind``."""
+
+
+def register(kind: str, family: Any, settings: Any) -> None:
+    """Add a family, and the section ``[model]`` of its runs: a ``ModelSettings``.
+
+    Both may be named as ``module:name``. Raises SpecError if the kind is taken.
+    """
+    MODELS.register(kind, settings)
+    FAMILIES.register(kind, family)
+
+
+def unregister(kind: str) -> None:
+    """Remove a family. Raises SpecError if there is none."""
+    FAMILIES.unregister(kind)
+    MODELS.unregister(kind)

@@ -8,12 +8,12 @@ from typing import Self
 from lowcomm_node.data import Tokenizer, open_tokenizer
 from lowcomm_node.data.tokenizer import KEPT, check_vocabulary
 from lowcomm_node.errors import CheckpointError, ConfigError
+from lowcomm_node.models.base import Model, build_model
 from lowcomm_node.models.sampling import TOP_K, generate
-from lowcomm_node.models.transformer import Transformer, build_model
 from lowcomm_node.storage.checkpoint import Checkpoint, CheckpointStore
 from lowcomm_node.storage.durable import sha256_file
 from lowcomm_node.system.formatting import clean
-from lowcomm_protocol.spec.settings import BYTES, ModelSettings
+from lowcomm_protocol.spec.settings import BYTES, read_model
 
 _STEP = re.compile(r"step-(\d{10})")
 
@@ -32,10 +32,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return found
 
 
-def load_model(checkpoint: Checkpoint) -> Transformer:
+def load_model(checkpoint: Checkpoint) -> Model:
     """The model of a checkpoint, ready to evaluate. Raises CheckpointError if it does not say what model it is."""
     try:
-        model = build_model(ModelSettings.model_validate(checkpoint.meta["model"]), seed=0)
+        model = build_model(read_model(checkpoint.meta["model"]), seed=0)
         model.load_state_dict(checkpoint.tensors["weights"], strict=False)
     except (KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.info.path} does not hold a model of this release: {error}.") from None

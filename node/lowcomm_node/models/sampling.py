@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.errors import ConfigError, NotFinite
-from lowcomm_node.models.transformer import KeyValueCache, Transformer
+from lowcomm_node.models.base import Cache, Model
 from lowcomm_node.storage.state_file import is_finite
 
 TOP_K = 40
@@ -15,7 +15,7 @@ TOP_K = 40
 
 
 def generate(
-    model: Transformer,
+    model: Model,
     prompt: Sequence[int],
     count: int,
     temperature: float = 1.0,
@@ -38,9 +38,9 @@ def generate(
 
 
 def _continue(
-    model: Transformer, text: list[int], count: int, temperature: float, top_k: int | None, generator: torch.Generator
+    model: Model, text: list[int], count: int, temperature: float, top_k: int | None, generator: torch.Generator
 ) -> Iterator[int]:
-    cache: KeyValueCache | None = None
+    cache: Cache | None = None
     for _ in range(count):
         logits, cache = _predict(model, text, cache)
         text.append(_draw(logits, temperature, top_k, generator))
@@ -48,16 +48,16 @@ def _continue(
 
 
 @torch.no_grad()
-def _predict(model: Transformer, text: list[int], cache: KeyValueCache | None) -> tuple[Tensor, KeyValueCache]:
+def _predict(model: Model, text: list[int], cache: Cache | None) -> tuple[Tensor, Cache | None]:
     """Logits ``[vocab]`` after ``text``, of which all but the last token is in the cache."""
-    weight = model.embedding.weight
     context = model.settings.context
     if cache is None or cache.length == context:
         # Read anew rather than slide: positions stay those that the model was trained on, and half a context of
         # tokens follows before it happens again.
         text = text if len(text) <= context else text[-(context // 2) :]
-        cache = KeyValueCache(model.settings, weight)
-    tokens = torch.tensor([text[cache.length :] if cache.length == 0 else text[-1:]], device=weight.device)
+        cache = model.new_cache()
+    shown = text[-1:] if cache is not None and cache.length else text
+    tokens = torch.tensor([shown], device=next(model.parameters()).device)
     return model(tokens, cache)[0, -1], cache
 
 

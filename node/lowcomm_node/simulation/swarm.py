@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from lowcomm_node.data import Dataset
-from lowcomm_node.models.transformer import Transformer
+from lowcomm_node.models.base import Model
 from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_node.simulation.peer import Peer
 from lowcomm_node.trainer import transfer
@@ -301,7 +301,7 @@ def _without_ours(
 
 
 @torch.no_grad()
-def compare(replicas: Sequence[Replica]) -> tuple[Transformer, float, float]:
+def compare(replicas: Sequence[Replica]) -> tuple[Model, float, float]:
     """The averaged model (in place of the first one's weights), the weight spread, and that of the worst block of 256."""
     vectors = [torch.cat([weight.flatten() for weight in one.weights.values()]) for one in replicas]
     variance, average = torch.var_mean(torch.stack(vectors), 0, correction=0)

@@ -9,7 +9,7 @@ from tomlkit.items import Table
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import parse_toml
-from lowcomm_protocol.spec.settings import DataSettings, ModelSettings
+from lowcomm_protocol.spec.settings import DataSettings
 
 if TYPE_CHECKING:  # its package loads torch
     from lowcomm_node.data.tokenizer import Tokenizer
@@ -90,7 +90,7 @@ def write_template(
     document.add(tomlkit.comment("A run specification. Publish it with: lowcomm-node create run.toml --peers ADDR"))
     sections = {
         "run": run,
-        "model": ModelSettings().model_dump() | ({"vocab": tokenizer.vocab} if tokenizer else {}),
+        "model": spec.model.model_dump() | ({"vocab": tokenizer.vocab} if tokenizer else {}),
         "data": DataSettings().model_dump() | _file_of(tokenizer),
         "train": spec.train.model_dump(),
         "sync": spec.sync.model_dump(),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import held_out_windows
-from lowcomm_node.models.transformer import Transformer
+from lowcomm_node.models.base import Model
 
 EVALUATION_TOKENS = 32_768
 EVALUATION_SECONDS = 15.0
@@ -31,14 +31,14 @@ class Evaluation:
     tokens: int
 
 
-def held_out_loss(model: Transformer, dataset: Dataset, context: int) -> float:
+def held_out_loss(model: Model, dataset: Dataset, context: int) -> float:
     """Mean cross-entropy in nats a token over ``EVALUATION_TOKENS`` tokens of held-out text."""
     tokens, targets = _windows(dataset, context)
     return _total_loss(model, tokens, targets) / len(tokens)
 
 
 def evaluate(
-    model: Transformer,
+    model: Model,
     dataset: Dataset,
     context: int,
     *,
@@ -65,7 +65,7 @@ def _windows(dataset: Dataset, context: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _total_loss(model: Transformer, tokens: Tensor, targets: Tensor) -> float:
+def _total_loss(model: Model, tokens: Tensor, targets: Tensor) -> float:
     """The sum of the losses of windows."""
     device = next(model.parameters()).device
     was_training = model.training

@@ -1,17 +1,13 @@
 """The memory that a run needs, reckoned before anything is allocated. Pure: settings in, bytes out.
 
-It counts float32 values a token or a parameter; ``benchmarks/reckoning.py`` compares real trainers.
-W, F, H, V are width, feed_forward, heads and vocab.
-
-For the backward pass a layer keeps 15 W + 4 F + 3 H + 2 values a token (``test_memory.py`` counts
-them): attention is torch's own, which keeps no matrix of context x context. The loss holds two
-copies of the logits beside the one that is kept.
+It counts float32 values a token or a parameter, which the model's family gives (its ``Footprint``);
+``benchmarks/reckoning.py`` compares real trainers.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.trainer.arena import slots_each
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
@@ -60,13 +56,15 @@ class Reckoning:
 
 def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4) -> Reckoning:
     """What training takes with at most so many ``exchanges`` under way at once."""
-    model = spec.model
-    numel = count_parameters(model)
+    model = family_of(spec.model).footprint(spec.model)
+    numel = model.parameters
     optimizer = _moments(model, spec.train)
     training = {
         "weights and gradients": 2 * FLOAT * numel,
         "optimizer": optimizer + _muon_scratch(model, spec.train, gpu),
-        f"activations and logits (batch {spec.train.batch} x context {model.context})": _activations(spec, gpu),
+        f"activations and logits (batch {spec.train.batch} x context {spec.model.context})": _activations(
+            spec, model, gpu
+        ),
     }
     keeping = {
         "slow weights and momentum": 2 * FLOAT * numel,
@@ -84,13 +82,7 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4) -> Reckoning:
 
 def count_parameters(model: ModelSettings) -> int:
     """Parameters of a model."""
-    return sum(rows * columns * count for (rows, columns), count in _matrices(model).items()) + _others(model)
-
-
-def kept_values(model: ModelSettings) -> int:
-    """Values a token that a step keeps for its backward pass."""
-    layer = 15 * model.width + 4 * model.feed_forward + 3 * model.heads + 2
-    return model.layers * layer + 3 * model.width + 3 + model.vocab
+    return family_of(model).footprint(model).parameters
 
 
 def explain(parts: Mapping[str, int]) -> str:
@@ -99,45 +91,26 @@ def explain(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in largest)
 
 
-def _matrices(model: ModelSettings) -> Counter[tuple[int, int]]:
-    """Matrices of the blocks, which Muon takes, by shape."""
-    width, inner, layers = model.width, model.feed_forward, model.layers
-    found: Counter[tuple[int, int]] = Counter()
-    for shape, count in (((width, width), 4), ((inner, width), 2), ((width, inner), 1)):
-        found[shape] += count * layers
-    return found
+def _moments(model: Footprint, train: TrainSettings) -> int:
+    return FLOAT * (2 * model.others + (1 if train.optimizer == "muon" else 2) * model.in_matrices)
 
 
-def _others(model: ModelSettings) -> int:
-    """Values of embedding, head and norms."""
-    tables = (1 if model.tied else 2) * model.vocab * model.width
-    return tables + model.width + model.layers * (2 * model.width + 2 * (model.width // model.heads))
-
-
-def _moments(model: ModelSettings, train: TrainSettings) -> int:
-    matrices = sum(rows * columns * count for (rows, columns), count in _matrices(model).items())
-    return FLOAT * (2 * _others(model) + (1 if train.optimizer == "muon" else 2) * matrices)
-
-
-def _muon_scratch(model: ModelSettings, train: TrainSettings, gpu: bool) -> int:
+def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
     """A processor moves all matrices of one shape together, a GPU one after the other."""
     if train.optimizer != "muon":
         return 0
-    together = max(rows * columns * (1 if gpu else count) for (rows, columns), count in _matrices(model).items())
+    together = max(rows * columns * (1 if gpu else count) for (rows, columns), count in model.matrices.items())
     return MUON_VECTORS * FLOAT * together
 
 
-def _activations(spec: RunSpec, gpu: bool) -> int:
+def _activations(spec: RunSpec, model: Footprint, gpu: bool) -> int:
     """The larger of what a step and a look at held-out text take."""
-    model = spec.model
-    width, inner, vocab = model.width, model.feed_forward, model.vocab
-    tokens = spec.train.batch * model.context
-    kept, passing = kept_values(model), max(2 * vocab, 10 * width + 4 * inner)
-    looked_at = max(model.context, EVALUATION_TOKENS)
-    evaluated = 2 * vocab + 10 * width + 4 * inner
+    context = spec.model.context
+    tokens = spec.train.batch * context
+    looked_at = max(context, EVALUATION_TOKENS)
     # A GPU computes in bf16, but norms and the loss, and keeps a copy of the weights in bf16.
-    copies = FLOAT // 2 * count_parameters(model) if gpu else 0
-    return max(FLOAT * tokens * (kept + passing), FLOAT * looked_at * evaluated) + copies
+    copies = FLOAT // 2 * model.parameters if gpu else 0
+    return max(FLOAT * tokens * (model.kept + model.passing), FLOAT * looked_at * model.evaluated) + copies
 
 
 def _exchanges(spec: RunSpec, numel: int, exchanges: int) -> int:

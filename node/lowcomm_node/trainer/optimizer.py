@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lowcomm_node.errors import CheckpointError
+from lowcomm_node.models.base import Model
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_protocol.spec.settings import TrainSettings
 
@@ -21,13 +22,13 @@ MUON_MOMENTS = ("momentum_buffer",)
 class InnerOptimizer:
     """One or two optimizers of torch behind one face."""
 
-    def __init__(self, model: nn.Module, train: TrainSettings, device: torch.device) -> None:
+    def __init__(self, model: Model, train: TrainSettings, device: torch.device) -> None:
         self._train = train
         self._weights = dict(model.named_parameters())
         by_muon = {
             name: weight
             for name, weight in self._weights.items()
-            if train.optimizer == "muon" and weight.ndim == 2 and name.startswith("blocks.")
+            if train.optimizer == "muon" and weight.ndim == 2 and model.place_of(name).role == "block"
         }
         others = [weight for name, weight in self._weights.items() if name not in by_muon]
         self._moments_of = {name: MUON_MOMENTS if name in by_muon else ADAMW_MOMENTS for name in self._weights}

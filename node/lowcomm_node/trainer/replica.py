@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
-from lowcomm_node.models.transformer import Transformer, build_model, tensor_specs
+from lowcomm_node.models.base import Model, build_model, tensor_specs
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
@@ -323,11 +323,11 @@ def can_compile() -> bool:
     return compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None
 
 
-def _loss(model: Transformer, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def _loss(model: Model, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:
     return partial(_compiled_loss(type(model)), model) if compiled else model.loss
 
 
 @cache
-def _compiled_loss(kind: type[Transformer]) -> Callable[..., Any]:
+def _compiled_loss(kind: type[Model]) -> Callable[..., Any]:
     """Replicas of one process share what was compiled."""
     return torch.compile(kind.loss)

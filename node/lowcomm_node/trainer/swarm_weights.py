@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from lowcomm_node.data import Tokenizer, open_data
+from lowcomm_node.models.base import Model
 from lowcomm_node.models.inference import load_checkpoint, load_model
 from lowcomm_node.models.sampling import generate
-from lowcomm_node.models.transformer import Transformer
 from lowcomm_node.storage.checkpoint import Checkpoint
 from lowcomm_node.trainer.evaluation import held_out_loss
 
@@ -58,7 +58,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _average(loaded: Sequence[Checkpoint]) -> tuple[Transformer, float]:
+def _average(loaded: Sequence[Checkpoint]) -> tuple[Model, float]:
     """The model of averaged weights, and their spread."""
     weights = [checkpoint.tensors["weights"] for checkpoint in loaded]
     squares = numel = 0.0
@@ -70,13 +70,13 @@ def _average(loaded: Sequence[Checkpoint]) -> tuple[Transformer, float]:
     return load_model(loaded[0]), (squares / numel) ** 0.5
 
 
-def _held_out(model: Transformer, data_cache: Path) -> tuple[float, Tokenizer]:
+def _held_out(model: Model, data_cache: Path) -> tuple[float, Tokenizer]:
     """The loss on the built-in text, and its tokenizer."""
     dataset = open_data("builtin:python", "bytes", data_cache)
     return held_out_loss(model, dataset, model.settings.context), dataset.tokenizer
 
 
-def sample_of(model: Transformer, tokenizer: Tokenizer, tokens: int) -> str:
+def sample_of(model: Model, tokenizer: Tokenizer, tokens: int) -> str:
     """Text of a model, the first of a few draws in which there is something to see.
 
     Indentation is the likeliest text after indentation, so at low temperatures a small model writes

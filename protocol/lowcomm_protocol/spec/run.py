@@ -13,11 +13,12 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.spec.document import MAX_OPTIONAL, fill, is_encoding, read_content, write_document
+from lowcomm_protocol.spec.names import MODELS
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.settings import (
     BYTES,
@@ -27,7 +28,10 @@ from lowcomm_protocol.spec.settings import (
     Settings,
     SyncSettings,
     TrainSettings,
+    read_model,
+    settings_of_kind,
 )
+from lowcomm_protocol.spec.transformer import TransformerSettings
 
 SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
@@ -44,7 +48,7 @@ class RunSpec(Settings):
     optional: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_OPTIONAL)] = ()
     """Settings (``sync.codec``) that a peer may ignore whose release does not know them, sorted."""
     run: RunSettings
-    model: ModelSettings = ModelSettings()
+    model: SerializeAsAny[ModelSettings] = TransformerSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings.model_validate({})
     sync: SyncSettings
@@ -69,6 +73,11 @@ class RunSpec(Settings):
         if preset and isinstance(train, dict):
             train = {"optimizer": preset.optimizer} | cast("dict[str, Any]", train)
         return spec | {"sync": settings, "train": train}
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _model_is_of_its_kind(cls, model: Any) -> Any:
+        return read_model(cast("dict[str, Any]", model)) if isinstance(model, dict) else model
 
     @field_validator("optional", mode="before")
     @classmethod
@@ -145,7 +154,7 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
 
     A run that is signed already is read all the same, for it may train since an earlier release.
     """
-    known = _known()
+    known = _known(type(spec.model))
     for name in spec.optional:
         section, _, setting = name.partition(".")
         if section not in known or (setting and setting not in known[section]):
@@ -163,8 +172,9 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
 
 def parse_canonical(text: str, source: str = "run specification") -> RunSpec:
     """Read the document of a run, of any release. Raises SpecError or VersionError."""
-    content, known = read_content(text, source), _known()
+    content = read_content(text, source)
     _check_version(content, source)
+    known = _known(_kind_of(content, source))
     spec = _validate(fill(content, known, source), source)
     if not is_encoding(text, content, spec.model_dump(), known):
         raise SpecError(f"{source}: the document is not in its canonical form; its creator must sign it anew.")
@@ -254,18 +264,18 @@ def _validate(data: dict[str, Any], source: str) -> RunSpec:
     try:
         return RunSpec.model_validate(data)
     except ValidationError as error:
-        raise SpecError(f"{source}: {_explain(error)}") from None
+        raise SpecError(f"{source}: {_explain(error, settings_of_kind(data.get('model', {})))}") from None
     except (SpecError, CodecError) as error:
         raise SpecError(f"{source}: sync: {error}") from None
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, model: type[ModelSettings]) -> str:
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])[:80]
     if first["type"] == "extra_forbidden":
         *path, key = (str(part) for part in first["loc"])
-        near = get_close_matches(key, _keys_at(path), 1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(_keys_at(path))}."
+        near = get_close_matches(key, _keys_at(path, model), 1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(_keys_at(path, model))}."
         return f"unknown key {where!r}; {remedy}"
     if first["type"] == "missing":
         return f"{where!r} is missing: add it."
@@ -281,17 +291,28 @@ def _show(value: object) -> str:
     return repr(value)[:80] if plain else f"({type(value).__name__})"
 
 
+def _kind_of(content: dict[str, Any], source: str) -> type[ModelSettings]:
+    """The section ``[model]`` that a document was written with. Raises SpecError for a kind that is not known."""
+    model = content.get("model", {})
+    kind = cast("dict[str, Any]", model).get("kind", "transformer") if isinstance(model, dict) else "transformer"
+    if not isinstance(kind, str) or kind not in MODELS:
+        problem = MODELS.unknown(kind) if isinstance(kind, str) else "must be text"
+        raise SpecError(f"{source}: model.kind = {_show(kind)}: {problem}.")
+    return MODELS[kind]
+
+
 @cache
-def _known() -> dict[str, frozenset[str]]:
+def _known(model: type[ModelSettings]) -> dict[str, frozenset[str]]:
     """All settings, by section; a setting at the top has none below it."""
+    sections = {name: field.annotation for name, field in RunSpec.model_fields.items()} | {"model": model}
     return {
         section: frozenset(kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ())
-        for section, kind in ((name, field.annotation) for name, field in RunSpec.model_fields.items())
+        for section, kind in sections.items()
     }
 
 
-def _keys_at(path: list[str]) -> list[str]:
-    model: type[BaseModel] = RunSpec
+def _keys_at(path: list[str], model: type[ModelSettings]) -> list[str]:
+    found: type[BaseModel] = RunSpec
     for part in path:
-        model = cast("type[BaseModel]", model.model_fields[part].annotation)
-    return list(model.model_fields)
+        found = model if part == "model" else cast("type[BaseModel]", found.model_fields[part].annotation)
+    return list(found.model_fields)

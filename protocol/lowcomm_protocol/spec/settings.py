@@ -6,6 +6,7 @@ only choose from what is listed here and in the tables of names.py.
 A new setting needs a line in ``document.ADDED``: what a run means that was signed before the setting existed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -23,7 +24,7 @@ from pydantic_core.core_schema import no_info_after_validator_function
 
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import public_key_of
-from lowcomm_protocol.spec.names import CODECS, MAX_GROUP, OUTER_RULES, PAIRINGS, Mean
+from lowcomm_protocol.spec.names import CODECS, MAX_GROUP, MODELS, OUTER_RULES, PAIRINGS, Mean
 from lowcomm_protocol.spec.outer_settings import OuterSettings, validate_outer
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.table import Table
@@ -130,26 +131,24 @@ class RunSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """``[model]``: a decoder-only transformer; the defaults are the demo model of about 230,000 parameters."""
+    """``[model]``: what all kinds of model have; the rest comes from the family that ``kind`` names."""
 
-    kind: Literal["transformer"] = "transformer"
+    kind: Annotated[str, OneOf(MODELS)] = "transformer"
     vocab: Annotated[int, Field(ge=2, le=1_000_000)] = 256
-    layers: Annotated[int, Field(ge=1, le=512)] = 4
-    width: Annotated[int, Field(ge=8, le=65_536)] = 64
-    heads: Annotated[int, Field(ge=1, le=1024)] = 4
-    feed_forward: Annotated[int, Field(ge=8, le=262_144)] = 176
     context: Annotated[int, Field(ge=8, le=1_048_576)] = 64
-    tied: bool = False
-    rope_base: Annotated[float, Field(gt=1.0, le=1e9, allow_inf_nan=False)] = 10_000.0
 
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
-        if self.width % (2 * self.heads):
-            raise ValueError(
-                f"width = {self.width} must be a multiple of 2 * heads = {2 * self.heads}, "
-                "because rotary embedding turns pairs of channels in every head"
-            )
-        return self
+
+def settings_of_kind(data: object) -> type[ModelSettings]:
+    """The section ``[model]`` of the kind that ``data`` names; that of all kinds where there is none of it."""
+    kind = cast("dict[str, Any]", data).get("kind", "transformer") if isinstance(data, dict) else None
+    return MODELS[kind] if isinstance(kind, str) and kind in MODELS else ModelSettings
+
+
+def read_model(data: Mapping[str, Any]) -> ModelSettings:
+    """The settings of a model of any kind. Raises ValidationError."""
+    found = settings_of_kind(data)
+    # Of an unknown kind the kind alone is wrong: nobody can tell which of the others are.
+    return found.model_validate(data if found is not ModelSettings else {"kind": data["kind"]})
 
 
 class DataSettings(Settings):

@@ -12,15 +12,15 @@ import pytest
 from lowcomm_node.cli.new_run import name_tokenizer
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
+from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
-from lowcomm_node.models.transformer import build_model
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
-from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.spec.transformer import TransformerSettings
 
 VOCAB = 264
 RUN = '[run]\nname = "a"\n'
@@ -165,7 +165,7 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
 
 
 def checkpoint(folder: Path, tokenizer: dict[str, str] | None, vocab: int = VOCAB) -> Path:
-    model = ModelSettings(vocab=vocab, layers=1, width=16, heads=2, feed_forward=16, context=16)
+    model = TransformerSettings(vocab=vocab, layers=1, width=16, heads=2, feed_forward=16, context=16)
     weights = {name: tensor.detach() for name, tensor in build_model(model, 0).named_parameters()}
     meta: dict[str, Any] = {"model": model.model_dump()} | ({"tokenizer": tokenizer} if tokenizer else {})
     return CheckpointStore(folder / "checkpoints").save(7, {"weights": weights}, meta, 1.7e9).path

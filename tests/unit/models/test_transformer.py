@@ -11,21 +11,20 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.base import build_model, tensor_specs
 from lowcomm_node.models.sampling import generate
-from lowcomm_node.models.transformer import (
+from lowcomm_node.models.transformer.model import (
     KeyValueCache,
     RMSNorm,
     Transformer,
-    build_model,
     rope_table,
     rotate,
-    tensor_specs,
 )
 from lowcomm_protocol.plan.fragments import plan_fragments
-from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.spec.transformer import TransformerSettings
 
-DEMO = ModelSettings()
-SMALL = ModelSettings(vocab=23, layers=2, width=16, heads=2, feed_forward=40, context=16)
+DEMO = TransformerSettings()
+SMALL = TransformerSettings(vocab=23, layers=2, width=16, heads=2, feed_forward=40, context=16)
 TIED = SMALL.model_copy(update={"tied": True})
 
 
@@ -33,7 +32,7 @@ def make_tokens(batch: int, length: int, vocab: int = SMALL.vocab, seed: int = 0
     return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def make_model(settings: ModelSettings = SMALL, seed: int = 0) -> Transformer:
+def make_model(settings: TransformerSettings = SMALL, seed: int = 0) -> Transformer:
     """A model with weights far from zero, so that every part of it changes the logits."""
     model = build_model(settings, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -164,7 +163,7 @@ def test_rms_norm_is_computed_in_fp32_and_given_back_as_it_came() -> None:
 
 
 @pytest.mark.parametrize("settings", [DEMO, SMALL, TIED, SMALL.model_copy(update={"heads": 1, "layers": 5})])
-def test_parameters_are_as_many_as_the_settings_say(settings: ModelSettings) -> None:
+def test_parameters_are_as_many_as_the_settings_say(settings: TransformerSettings) -> None:
     width, head = settings.width, settings.width // settings.heads
     block = 4 * width**2 + 3 * width * settings.feed_forward + 2 * width + 2 * head
     embeddings = settings.vocab * width * (1 if settings.tied else 2)
@@ -205,7 +204,7 @@ def test_what_is_saved_of_a_model_is_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("settings", [SMALL, TIED])
-def test_the_fragment_plan_learns_of_every_parameter_once(settings: ModelSettings) -> None:
+def test_the_fragment_plan_learns_of_every_parameter_once(settings: TransformerSettings) -> None:
     with torch.device("meta"):
         specs = tensor_specs(Transformer(settings))
     model = Transformer(settings)
@@ -443,13 +442,13 @@ def test_settings_out_of_range_are_refused_at_once(temperature: float, top_k: in
 
 
 def test_the_smallest_model_that_a_run_can_ask_for_works() -> None:
-    settings = ModelSettings(vocab=2, layers=1, width=8, heads=4, feed_forward=8, context=8)
+    settings = TransformerSettings(vocab=2, layers=1, width=8, heads=4, feed_forward=8, context=8)
     model = build_model(settings, 0)
     assert set(generate(model, [0], 40)) <= {0, 1}
 
 
 def test_a_model_of_billions_is_built_from_settings_alone() -> None:
-    settings = ModelSettings(vocab=128_000, layers=32, width=4096, heads=32, feed_forward=14_336, context=8192)
+    settings = TransformerSettings(vocab=128_000, layers=32, width=4096, heads=32, feed_forward=14_336, context=8192)
     with torch.device("meta"):
         model = Transformer(settings)
     assert 8.5e9 < sum(weight.numel() for weight in model.parameters()) < 9.5e9

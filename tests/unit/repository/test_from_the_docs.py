@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from helpers import from_the_docs as theirs
-from lowcomm_node.models.transformer import build_model, tensor_specs
+from lowcomm_node.models.base import build_model, tensor_specs
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.modulo import ModuloCoder
 from lowcomm_protocol.plan import fragments, matching
 from lowcomm_protocol.plan.fragments import TensorSpec
-from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
+from lowcomm_protocol.spec.settings import TrainSettings
+from lowcomm_protocol.spec.transformer import TransformerSettings
 
 SHAPES = [0, 1, 7, 255, 256, 257, 600]
 
@@ -115,7 +116,7 @@ def test_a_plan_written_from_its_page_has_the_same_slices_and_digest(model, coun
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_page_lists_the_tensors_of_a_model_in_the_order_of_its_plan(tied):
-    ours = tensor_specs(build_model(ModelSettings(tied=tied), 0))
+    ours = tensor_specs(build_model(TransformerSettings(tied=tied), 0))
     kept = [(one.name, one.shape, one.layer, one.role) for one in ours if not (tied and one.role == "head")]
     assert kept == [(one.name, one.shape, one.layer, one.role) for one in tensors_of(4, 64, 176, 256, tied)]
 
@@ -145,7 +146,9 @@ def test_a_peer_written_from_the_page_meets_the_partner_that_ours_expects(count)
                 assert partner is None or ours[0] == partner
 
 
-@pytest.mark.parametrize("settings", [ModelSettings(), ModelSettings(layers=2, tied=True, width=32, heads=2)])
+@pytest.mark.parametrize(
+    "settings", [TransformerSettings(), TransformerSettings(layers=2, tied=True, width=32, heads=2)]
+)
 def test_a_start_written_from_the_page_has_the_weights_of_ours(settings):
     for name, weight in build_model(settings, 7).named_parameters():
         expected = theirs.start(7, name, tuple(weight.shape), settings.layers)
@@ -153,7 +156,7 @@ def test_a_start_written_from_the_page_has_the_weights_of_ours(settings):
 
 
 def test_a_model_written_from_the_page_gives_the_logits_of_ours():
-    settings = ModelSettings(layers=2)
+    settings = TransformerSettings(layers=2)
     model = build_model(settings, 3)
     for norm in [one for name, one in model.named_parameters() if "norm" in name]:
         norm.data.uniform_(0.5, 1.5)

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.models.transformer import build_model
+from lowcomm_node.models.base import build_model, family_of
 from lowcomm_node.trainer import capacity as limits
 from lowcomm_node.trainer import evaluation
 from lowcomm_node.trainer.capacity import check_memory
-from lowcomm_node.trainer.memory import BETWEEN, EVALUATION_TOKENS, FLOAT, count_parameters, kept_values, reckon
+from lowcomm_node.trainer.memory import BETWEEN, EVALUATION_TOKENS, FLOAT, count_parameters, reckon
 from lowcomm_node.trainer.memory_watch import GIB, memory_of, memory_of_machine, too_much
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
-from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.spec.transformer import TransformerSettings
 
 CPU = torch.device("cpu")
 MODELS = [
@@ -45,7 +45,7 @@ def test_evaluation_looks_at_as_many_tokens_as_are_reckoned():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_parameters_and_moments_are_those_of_the_real_model(model):
-    settings = ModelSettings.model_validate(model)
+    settings = TransformerSettings.model_validate(model)
     real = build_model(settings, 0)
     assert count_parameters(settings) == sum(one.numel() for one in real.parameters())
     for optimizer in ("adamw", "muon"):
@@ -63,7 +63,7 @@ def test_parameters_and_moments_are_those_of_the_real_model(model):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model, batch):
-    settings = ModelSettings.model_validate(model)
+    settings = TransformerSettings.model_validate(model)
     real, kept = build_model(settings, 0), {}
     ours = {one.untyped_storage().data_ptr() for one in (*real.parameters(), real.rope)}
     alive = []
@@ -78,7 +78,7 @@ def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model
     tokens = torch.zeros(batch, settings.context, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         real.loss(tokens, tokens)
-    reckoned = FLOAT * batch * settings.context * kept_values(settings)
+    reckoned = FLOAT * batch * settings.context * family_of(settings).footprint(settings).kept
     assert sum(kept.values()) == pytest.approx(reckoned, rel=0.01)
 
 

@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.models.transformer import build_model
+from lowcomm_node.models.base import build_model
 from lowcomm_node.trainer.muon import BatchedMuon, orthogonalized
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
-from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
+from lowcomm_protocol.spec.settings import TrainSettings
+from lowcomm_protocol.spec.transformer import TransformerSettings
 
 CPU = torch.device("cpu")
-TINY = ModelSettings(layers=2, width=16, heads=2, feed_forward=32, context=16)
+TINY = TransformerSettings(layers=2, width=16, heads=2, feed_forward=32, context=16)
 
 
 def settings(**changes: object) -> TrainSettings:

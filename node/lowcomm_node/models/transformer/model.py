@@ -10,7 +10,7 @@ parameters to several billion by settings alone.
 import hashlib
 import math
 import re
-from typing import Protocol
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_protocol.plan.fragments import Role, TensorSpec
+from lowcomm_node.models.base import Cache, Model, Place
+from lowcomm_protocol.plan.fragments import Role
+from lowcomm_protocol.spec.transformer import TransformerSettings
 
 INIT_STD = 0.02
 NORM_EPSILON = 1e-6
@@ -27,31 +29,10 @@ _ROLES: dict[str, Role] = {"embedding": "embedding", "norm": "norm", "head": "he
 """What a tensor outside of the blocks is for, by the first part of its name."""
 
 
-class Settings(Protocol):
-    """The settings that a model is built from; ``lowcomm_protocol.spec.run.ModelSettings`` is one."""
-
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def feed_forward(self) -> int: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def tied(self) -> bool: ...
-    @property
-    def rope_base(self) -> float: ...
-
-
 class KeyValueCache:
     """Keys and values of the tokens that one sequence has shown the model so far; at most ``context`` of them."""
 
-    def __init__(self, settings: Settings, like: Tensor) -> None:
+    def __init__(self, settings: TransformerSettings, like: Tensor) -> None:
         shape = (settings.layers, 1, settings.heads, settings.context, settings.width // settings.heads)
         self.keys = like.new_empty(shape)
         self.values = like.new_empty(shape)
@@ -90,7 +71,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention. Separate matrices, because an optimizer such as Muon treats each as one."""
 
-    def __init__(self, settings: Settings, layer: int) -> None:
+    def __init__(self, settings: TransformerSettings, layer: int) -> None:
         super().__init__()
         width = settings.width
         self.layer = layer
@@ -119,7 +100,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.gate = Linear(settings.width, settings.feed_forward)
         self.up = Linear(settings.width, settings.feed_forward)
@@ -132,7 +113,7 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, settings: Settings, layer: int) -> None:
+    def __init__(self, settings: TransformerSettings, layer: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(settings.width)
         self.attention = Attention(settings, layer)
@@ -144,12 +125,12 @@ class Block(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class Transformer(nn.Module):
-    """The whole model. Its weights are arbitrary until ``build_model`` or a checkpoint sets them."""
+class Transformer(Model):
+    """The whole model. Its weights are arbitrary until ``build_transformer`` or a checkpoint sets them."""
 
     rope: Tensor
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.settings = settings
         self.embedding = nn.Embedding.from_pretrained(torch.empty(settings.vocab, settings.width), freeze=False)
@@ -160,11 +141,12 @@ class Transformer(nn.Module):
         table = rope_table(settings.context, settings.width // settings.heads, settings.rope_base)
         self.register_buffer("rope", table, persistent=False)
 
-    def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits ``[batch, length, vocab]`` for tokens ``[batch, length]``, which continue the text of the cache, if any.
 
         Raises ConfigError if the text exceeds the context.
         """
+        cache = cast("KeyValueCache | None", cache)
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
         if end > self.settings.context:
@@ -177,9 +159,14 @@ class Transformer(nn.Module):
         x = self.norm(x)
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats a token, for tokens and targets ``[batch, length]``."""
-        return F.cross_entropy(self(tokens).float().flatten(0, 1), targets.flatten())
+    def new_cache(self) -> KeyValueCache:
+        """See Model."""
+        return KeyValueCache(cast("TransformerSettings", self.settings), self.embedding.weight)
+
+    def place_of(self, name: str) -> Place:
+        """See Model."""
+        block = _BLOCK.match(name)
+        return Place("block", int(block[1])) if block else Place(_ROLES[name.split(".")[0]])
 
 
 def rope_table(length: int, width: int, base: float) -> Tensor:
@@ -198,7 +185,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
 
 
-def build_model(settings: Settings, seed: int) -> Transformer:
+def build_transformer(settings: TransformerSettings, seed: int) -> Transformer:
     """A model whose weights depend on settings and seed alone: every peer of a run starts with the same ones."""
     model = Transformer(settings)
     residual_std = INIT_STD / math.sqrt(2 * settings.layers)
@@ -207,27 +194,6 @@ def build_model(settings: Settings, seed: int) -> Transformer:
             into_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
             _fill_normal(parameter, residual_std if into_residual else INIT_STD, f"{seed}:{name}")
     return model
-
-
-def tensor_specs(model: nn.Module) -> list[TensorSpec]:
-    """What the fragment plan must know of each parameter; the model may be on the meta device, without memory."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    specs: list[TensorSpec] = []
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        shared = names[id(parameter)]
-        block = _BLOCK.match(name)
-        specs.append(
-            TensorSpec(
-                name=name,
-                shape=tuple(parameter.shape),
-                layer=int(block[1]) if block else None,
-                role="block" if block else _ROLES[name.split(".")[0]],
-                storage=shared[0] if len(shared) > 1 else None,
-            )
-        )
-    return specs
 
 
 def _fill_normal(parameter: Tensor, std: float, stream: str) -> None:

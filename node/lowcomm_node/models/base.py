@@ -1,0 +1,119 @@
+"""What a family of models gives: all that trainer, sampling and reckoning know of a model."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowcomm_node.models import FAMILIES
+from lowcomm_protocol.plan.fragments import Role, TensorSpec
+from lowcomm_protocol.spec.settings import ModelSettings
+
+
+class Cache(Protocol):
+    """What a model remembers of one text that it continues."""
+
+    length: int
+    """Tokens that it has read, at most ``context``."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter belongs."""
+
+    role: Role
+    layer: int | None = None
+    """Number of its block."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a model takes of memory, in float32 values."""
+
+    matrices: Counter[tuple[int, int]]
+    """Matrices of the blocks, which Muon takes, by shape."""
+    others: int
+    """Values of all other parameters."""
+    kept: int
+    """Values a token that a step keeps for its backward pass."""
+    passing: int
+    """Values a token that pass at the widest place of a step."""
+    evaluated: int
+    """Values a token of a forward pass without gradients."""
+
+    @property
+    def parameters(self) -> int:
+        """Values of all parameters."""
+        return self.in_matrices + self.others
+
+    @property
+    def in_matrices(self) -> int:
+        """Values of the matrices."""
+        return sum(rows * columns * count for (rows, columns), count in self.matrices.items())
+
+
+class Model(nn.Module, ABC):
+    """A language model. Tokens are ``[batch, length]``, logits ``[batch, length, vocab]``."""
+
+    settings: ModelSettings
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """Logits for tokens, which continue the text of the cache, if there is one."""
+
+    @abstractmethod
+    def place_of(self, name: str) -> Place:
+        """Where the parameter of this name belongs: fragments keep blocks whole, Muon moves their matrices."""
+
+    def new_cache(self) -> Cache | None:
+        """A cache of an empty text; None where the model reads the whole text for each token."""
+        return None
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats a token."""
+        return F.cross_entropy(self(tokens).float().flatten(0, 1), targets.flatten())
+
+
+class Family(ABC):
+    """One kind of model."""
+
+    @abstractmethod
+    def build(self, settings: ModelSettings, seed: int) -> Model:
+        """A model whose weights depend on settings and seed alone: all peers of a run start with the same."""
+
+    @abstractmethod
+    def footprint(self, settings: ModelSettings) -> Footprint:
+        """What it takes of memory, reckoned before anything is allocated."""
+
+
+def family_of(settings: ModelSettings) -> Family:
+    """The family that the settings belong to."""
+    return cast("Family", FAMILIES[settings.kind])
+
+
+def build_model(settings: ModelSettings, seed: int) -> Model:
+    """A model of any family: see ``Family.build``."""
+    return family_of(settings).build(settings, seed)
+
+
+def tensor_specs(model: Model) -> list[TensorSpec]:
+    """What the fragment plan must know of each parameter; the model may be on the meta device."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    specs: list[TensorSpec] = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared, place = names[id(parameter)], model.place_of(name)
+        specs.append(
+            TensorSpec(
+                name=name,
+                shape=tuple(parameter.shape),
+                layer=place.layer,
+                role=place.role,
+                storage=shared[0] if len(shared) > 1 else None,
+            )
+        )
+    return specs
