@@ -5,6 +5,7 @@ A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, and is rep
 
 import ast
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -17,12 +18,13 @@ from types import NoneType
 from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from lowcomm_node.libp2p import punching
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.state_transfer import donor
+from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage import snapshots
 from lowcomm_node.sync import exchanger, link
@@ -42,6 +44,7 @@ from lowcomm_protocol.spec.settings import OneOf
 from lowcomm_protocol.state import snapshot
 
 DOCS = Path(__file__).parent
+SCHEMA = DOCS / "json-schema.json"
 BLOCK = re.compile(r"(<!-- table: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BOUNDS: dict[type, tuple[str, str]] = {
     Ge: ("ge", "at least"),
@@ -277,6 +280,26 @@ def printed(kind: type) -> Iterator[str]:
     yield ""
 
 
+def events() -> Iterator[str]:
+    """Every event: its names, what has happened, and its fields."""
+    for kind in KINDS:
+        names = ", ".join(f"`{name}`" for name in kind.names())
+        yield from ("", f"{names}: {(inspect.getdoc(kind) or '').splitlines()[0]}")
+        entries = list(_fields(kind, ""))
+        yield from ("", *entries) if entries else ()
+    yield ""
+
+
+def schema() -> str:
+    """The JSON Schema of all records and events, for programs."""
+    kinds = RECORDS | {f"event {kind.wire_name}": kind for kind in KINDS}
+    inputs = [(name, "serialization", TypeAdapter(kind)) for name, kind in kinds.items()]
+    places, found = TypeAdapter.json_schemas(cast("Any", inputs))
+    named = {name: places[name, "serialization"] for name in kinds}
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return json.dumps({"$schema": dialect, "properties": named, **found}, indent=1) + "\n"
+
+
 def _fields(kind: type, before: str) -> Iterator[str]:
     texts = {name: text for one in reversed(kind.__mro__[:-1]) for name, text in _docstrings(one).items()}
     hints = get_type_hints(kind)
@@ -316,6 +339,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "presets": presets,
     "added": added,
     "limits": limits,
+    "events": events,
     **{name: partial(printed, kind) for name, kind in RECORDS.items()},
 }
 
@@ -331,6 +355,7 @@ def pages() -> Iterator[tuple[Path, str, str]]:
         text = page.read_text()
         if BLOCK.search(text):
             yield page, text, filled(text)
+    yield SCHEMA, SCHEMA.read_text() if SCHEMA.exists() else "", schema()
 
 
 def _docstrings(model: type) -> dict[str, str]:

@@ -1,13 +1,18 @@
 """The life of a swarm: peers come, die, come back, leave; the door closes and opens again."""
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
-from helpers.processes import Notified, Swarm, alive, descendants, environments, run
+from helpers.processes import Node, Notified, Swarm, alive, descendants, environments, run
 from helpers.waiting import until
 from lowcomm_node.libp2p.p2pd import runtime_folder
+from lowcomm_node.status.events import EVENTS, read_notice
+from lowcomm_node.status.model import PeerStatus, Status
+from lowcomm_node.status.wire import read, to_json
+from lowcomm_node.sync.records import ExchangeEnded
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
@@ -55,6 +60,16 @@ def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     late.until_completed(1)
 
 
+def check_json(node: Node) -> None:
+    """What a node answers and prints has the very keys that docs/json.md describes."""
+    for path, kind in (("status", Status), ("peers", list[PeerStatus]), ("rounds", list[ExchangeEnded])):
+        told = node.ask(lambda client, path=path: client._call("GET", f"/v1/{path}"))
+        assert told and to_json(read(kind, told)) == told, path
+    events = [json.loads(line) for line in node.output.splitlines() if line.startswith('{"time"')]
+    assert {"phase", "swarm.connected", "exchange.applied"} <= {event["event"] for event in events} <= set(EVENTS)
+    assert all(json.loads(json.dumps(read_notice(event).to_json())) == event for event in events)
+
+
 def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
     swarm: Swarm, notified: Notified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +81,7 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
         c = swarm.node("c", "--record-life", "600", address=by_name)
     for node in (a, b, c):
         node.until_completed(1)
+    check_json(a)
     # The service manager of one of them is kept informed, by it alone.
     notified.until("STATUS=training")
     notified.until("WATCHDOG=1", 2)
