@@ -1,7 +1,7 @@
 """The run.toml that ``init`` writes: every setting with a comment."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import tomlkit
 from tomlkit.items import Table
@@ -11,8 +11,20 @@ from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import parse_toml
 from lowcomm_protocol.spec.settings import DataSettings
 
-if TYPE_CHECKING:  # its package loads torch
-    from lowcomm_node.data.tokenizer import Tokenizer
+
+class TokenizerFile(Protocol):
+    """What a run says of its tokenizer: a ``data.tokenizer.Tokenizer``, whose package loads torch."""
+
+    @property
+    def vocab(self) -> int:
+        """Exclusive upper bound of the tokens."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Of its file; empty if it has none."""
+        ...
+
 
 _COMMENTS = {
     "name": "what people type: join --run NAME",
@@ -67,7 +79,7 @@ def write_template(
     optimizer: str | None = None,
     admission: str = "open",
     members: Sequence[str] = (),
-    tokenizer: "Tokenizer | None" = None,
+    tokenizer: TokenizerFile | None = None,
 ) -> str:
     """A complete, commented run.toml. The method chooses the inner optimizer unless one is named.
 
@@ -100,7 +112,7 @@ def write_template(
     return tomlkit.dumps(document)
 
 
-def _file_of(tokenizer: "Tokenizer | None") -> dict[str, str]:
+def _file_of(tokenizer: TokenizerFile | None) -> dict[str, str]:
     return {"tokenizer": "local", "tokenizer_sha256": tokenizer.sha256} if tokenizer and tokenizer.sha256 else {}
 
 

@@ -16,8 +16,9 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.targets import Targets
 from lowcomm_node.transport.bandwidth import FREE_FLOW, Bandwidth
 from lowcomm_node.transport.certificates import Certificates, OtherCertificate
+from lowcomm_node.transport.connected import Dialers, name_tunnel
 from lowcomm_node.transport.guard.peer_limit import PeerLimit
-from lowcomm_node.transport.peer_channel import MEASURE_DEADLINE, Dialers, PeerChannel, name_tunnel
+from lowcomm_node.transport.peer_channel import MEASURE_DEADLINE, PeerChannel
 from lowcomm_node.transport.ping import measure_channel
 from lowcomm_node.transport.records import PeerRoute, RouteSpeed
 from lowcomm_node.transport.routes import Learned, Route

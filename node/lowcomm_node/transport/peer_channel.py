@@ -6,23 +6,21 @@ ended, and the next call opens another, so that no call waits for a dead address
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
-from typing import Any
 
 import grpc
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.libp2p.multiaddress import CIRCUIT, relay_of
-from lowcomm_node.libp2p.targets import MAX_ADDRESSES, Targets
+from lowcomm_node.libp2p.targets import MAX_ADDRESSES
 from lowcomm_node.system.logs import log
 from lowcomm_node.transport.certificates import ELSEWHERE
+from lowcomm_node.transport.connected import Connected, Dialers, describe_route, end, has_direct, is_ready
 from lowcomm_node.transport.records import PeerRoute
 from lowcomm_node.transport.routes import Attempt, Choice, Learned, Route
-from lowcomm_node.transport.tunnel.dialer import TunnelDialer
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.records import PeerInfo
@@ -38,49 +36,6 @@ MEASURE_EVERY = 30.0
 MEASURE_DEADLINE = 10.0
 OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 """gRPC's error text when a peer presents another certificate than the pinned one."""
-
-Dial = Callable[[PeerInfo], Awaitable[aio.Channel]]
-"""Opens a channel straight to a peer.
-
-Raises LowcommError if the peer can't be reached, or its record does not allow it."""
-DialLocal = Callable[[str], aio.Channel]
-"""Opens a channel to a unix socket of ours."""
-Ping = Callable[[aio.Channel, str], Any]
-"""Awaitable: one call to a peer over a channel. Raises grpc.RpcError."""
-
-
-@dataclass(frozen=True)
-class Dialers:
-    """The functions that open and test channels."""
-
-    direct: Dial
-    local: DialLocal
-    ping: Ping
-    doubt: Callable[[], None] = lambda: None
-    """Called when somebody else answers at a peer's address."""
-    targets: Targets | None = None
-    """Selects the addresses of a record that may be dialed now; None: all."""
-
-
-@dataclass(eq=False)
-class Connected:
-    """An open route."""
-
-    channel: aio.Channel
-    dialer: TunnelDialer | None = None
-    """The tunnel's dialer, if the route is a tunnel."""
-    address: str = ""
-    round_trip: float | None = None
-    """Seconds, the least of late."""
-    is_used: bool = True
-    """Whether there was a call since the round trip was measured."""
-    tasks: tuple[asyncio.Task[None], ...] = ()
-
-    @property
-    def cut(self) -> str:
-        """Why an interrupted tunnel carries nothing at the moment; empty if it carries, or is
-        none."""
-        return self.dialer.cut if self.dialer is not None else ""
 
 
 class PeerChannel:
@@ -144,10 +99,10 @@ class PeerChannel:
                 raise LinkLost("did not answer in time") from None
             except LowcommError as error:
                 raise LinkLost(str(error)) from None
-            yield connected.channel, _told(connected)
+            yield connected.channel, describe_route(connected)
         finally:
             if connected is not None:
-                await _end(connected)
+                await end(connected)
 
     @property
     def is_open(self) -> bool:
@@ -175,7 +130,7 @@ class PeerChannel:
         if cut := self._cut():
             reasons.append(f"the tunnel {cut}; it is being resumed")
         told = "; ".join(filter(None, reasons)) or None
-        return PeerRoute(route=_told(connected), route_reason=told, round_trip=connected.round_trip)
+        return PeerRoute(route=describe_route(connected), route_reason=told, round_trip=connected.round_trip)
 
     def _why_tunnel(self) -> str:
         return "faster than direct" if Route.DIRECT in self._open else self._choice.reason(Route.DIRECT)
@@ -195,7 +150,7 @@ class PeerChannel:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for connected in channels:
-            await _end(connected)
+            await end(connected)
         self._open.clear()
 
     async def _best(self) -> Connected:
@@ -320,10 +275,10 @@ class PeerChannel:
     async def _ready(self, route: Route, connected: Connected) -> Connected:
         """Wait until a channel is connected, and close it if it fails. Raises LinkLost."""
         try:
-            if not await _is_ready(connected):
+            if not await is_ready(connected):
                 raise LinkLost(await self._why(route, connected))
         except BaseException:
-            await _end(connected)
+            await end(connected)
             raise
         if route is Route.DIRECT:
             self._answered = connected.address
@@ -361,7 +316,7 @@ class PeerChannel:
             asyncio.create_task(self._watch(route, connected)),
             asyncio.create_task(self._measure(connected)),
         )
-        log.info("route.opened", peer=self._info.peer_id, route=_told(connected), seconds=round(seconds, 3))
+        log.info("route.opened", peer=self._info.peer_id, route=describe_route(connected), seconds=round(seconds, 3))
         # A direct connection makes an attempt to open a tunnel needless. An open tunnel that is
         # being renewed stays as it is.
         if route is Route.DIRECT and (other := self._attempts.get(Route.TUNNEL)) is not None:
@@ -378,7 +333,7 @@ class PeerChannel:
             await connected.channel.wait_for_state_change(ready)
         if self._open.get(route) is connected:
             self._choice.lost(route, self._clock(), "the connection broke off soon after it was made")
-            log.debug("route.lost", peer=self._info.peer_id, route=_told(connected))
+            log.debug("route.lost", peer=self._info.peer_id, route=describe_route(connected))
             self._retire(route)
 
     async def _measure(self, connected: Connected) -> None:
@@ -415,7 +370,7 @@ class PeerChannel:
 
     async def _look(self) -> None:
         addresses = await self._tunnels.connected_at(self._info.peer_id)
-        if self._closed or Route.TUNNEL in self._attempts or not _has_direct(addresses):
+        if self._closed or Route.TUNNEL in self._attempts or not has_direct(addresses):
             return
         self._begin(self._choice.renewal(Route.TUNNEL))
 
@@ -430,46 +385,6 @@ class PeerChannel:
         """Make no new calls on a channel, and close it when its calls have ended."""
         connected = self._open.pop(route, None)
         if connected is not None:
-            task = self._retiring[connected] = asyncio.create_task(_end(connected, RETIRE_GRACE))
+            task = self._retiring[connected] = asyncio.create_task(end(connected, RETIRE_GRACE))
             task.add_done_callback(lambda _: self._retiring.pop(connected, None))
             self._changed.set()
-
-
-async def _end(connected: Connected, grace: float | None = None) -> None:
-    """Close a channel; its calls have ``grace`` seconds to end."""
-    for task in connected.tasks:
-        if task is not asyncio.current_task():
-            task.cancel()
-    try:
-        await connected.channel.close(grace)
-    finally:
-        if connected.dialer is not None:
-            await connected.dialer.close()
-
-
-async def _is_ready(connected: Connected) -> bool:
-    """Whether a channel can be connected."""
-    state = connected.channel.get_state(try_to_connect=True)
-    while state is not grpc.ChannelConnectivity.READY:
-        if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
-            return False
-        await connected.channel.wait_for_state_change(state)
-        state = connected.channel.get_state(try_to_connect=True)
-    return True
-
-
-def _told(connected: Connected) -> str:
-    if connected.dialer is None:
-        return f"direct {connected.address}"
-    return name_tunnel(connected.dialer.address)
-
-
-def name_tunnel(address: str) -> str:
-    """The name of a tunnel to a multiaddress, as ``peers`` prints it; empty address: not known
-    yet."""
-    relay = relay_of(address)
-    return f"relay {relay[-6:]}" if relay else "punched" if address else "tunnel"
-
-
-def _has_direct(addresses: Sequence[str]) -> bool:
-    return any(address and not address.endswith(CIRCUIT) for address in addresses)

@@ -12,7 +12,8 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.testing.memory_dht import MemoryNetwork
 from lowcomm_node.transport import peer_channel as peer_channel_module
-from lowcomm_node.transport.peer_channel import PeerChannel, name_tunnel
+from lowcomm_node.transport.connected import name_tunnel
+from lowcomm_node.transport.peer_channel import PeerChannel
 from lowcomm_node.transport.records import PeerRoute
 from lowcomm_node.transport.routes import Route
 from lowcomm_protocol.peers.records import PeerInfo
