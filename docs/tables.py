@@ -61,6 +61,8 @@ RECORDS: dict[str, type] = {
     "contribution": Contribution,
 }
 """What ``--json`` prints, by the name of its table in docs/json.md."""
+HEADINGS: dict[type, str] = {ExchangeEnded: "rounds", Limits: "limits", Contribution: "contribution"}
+"""Of records that are events, too: where docs/json.md lists their fields."""
 
 
 def settings() -> Iterator[str]:
@@ -112,7 +114,7 @@ def limits() -> Iterator[str]:
         yield from ("", f"**{title}**", "")
         for what, most in entries:
             entry = f"- {what}: {most}"
-            yield from textwrap.wrap(entry, 100, subsequent_indent="  ", break_on_hyphens=False)
+            yield from _wrapped(entry)
     yield ""
 
 
@@ -281,12 +283,14 @@ def printed(kind: type) -> Iterator[str]:
 
 
 def events() -> Iterator[str]:
-    """Every event: its names, what has happened, and its fields."""
+    """Every event: its names, what it means, and its fields."""
+    yield ""
     for kind in KINDS:
         names = ", ".join(f"`{name}`" for name in kind.names())
-        yield from ("", f"{names}: {(inspect.getdoc(kind) or '').splitlines()[0]}")
-        entries = list(_fields(kind, ""))
-        yield from ("", *entries) if entries else ()
+        record = next((one for one in kind.__mro__ if one in HEADINGS), None)
+        same = "" if record is None else f" Fields as in [{HEADINGS[record]}](#{HEADINGS[record]})."
+        yield from _wrapped(f"- **{names}**: {(inspect.getdoc(kind) or '').splitlines()[0]}{same}")
+        yield from (f"  {line}" for line in _fields(kind, "") if record is None)
     yield ""
 
 
@@ -306,7 +310,7 @@ def _fields(kind: type, before: str) -> Iterator[str]:
     for field in fields(kind):
         word, inner = _json_kind(hints[field.name])
         entry = f"- `{before}{field.name}` ({word}): {texts.get(field.name, '')}".removesuffix(": ")
-        yield from textwrap.wrap(entry, 100, subsequent_indent="  ", break_on_hyphens=False)
+        yield from _wrapped(entry, 98)
         if inner is not None:
             yield from _fields(inner, f"{before}{field.name}.")
 
@@ -327,6 +331,10 @@ def _json_kind(hint: Any) -> tuple[str, type | None]:
     if issubclass(hint, StrEnum):
         return ", ".join(f"`{one}`" for one in hint), None
     return {bool: "boolean", int: "integer", float: "number", str: "text"}.get(hint, "any"), None
+
+
+def _wrapped(entry: str, columns: int = 100) -> list[str]:
+    return textwrap.wrap(entry, columns, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _bytes(count: int) -> str:
