@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.testing.driven_trainer import driven
+from lowcomm_node.testing.light_process import READY
 from lowcomm_node.trainer import messages
 from lowcomm_node.trainer.lines import TABLE, Event, Message, Request, decode, encode
 from lowcomm_node.trainer.pipe import read_request
@@ -74,6 +75,7 @@ def test_a_line_that_was_cut_or_changed_is_refused_with_what_is_wrong(old: bytes
         (messages.Reduce(fragment=0, tokens={"a": 1}, slot=0, offset=0), b'"a":1', b'"a":[]', "reduce.tokens.a"),
         (messages.Shared(sizes=(1, 2), digests=(), steps=0), b"[1,2]", b"[1,{}]", "shared.sizes"),
         (messages.Shared(sizes=(1, 2), digests=(), steps=0), b"[1,2]", b"3", "shared.sizes"),
+        (READY, b'"sizes":[[1,1]]', b'"sizes":[[1]]', "ready.sizes"),
         (messages.Received(again=messages.Again(blocks=b"", size=1)), b'"size":1', b'"size":""', "received.again.size"),
     ],
 )

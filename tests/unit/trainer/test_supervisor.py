@@ -126,6 +126,13 @@ async def test_one_that_can_not_be_built_says_so_itself() -> None:
         assert (await one.explain(caught.value)).kind is Kind.UNFIT
 
 
+async def test_an_answer_to_another_question_is_no_answer() -> None:
+    async with supervised("") as (one, _):
+        await one.start(SETTINGS)
+        with pytest.raises(TrainerError, match="answered 'evaluate' with 'done'"):
+            await one.trainer.evaluate()
+
+
 @pytest.mark.slow
 async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "TICK", 0.05)
