@@ -112,6 +112,7 @@ def many_steps() -> tuple[str, str, bool]:
     return torch.backends.cpu.get_cpu_capability(), digest, torch.equal(phi, parameter.detach())
 
 
+@pytest.mark.slow
 def test_the_outer_step_gives_the_same_bits_with_and_without_fused_operations():
     script = "import test_outer; print(*test_outer.many_steps())"
     environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(Path(__file__).parent)}
