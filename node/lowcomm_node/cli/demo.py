@@ -37,8 +37,19 @@ def demo(
     from lowcomm_node.system.support import check_system
 
     check_system(find_p2pd)
-    from lowcomm_node.demo.demo import Demo, render
+    from lowcomm_node.demo.demo import Demo
+    from lowcomm_node.demo.result import render
 
-    swarm = Demo(nodes, steps, method, optimizer, seed, interval, folder, timeout, show=not json_ and not quiet)
+    swarm = Demo(
+        nodes=nodes,
+        steps=steps,
+        method=method,
+        optimizer=optimizer,
+        seed=seed,
+        interval=interval,
+        folder=folder,
+        timeout=timeout,
+        show=not json_ and not quiet,
+    )
     result = swarm.run()
-    print(json.dumps(result) if json_ else render(result))
+    print(json.dumps(result.to_json()) if json_ else render(result))

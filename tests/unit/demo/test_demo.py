@@ -3,7 +3,7 @@
 import shlex
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import torch
 
 from helpers.statuses import make_status
 from lowcomm_node.data.tokenizer import BytesTokenizer
-from lowcomm_node.demo import demo
-from lowcomm_node.demo.demo import Lines, render
+from lowcomm_node.demo.demo import Child, Demo
+from lowcomm_node.demo.result import NodeResult, Result, bytes_in, render, tidy
+from lowcomm_node.demo.view import Lines
 from lowcomm_node.status.lines import swarm_in_words
 from lowcomm_node.status.model import Status
-from lowcomm_node.system import support as system
+from lowcomm_node.system.support import program
 from lowcomm_node.trainer import swarm_weights
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
@@ -32,13 +33,24 @@ def status(phase: str = "training", step: int | None = 40, **more: Any) -> Statu
     )  # fmt: skip
 
 
-def result(home: Path, **more: Any) -> dict[str, Any]:
+def result(home: Path, **more: Any) -> Result:
     checkpoint = home / "node-1" / "runs" / "93ae026233a6" / "checkpoints" / "step-0000000400"
-    return {
-        "method": "lowcomm", "parameters": 234_176, "seconds": 52.0, "nodes": [demo._node(status())],
-        "val_loss_average_weights": 1.7, "weight_spread_rms": 5e-3, "sample": "def a():\n", "home": str(home),
-        "bytes": 7_900_000, "checkpoint": str(checkpoint), **more,
-    }  # fmt: skip
+    made = Result(
+        method="lowcomm",
+        optimizer="muon",
+        seed=0,
+        steps=400,
+        seconds=52.0,
+        parameters=234_176,
+        val_loss_average_weights=1.7,
+        weight_spread_rms=5e-3,
+        nodes=(NodeResult.of(status()),),
+        sample="def a():\n",
+        checkpoint=str(checkpoint),
+        home=str(home),
+        bytes=7_900_000,
+    )
+    return replace(made, **more)
 
 
 def test_the_column_of_rounds_without_a_partner_counts_these_and_not_refusals(tmp_path: Path) -> None:
@@ -51,10 +63,16 @@ def test_the_result_of_a_long_demo_in_the_usual_folder_fits_80_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    node = demo._node(status(step=100_000)) | {"bytes_sent": 123_400_000, "bytes_received": 123_400_000}
-    node |= {"steps": 100_000, "exchanges_completed": 56_000, "exchanges_no_partner": 23_000, "exchanges_failed": 1000}
+    node = replace(
+        NodeResult.of(status(step=100_000)),
+        bytes_sent=123_400_000,
+        bytes_received=123_400_000,
+        exchanges_completed=56_000,
+        exchanges_no_partner=23_000,
+        exchanges_failed=1000,
+    )
     home = tmp_path / ".local" / "share" / "lowcomm" / "demo" / "20261123-022710"
-    shown = render(result(home, nodes=[node], parameters=110_234_176, bytes=123_400_000)).splitlines()
+    shown = render(result(home, nodes=(node,), parameters=110_234_176, bytes=123_400_000)).splitlines()
     assert max(len(line) for line in shown) <= 80, max(shown, key=len)
 
 
@@ -70,7 +88,7 @@ def test_it_says_what_stays_where_and_how_to_be_rid_of_it(tmp_path: Path, monkey
 
 def test_the_command_to_try_is_one_for_a_shell_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(demo, "program", lambda: "printf '%s|'")
+    monkeypatch.setattr("lowcomm_node.demo.result.program", lambda: "printf '%s|'")
     home = tmp_path / "a demo"
     _, _, rest = render(result(home)).partition("try it:")
     command, _, _ = rest.partition("remove it:")
@@ -104,13 +122,20 @@ def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is
 def test_what_is_done_once_training_is_over_is_told_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loud, quiet = (
-        demo.Demo(2, 1, "lowcomm", None, 0, None, tmp_path, 1.0, show=show, _began=time.monotonic())
-        for show in (True, False)
+    one = Demo(
+        nodes=2,
+        steps=1,
+        method="lowcomm",
+        optimizer=None,
+        seed=0,
+        interval=None,
+        folder=tmp_path,
+        timeout=1.0,
+        show=False,
     )
-    for one in (quiet, loud):
+    for one.show in (False, True):
         sleeps = subprocess.Popen(["sleep", "60"])
-        one._children = [demo.Child(name, sleeps, tmp_path, tmp_path) for name in ("bootstrap", "node 1")]
+        one._children = [Child(name, sleeps, tmp_path) for name in ("bootstrap", "node 1")]
         one._finish()
     assert [line.split(" s ")[1] for line in capsys.readouterr().err.splitlines()] == ["node 1 has left"]
 
@@ -148,10 +173,10 @@ def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "file").write_text("x" * 100)
     (node / "log.jsonl").write_text("x")
-    demo._tidy([node], [last])
+    tidy([node], [last])
     left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["node-1/log.jsonl", (last / "file").relative_to(tmp_path).as_posix()]
-    assert demo._bytes_in(tmp_path) == 101
+    assert bytes_in(tmp_path) == 101
 
 
 class Writer(torch.nn.Module):
@@ -176,7 +201,7 @@ def test_a_sample_is_the_first_in_which_there_is_something_to_see(
 
 
 def test_the_command_that_is_shown_is_one_that_the_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = subprocess.run([*shlex.split(system.program()), "--version"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*shlex.split(program()), "--version"], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("lowcomm-node ")
     script = tmp_path / "bin" / "lowcomm-node"
     script.parent.mkdir()
@@ -185,10 +210,10 @@ def test_the_command_that_is_shown_is_one_that_the_shell_finds(tmp_path: Path, m
     monkeypatch.setattr(sys, "executable", str(script.parent / "python"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert system.program() == "bin/lowcomm-node"
+    assert program() == "bin/lowcomm-node"
     monkeypatch.chdir("/")
-    assert system.program() == str(script).removeprefix("/")
+    assert program() == str(script).removeprefix("/")
     monkeypatch.setenv("PATH", str(script.parent))
-    assert system.program() == "lowcomm-node"
+    assert program() == "lowcomm-node"
     script.unlink()
-    assert system.program() == f"{script.parent}/python -m lowcomm_node"
+    assert program() == f"{script.parent}/python -m lowcomm_node"

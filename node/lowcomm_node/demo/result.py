@@ -1,0 +1,159 @@
+"""The result of a demo, for people and for programs, and the files that stay."""
+
+import shlex
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from lowcomm_node.status.model import Status
+from lowcomm_node.system.formatting import clean, loss, short_peer, size
+from lowcomm_node.system.support import program
+
+LINE_WIDTH = 74
+"""Characters of a line of the sample; the rest goes on in the next."""
+PASSING = ("data", "runs/*/snapshots", "runs/*/incoming")
+"""Folders of a node that let it start faster, or serve others: useless after a demo."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResult:
+    """What one node has done."""
+
+    peer_id: str
+    steps: int | None
+    swarm_step: int | None
+    tokens: int | None
+    val_loss_first: float | None
+    val_loss_last: float | None
+    exchanges_completed: int
+    exchanges_refused: int
+    exchanges_no_partner: int
+    exchanges_failed: int
+    bytes_sent: int
+    bytes_received: int
+
+    @classmethod
+    def of(cls, status: Status) -> Self:
+        """From the last status of a node."""
+        trainer, exchanges = status.trainer, status.exchanges
+        return cls(
+            peer_id=status.peer_id,
+            steps=trainer.steps,
+            swarm_step=trainer.swarm_step,
+            tokens=trainer.tokens,
+            val_loss_first=trainer.val_loss_first,
+            val_loss_last=trainer.val_loss_last,
+            exchanges_completed=exchanges.completed,
+            exchanges_refused=exchanges.refused,
+            exchanges_no_partner=exchanges.no_partner,
+            exchanges_failed=exchanges.failed,
+            bytes_sent=status.bytes_sent,
+            bytes_received=status.bytes_received,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a demo has come to; the fields are those of ``--json``."""
+
+    method: str
+    optimizer: str
+    seed: int
+    steps: int
+    seconds: float
+    parameters: int | None
+    val_loss_average_weights: float
+    weight_spread_rms: float
+    nodes: tuple[NodeResult, ...]
+    sample: str
+    checkpoint: str
+    home: str
+    bytes: int
+    """That stay on the disk."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of ``--json``."""
+        return asdict(self)
+
+
+def render(result: Result) -> str:
+    """The result for people, in 80 columns: a table, a sample, and where the checkpoint is."""
+    home, checkpoint = Path(result.home), Path(result.checkpoint)
+    averaged = f"averaged weights: held-out loss {result.val_loss_average_weights:.3f}"
+    return "\n".join(
+        [
+            f"{result.method}: {result.parameters:,} parameters, {result.seconds:.0f} s",
+            "",
+            *_table(result.nodes),
+            "",
+            f"{averaged}; spread of the nodes' weights {result.weight_spread_rms:.1e}",
+            "",
+            "what the model writes:",
+            *(f"  | {line}" for line in _sample_lines(result.sample)),
+            "",
+            f"folder:     {_in_a_shell(home)}   ({size(result.bytes)})",
+            f"checkpoint: {checkpoint.relative_to(home)}, in it",
+            f'try it:     {program()} generate "def " \\',
+            f"            --home {_in_a_shell(_home_of(checkpoint))}",
+            f"remove it:  rm -r {_in_a_shell(home)}",
+        ]
+    )
+
+
+def _table(nodes: Sequence[NodeResult]) -> Iterator[str]:
+    heads = "node,steps,held-out loss,applied,no partner,failed,sent,received"
+    rows = [tuple(heads.split(","))]
+    rows += [
+        (
+            short_peer(node.peer_id),
+            str(node.steps),
+            f"{loss(node.val_loss_first, 3)} -> {loss(node.val_loss_last, 3)}",
+            str(node.exchanges_completed),
+            str(node.exchanges_no_partner),
+            str(node.exchanges_failed),
+            size(node.bytes_sent),
+            size(node.bytes_received),
+        )
+        for node in nodes
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _in_a_shell(path: Path) -> str:
+    """A path as it is typed; relative to the user's own folder if it lies there, to be short."""
+    own = Path.home()
+    if path.is_relative_to(own) and path != own:
+        return f"~/{shlex.quote(str(path.relative_to(own)))}"
+    return shlex.quote(str(path))
+
+
+def _sample_lines(sample: str) -> Iterator[str]:
+    """What a model has written, which may be anything, as lines that a terminal can show."""
+    lines = textwrap.TextWrapper(LINE_WIDTH, drop_whitespace=False, break_on_hyphens=False)
+    for line in sample.splitlines():
+        yield from (part.rstrip() for part in lines.wrap(clean(line).rstrip()) or [""])
+
+
+def _home_of(checkpoint: Path) -> Path:
+    """The home of a node, from the path of one of its checkpoints."""
+    return checkpoint.parents[3]
+
+
+def tidy(homes: Sequence[Path], checkpoints: Sequence[Path]) -> None:
+    """Remove what is useless once a demo is over: tokens, snapshots, and older checkpoints."""
+    for home in homes:
+        useless = [folder for pattern in PASSING for folder in home.glob(pattern)]
+        useless += set(home.glob("runs/*/checkpoints/step-*")) - set(checkpoints)
+        for folder in useless:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def bytes_in(folder: Path) -> int:
+    """The size of all files in a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
