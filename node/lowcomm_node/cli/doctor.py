@@ -8,6 +8,7 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.cli.options import setting
 from lowcomm_node.control.client import ControlClient
+from lowcomm_node.doctor.report import Finding, exit_code
 from lowcomm_node.errors import NotRunning, Unhealthy
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import find_home
@@ -17,8 +18,6 @@ from lowcomm_node.system.logs import configure_logs
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from lowcomm_node.doctor.report import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "unknown": "dim"}
 
@@ -48,8 +47,6 @@ def doctor(
 
     Example: lowcomm-node doctor --peers ADDRESS
     """
-    from lowcomm_node.doctor.report import exit_code
-
     configure_logs(verbose - quiet - 1)
     settings = read_settings({"home": home, "peers": peers}).settings
     findings = _examine(settings, peers or [])
@@ -85,10 +82,8 @@ def ping(
         raise Unhealthy("No route to that peer works: `lowcomm-node doctor` looks at this end.")
 
 
-def _examine(settings: NodeSettings, peers: Sequence[str]) -> "Sequence[Finding]":
+def _examine(settings: NodeSettings, peers: Sequence[str]) -> Sequence[Finding]:
     """Ask the node of this home if it runs, else examine from here."""
-    from lowcomm_node.doctor.report import Finding
-
     try:
         with ControlClient(settings.home) as client:
             return [Finding.from_json(found) for found in client.doctor(peers)]
@@ -99,7 +94,7 @@ def _examine(settings: NodeSettings, peers: Sequence[str]) -> "Sequence[Finding]
     return run_async(examine_alone(settings, absent, hangs))
 
 
-def _print_findings(findings: "Sequence[Finding]") -> None:
+def _print_findings(findings: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-import lowcomm_bootstrap.registry as registry_module
-import lowcomm_protocol.spec.run as run_module
 from helpers.waiting import until_async
-from lowcomm_bootstrap.registry import Registry
+from lowcomm_bootstrap.registry import GRACE, KEPT_EMPTY, Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_bootstrap.serving import read_run
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
@@ -20,7 +18,7 @@ from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
-from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
+from lowcomm_protocol.spec.run import SPEC_VERSION, SignedRun, parse_toml, sign_run
 
 CREATOR, SERVER = Identity(b"c" * 32), Identity(b"s" * 32)
 NOW = 1_800_000_000.0
@@ -63,7 +61,7 @@ async def test_a_run_of_another_version_is_left_to_the_release_that_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Registry(tmp_path).add(make_run("a"))
-    monkeypatch.setattr(run_module, "SPEC_VERSION", run_module.SPEC_VERSION + 1)
+    monkeypatch.setattr("lowcomm_protocol.spec.run.SPEC_VERSION", SPEC_VERSION + 1)
     door = Door(tmp_path)
     await door.server.start()
     assert len(door.told("run.other_version")) == 1 and door.registry.runs() == door.registry.damaged == []
@@ -89,7 +87,8 @@ def test_it_keeps_no_more_runs_than_allowed(tmp_path: Path) -> None:
 
 
 def test_it_keeps_no_more_bytes_than_the_dht_can_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "MAX_BYTES", int(1.5 * len(make_run("a").to_bytes())))
+    most = int(1.5 * len(make_run("a").to_bytes()))
+    monkeypatch.setattr("lowcomm_bootstrap.registry.MAX_BYTES", most)
     registry = Registry(tmp_path)
     registry.add(make_run("a"))
     with pytest.raises(ConfigError, match="bytes"):
@@ -215,7 +214,7 @@ async def test_a_full_disk_does_not_end_the_server(tmp_path: Path, monkeypatch: 
     def full(*arguments: object) -> None:
         raise DiskFull("No room")
 
-    monkeypatch.setattr(registry_module, "write_atomic", full)
+    monkeypatch.setattr("lowcomm_bootstrap.registry.write_atomic", full)
     door = Door(tmp_path)
     await door.server.start()
     await door.publish(make_run("a"))
@@ -239,7 +238,7 @@ async def test_peers_of_each_run_are_counted(tmp_path: Path) -> None:
 # Who leaves
 
 
-DAY = registry_module.KEPT_EMPTY
+DAY = KEPT_EMPTY
 
 
 class Clock:
@@ -290,8 +289,8 @@ def test_a_restart_forgets_no_day_and_leaves_peers_an_hour_to_come_back(tmp_path
     assert Registry(tmp_path, clock=clock).stays(signed("a").run_id) == DAY / 2
     clock.now += 5 * DAY
     registry = Registry(tmp_path, clock=clock)
-    assert registry.stays(signed("a").run_id) == registry_module.GRACE
-    clock.now += registry_module.GRACE
+    assert registry.stays(signed("a").run_id) == GRACE
+    clock.now += GRACE
     assert len(registry.expire()) == 1
 
 
@@ -326,7 +325,7 @@ def test_an_empty_run_gives_way_before_one_with_peers_however_old(tmp_path: Path
     registry, place = Registry(tmp_path, max_runs=2, clock=clock), ("203.0.113.1", "203.0.113.0/24")
     registry.add(signed("trained"), place)
     registry.add(signed("empty"), place)
-    clock.now += registry_module.GRACE
+    clock.now += GRACE
     registry.saw(signed("trained").run_id, peers=1)
     assert registry.add(signed("new"), place)
     assert names(registry) == {"trained", "new"}

@@ -407,6 +407,8 @@ def test_a_peer_that_answers_a_few_bytes_and_no_more_tells_of_lost_packets(
     answering[PORT] = network.GREETING
     packets = finding(network.packets, asked=(PEER,))
     assert packets.state is WARNING and f"{HOST}:{PORT} answers" in packets.value
+    answering[80] = answering.pop(PORT)
+    assert network.packets(Observations(home=HOME, asked=(PEER,))) is None, "no peer is at port 80"
 
 
 def test_what_answers_is_asked_as_a_browser_asks():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers.waiting import until_async
-from lowcomm_node.daemon import daemon as daemons
+from lowcomm_node.daemon import daemon
 from lowcomm_node.doctor import probes, survey
 from lowcomm_node.doctor.observations import Helper, LargePackets, Subject
 from lowcomm_node.doctor.run import _serving
@@ -246,8 +246,8 @@ async def test_without_a_node_calls_over_ipv6_are_answered_too(tmp_path: Path):
 async def test_an_examination_that_takes_too_long_is_given_up_by_the_node_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(daemons, "EXAMINE_DEADLINE", 0.05)
-    node = daemons.Daemon(NodeSettings(home=tmp_path))
+    monkeypatch.setattr(daemon, "EXAMINE_DEADLINE", 0.05)
+    node = daemon.Daemon(NodeSettings(home=tmp_path))
     async with node._examining, asyncio.timeout(20):  # another one is under way
         with pytest.raises(RetryLater, match=r"took longer than .* try again"):
             await node.doctor(())

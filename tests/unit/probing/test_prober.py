@@ -16,12 +16,11 @@ from grpc import aio
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
-from lowcomm_node.probing import asker as asking
 from lowcomm_node.probing import dialing
 from lowcomm_node.probing.asker import Asker, receive_message, send_message
 from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
 from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
-from lowcomm_node.system.quota import MAX_CALLERS, Allowed, Quota, network_of
+from lowcomm_node.system.quota import Allowed
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.transport.tls import make_certificate
 from lowcomm_protocol.errors import ProtocolViolation
@@ -266,7 +265,7 @@ async def test_a_helper_that_answers_something_else_is_not_believed():
 
 
 async def test_an_answer_that_comes_too_late_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(asking, "LOOK_DEADLINE", 0.05)
+    monkeypatch.setattr("lowcomm_node.probing.asker.LOOK_DEADLINE", 0.05)
     near, far = socket.socketpair()
     for end in (near, far):
         end.setblocking(False)
@@ -287,6 +286,22 @@ async def test_what_ends_a_stream_is_told_also_where_the_system_has_no_words(mon
     near, far = socket.socketpair()
     with near, far, pytest.raises(LinkLost, match=r"broke off \(lost\)"):
         await send_message(near, b"x")
+
+
+async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks_and_a_node_keeps_none():
+    async with world(calls=Allowed(each=2, all=100, seconds=3600.0)) as made:
+        with await made.stream() as asker:
+            assert await asker.keeps("ab" * 32) == Keeping(kept=True, seconds=86_400.0)
+            assert made.asked_for == [("ab" * 32, "203.0.113.7")]
+            await asker.keeps("cd" * 32)
+            with pytest.raises(LinkLost, match="too often"):
+                await asker.keeps("ef" * 32)
+    async with world(keeps=False) as made:
+        with await made.stream() as asker, pytest.raises(LinkLost, match="is a node"):
+            await asker.keeps("ab" * 32)
+    async with world() as made:
+        with await made.stream() as asker, pytest.raises(LinkLost):
+            await asker.keeps("ab")
 
 
 # dialing
@@ -312,50 +327,3 @@ async def test_a_port_that_takes_calls_and_says_nothing_is_not_reached(monkeypat
     with socket.create_server(("127.0.0.1", 0)) as mute:
         target = Target(Kind.DIRECT, mute.getsockname()[1], b"d" * 32)
         assert not await dialing.is_reached("127.0.0.1", ASKER, target)
-
-
-# ration
-
-
-def test_what_was_taken_comes_back_evenly():
-    ration = Quota(Allowed(each=10, all=100, seconds=100.0))
-    assert ration.take("a", 10, 0.0) and not ration.take("a", 1, 0.0)
-    assert not ration.take("a", 6, 50.0)
-    assert ration.take("a", 5, 50.0) and not ration.take("a", 1, 50.0)
-
-
-def test_all_together_get_no_more_than_is_given():
-    ration = Quota(Allowed(each=10, all=25, seconds=100.0))
-    assert [ration.take(caller, 10, 0.0) for caller in "abc"] == [True, True, False]
-    assert ration.take("c", 5, 0.0)
-    # Nobody who was refused has taken anything.
-    assert ration.take("d", 10, 100.0)
-
-
-def test_callers_are_forgotten_before_they_fill_the_memory():
-    ration = Quota(Allowed(each=1, all=10 * MAX_CALLERS, seconds=100.0))
-    for number in range(MAX_CALLERS + 10):
-        assert ration.take(str(number), 1, 0.0)
-    assert len(ration._callers) == MAX_CALLERS
-    assert not ration.take(str(MAX_CALLERS), 1, 0.0)
-
-
-def test_a_household_is_one_caller():
-    assert network_of("203.0.113.7") == "203.0.113.7"
-    assert network_of("2a00:128:1:2:3::4") == network_of("2a00:128:1:2:ffff::1") != network_of("2a00:128:1:3::1")
-
-
-async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks_and_a_node_keeps_none():
-    async with world(calls=Allowed(each=2, all=100, seconds=3600.0)) as made:
-        with await made.stream() as asker:
-            assert await asker.keeps("ab" * 32) == Keeping(kept=True, seconds=86_400.0)
-            assert made.asked_for == [("ab" * 32, "203.0.113.7")]
-            await asker.keeps("cd" * 32)
-            with pytest.raises(LinkLost, match="too often"):
-                await asker.keeps("ef" * 32)
-    async with world(keeps=False) as made:
-        with await made.stream() as asker, pytest.raises(LinkLost, match="is a node"):
-            await asker.keeps("ab" * 32)
-    async with world() as made:
-        with await made.stream() as asker, pytest.raises(LinkLost):
-            await asker.keeps("ab")
