@@ -1,9 +1,12 @@
 """``doctor`` and ``ping``: what is wrong here, and how good the connection to a peer is."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.cli.options import setting
@@ -15,9 +18,6 @@ from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.model import Ping
 from lowcomm_node.system.formatting import clean, milliseconds, rate
 from lowcomm_node.system.logs import configure_logs
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "unknown": "dim"}
 
@@ -95,10 +95,6 @@ def _examine(settings: NodeSettings, peers: Sequence[str]) -> Sequence[Finding]:
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     # One remedy may mend several findings.
     numbers = {remedy: number for number, remedy in enumerate(dict.fromkeys(f.remedy for f in findings if f.remedy), 1)}
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -115,9 +111,6 @@ def _print_findings(findings: Sequence[Finding]) -> None:
 
 
 def _print_routes(found: Ping) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table("route", "round trip", "up", "down", "", box=None, pad_edge=False, header_style="dim")
     for route in found.routes:
         figures = (milliseconds(route.round_trip), rate(route.up), rate(route.down))
@@ -127,8 +120,6 @@ def _print_routes(found: Ping) -> None:
     console.print(table)
 
 
-def _folded(text: str) -> "Text":
+def _folded(text: str) -> Text:
     """Text that peers may have written, wrapped and never cut, so that it can be copied."""
-    from rich.text import Text
-
     return Text(clean(text), overflow="fold")

@@ -1,29 +1,14 @@
 """``join``: take part in a run. The command is the daemon."""
 
-import asyncio
-import json
-import signal
-import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from time import localtime, monotonic, strftime, time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings, run_async, tell_farewell
+from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings
 from lowcomm_node.cli.options import takes_settings
-from lowcomm_node.system.formatting import clean
-from lowcomm_node.system.logs import configure_logs, log
+from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.systemd import ServiceManager
 from lowcomm_node.trainer.process import TrainerProcess
-
-if TYPE_CHECKING:
-    from lowcomm_node.daemon.daemon import Daemon
-
-REFRESH = 0.5
-PROGRESS_EVERY = 10.0
-"""Seconds between two lines on progress, where there is no terminal."""
 
 
 def register(app: typer.Typer) -> None:
@@ -47,121 +32,20 @@ def join(
 
     loaded = read_settings(flags)
     settings = loaded.settings
-    showing = _print_events if json_ else _show_panel if sys.stdout.isatty() else _print_words
     configure_logs(verbose - quiet - 1)
     check_system(find_p2pd)
     raise_descriptors()
     from lowcomm_node.owner.availability import Availability
 
     manager = ServiceManager.of()
-    availability, trainer = Availability.of(settings), TrainerProcess(settings.nice)
+    availability = Availability.of(settings)
+    trainer = TrainerProcess(settings.nice)
     if availability.hold is None:
         trainer.launch()  # it imports torch while the daemon imports its own
+    from lowcomm_node.cli.running import run_daemon
     from lowcomm_node.daemon.daemon import Daemon
 
     daemon = Daemon(settings, trainer, availability)
     for warning in loaded.warnings:
         daemon.board.warn(warning)
-    try:
-        code = run_async(_join(daemon, manager, showing))
-    finally:
-        _tell_contribution(daemon, json_)
-    raise SystemExit(code)
-
-
-def _tell_contribution(daemon: "Daemon", as_json: bool) -> None:
-    """At the end, whatever its cause, show where the model lies and what this node gave."""
-    from lowcomm_node.status.events import Contributed, Notice
-    from lowcomm_node.status.lines import contribution
-
-    if daemon.training is None or daemon.training.ready is None:
-        return
-    given = contribution(daemon.status())
-    told = json.dumps(Notice(time(), Contributed(**vars(given))).to_json())
-    print(told if as_json else tell_farewell(given, daemon.settings.home), flush=True)
-
-
-async def _join(
-    daemon: "Daemon", manager: ServiceManager, show: "Callable[[Daemon], Coroutine[Any, Any, None]]"
-) -> int:
-    from lowcomm_node.status.health import condition
-
-    _finish_on_signal(daemon, manager)
-    attending = asyncio.create_task(manager.attend(lambda: condition(daemon.status())))
-    showing = asyncio.create_task(show(daemon))
-    try:
-        return await daemon.run()
-    finally:
-        manager.stopping()
-        # The last news are still shown.
-        await asyncio.wait({showing}, timeout=REFRESH / 5)
-        for task in (attending, showing):
-            task.cancel()
-        _, shown = await asyncio.gather(attending, showing, return_exceptions=True)
-        if isinstance(shown, Exception):
-            log.error("join.not_shown", error=repr(shown))
-
-
-def _finish_on_signal(daemon: "Daemon", manager: ServiceManager) -> None:
-    """SIGINT finishes. SIGTERM, whose sender may kill us in 10 s, saves and leaves. A second: stop now."""
-    loop = asyncio.get_running_loop()
-    told: list[int] = []
-
-    def on_signal(number: int) -> None:
-        told.append(number)
-        manager.stopping()
-        if len(told) > 1:
-            daemon.request_stop()
-        elif number == signal.SIGTERM:
-            daemon.request_stop(now=False)
-        else:
-            daemon.request_finish()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-
-
-async def _print_events(daemon: "Daemon") -> None:
-    events = daemon.board.subscribe(every_step=False)
-    while True:
-        print(json.dumps((await events.get()).to_json()), flush=True)
-
-
-async def _print_words(daemon: "Daemon") -> None:
-    from lowcomm_node.status.lines import event_in_words, progress_in_words, summary
-
-    board = daemon.board
-    events, told_at, told = board.subscribe(every_step=False), monotonic(), None
-    while True:
-        line = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, told_at + PROGRESS_EVERY - monotonic())):
-                line = event_in_words((await events.get()).event)
-        if line is not None:
-            _print_line(line)
-        if monotonic() >= told_at + PROGRESS_EVERY:
-            told_at = monotonic()
-            status = daemon.status()
-            where = progress_in_words(status) if board.phase == "training" else summary(status)
-            if where != told:
-                told = where
-                _print_line(clean(where))
-
-
-def _print_line(text: str) -> None:
-    print(f"{strftime('%H:%M:%S', localtime())} {text}", flush=True)
-
-
-async def _show_panel(daemon: "Daemon") -> None:
-    from rich.console import Console
-    from rich.live import Live
-
-    from lowcomm_node.status.panel import ROUNDS, node_panel
-
-    with Live(console=Console(), auto_refresh=False, transient=False) as live:
-        try:
-            while True:
-                live.update(node_panel(daemon.status(), daemon.rounds(ROUNDS)), refresh=True)
-                await asyncio.sleep(REFRESH)
-        finally:
-            live.update(node_panel(daemon.status(), daemon.rounds(ROUNDS)), refresh=True)
+    raise SystemExit(run_daemon(daemon, manager, json_))

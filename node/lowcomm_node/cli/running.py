@@ -1,0 +1,130 @@
+"""Runs the daemon of ``join``: signals, the service manager, and what is printed meanwhile.
+
+``join`` imports this once its trainer starts: it loads torch, gRPC and the DHT, which takes seconds.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import localtime, monotonic, strftime, time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from lowcomm_node.cli.common import run_async, tell_farewell
+from lowcomm_node.daemon.daemon import Daemon
+from lowcomm_node.status.events import Contributed, Notice
+from lowcomm_node.status.health import condition
+from lowcomm_node.status.lines import (
+    contribution,
+    event_in_words,
+    progress_in_words,
+    summary,
+)
+from lowcomm_node.status.panel import ROUNDS, node_panel
+from lowcomm_node.system.formatting import clean
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.systemd import ServiceManager
+
+REFRESH = 0.5
+PROGRESS_EVERY = 10.0
+"""Seconds between two lines on progress, where there is no terminal."""
+
+
+def run_daemon(daemon: Daemon, manager: ServiceManager, as_json: bool) -> int:
+    """Run a node to its end and show what it does; its exit code."""
+    show = _print_events if as_json else _show_panel if sys.stdout.isatty() else _print_words
+    try:
+        return run_async(_run(daemon, manager, show))
+    finally:
+        _tell_contribution(daemon, as_json)
+
+
+def _tell_contribution(daemon: Daemon, as_json: bool) -> None:
+    """At the end, whatever its cause, show where the model lies and what this node gave."""
+    if daemon.training is None or daemon.training.ready is None:
+        return
+    given = contribution(daemon.status())
+    told = json.dumps(Notice(time(), Contributed(**vars(given))).to_json())
+    print(told if as_json else tell_farewell(given, daemon.settings.home), flush=True)
+
+
+async def _run(daemon: Daemon, manager: ServiceManager, show: Callable[[Daemon], Coroutine[Any, Any, None]]) -> int:
+    _finish_on_signal(daemon, manager)
+    attending = asyncio.create_task(manager.attend(lambda: condition(daemon.status())))
+    showing = asyncio.create_task(show(daemon))
+    try:
+        return await daemon.run()
+    finally:
+        manager.stopping()
+        # The last news is still shown.
+        await asyncio.wait({showing}, timeout=REFRESH / 5)
+        for task in (attending, showing):
+            task.cancel()
+        _, shown = await asyncio.gather(attending, showing, return_exceptions=True)
+        if isinstance(shown, Exception):
+            log.error("join.not_shown", error=repr(shown))
+
+
+def _finish_on_signal(daemon: Daemon, manager: ServiceManager) -> None:
+    """SIGINT finishes. SIGTERM, whose sender may kill us in 10 s, saves and leaves. A second: stop now."""
+    loop = asyncio.get_running_loop()
+    told: list[int] = []
+
+    def on_signal(number: int) -> None:
+        told.append(number)
+        manager.stopping()
+        if len(told) > 1:
+            daemon.request_stop()
+        elif number == signal.SIGTERM:
+            daemon.request_stop(now=False)
+        else:
+            daemon.request_finish()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+
+
+async def _print_events(daemon: Daemon) -> None:
+    events = daemon.board.subscribe(every_step=False)
+    while True:
+        print(json.dumps((await events.get()).to_json()), flush=True)
+
+
+async def _print_words(daemon: Daemon) -> None:
+    board = daemon.board
+    events = board.subscribe(every_step=False)
+    told_at = monotonic()
+    told = None
+    while True:
+        line = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, told_at + PROGRESS_EVERY - monotonic())):
+                line = event_in_words((await events.get()).event)
+        if line is not None:
+            _print_line(line)
+        if monotonic() >= told_at + PROGRESS_EVERY:
+            told_at = monotonic()
+            status = daemon.status()
+            where = progress_in_words(status) if board.phase == "training" else summary(status)
+            if where != told:
+                told = where
+                _print_line(clean(where))
+
+
+def _print_line(text: str) -> None:
+    print(f"{strftime('%H:%M:%S', localtime())} {text}", flush=True)
+
+
+async def _show_panel(daemon: Daemon) -> None:
+    with Live(console=Console(), auto_refresh=False, transient=False) as live:
+        try:
+            while True:
+                live.update(node_panel(daemon.status(), daemon.rounds(ROUNDS)), refresh=True)
+                await asyncio.sleep(REFRESH)
+        finally:
+            live.update(node_panel(daemon.status(), daemon.rounds(ROUNDS)), refresh=True)
