@@ -1,7 +1,7 @@
-"""What the owner lets this node take of the network: bytes a second each way, and peers at once; while it runs, too.
+"""The owner's limits of the network: bytes a second each way, and peers at once.
 
-A change holds at once, for streams that are in progress, too, and is kept in ``config.toml`` of the home for the next start. What
-was given to ``join`` as a flag or a variable goes before that file then, as it always does.
+They can change while the node runs. A change holds at once, even for open streams, and is kept in
+``config.toml`` of the home for the next start, where a flag of ``join`` or a variable overrides it.
 """
 
 import tomllib
@@ -22,22 +22,25 @@ from lowcomm_node.transport.guard.peer_limit import PeerLimit
 
 
 class Allowance:
-    """The limits of a running node, and what is used of them."""
+    """The limits of a running node, and their use."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self.bandwidth = Bandwidth(BandwidthLimit(settings.max_up), BandwidthLimit(settings.max_down))
         self.peer_limit = PeerLimit(settings.max_peers)
 
     def change(self, settings: NodeSettings, changes: Mapping[str, Any]) -> NodeSettings:
-        """Take other limits, by their names, as their owner writes them; the settings with them.
+        """Change limits, written as an owner writes them; returns the settings with them.
 
-        Raises ConfigError for a limit that is not known or not valid, or if it can't be kept; nothing is changed then.
+        Raises ConfigError for an unknown or invalid limit, or one that can't be kept, and changes
+        nothing then.
         """
         unknown = [name for name in changes if name not in CHANGEABLE]
         if unknown:
             raise ConfigError(f"{unknown[0]!r} can't be changed while the node runs: only {', '.join(CHANGEABLE)}.")
         changed = change_settings(settings, changes)
-        written = {name: value if name != "max_peers" else changed.max_peers or NONE for name, value in changes.items()}
+        written = dict(changes)
+        if "max_peers" in written:
+            written["max_peers"] = changed.max_peers or NONE
         _keep(settings.paths.config, written)
         self.bandwidth.up.allow(changed.max_up)
         self.bandwidth.down.allow(changed.max_down)
