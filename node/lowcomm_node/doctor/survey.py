@@ -95,11 +95,9 @@ async def _meet(
     except LowcommError as error:
         if asker is None:
             return str(error)
-        asker.close()
         return f"answers, but not to probes ({error}): its release may be older"
     host = host_of(asker.address)
     if host is None:
-        asker.close()
         return "is reached through a relay only, so it does not see our address"
     return asker, Helper(entry, host, seen, offset)
 

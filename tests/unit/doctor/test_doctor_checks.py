@@ -533,6 +533,10 @@ def test_where_a_node_may_choose_bbr_itself_a_line_that_loses_needs_no_remedy(
 
 def test_a_gpu_that_the_node_does_not_use_is_told(monkeypatch: pytest.MonkeyPatch):
     has(monkeypatch, gpus=[GPU], torch_sees_gpus=True)
+    training = make_status(trainer={"device": "cuda"})
+    has(monkeypatch, gpus=[FULL], torch_sees_gpus=True)
+    assert finding(machine.gpu, status=training).state is OK, "it is the node that fills it"
+    has(monkeypatch, gpus=[GPU])
     gpu = finding(machine.gpu, status=STATUS)
     assert gpu.state is WARNING and "--device cuda" in gpu.remedy
     assert gpu.figures == {"gpus": [{"name": "H100", "total": GPU.total, "free": GPU.free}]}

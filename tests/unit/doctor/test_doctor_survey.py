@@ -13,10 +13,9 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.daemon import daemon
-from lowcomm_node.doctor import probes, survey
-from lowcomm_node.doctor.observations import Helper, LargePackets, Subject
-from lowcomm_node.doctor.run import _serving
-from lowcomm_node.errors import RetryLater
+from lowcomm_node.doctor import probes, run, survey
+from lowcomm_node.doctor.observations import Helper, LargePackets, Observations, Subject
+from lowcomm_node.errors import LinkLost, RetryLater
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.libp2p.p2pd import has_ipv6
@@ -230,13 +229,45 @@ def test_only_a_helper_that_offers_udp_is_held_against_the_network():
     assert (entry.dial, is_told) == ("/ip4/44.128.0.20/udp/31330/quic-v1", False)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_udp_that_nobody_offered_is_no_loss(monkeypatch: pytest.MonkeyPatch, is_told: bool):
+    class Deaf:
+        async def connect(self, *_: object) -> None:
+            raise LinkLost("no answer")
+
+    @asynccontextmanager
+    async def p2pd(transport: str, loopback: bool) -> AsyncIterator[Deaf]:
+        yield Deaf()
+
+    monkeypatch.setattr(probes, "_p2pd", p2pd)
+    told = (f"/ip4/44.128.0.20/udp/31330/quic-v1/p2p/{HELPERS[0]}",) if is_told else ()
+    one: Any = (Caller(), replace(helper(0), seen=Seen("", 0.0, told)))
+    found = await probes.probe_udp([one], loopback=False)
+    assert (found is not None) == is_told and (found is None or not found.gets_out)
+
+
 # run
+
+
+async def test_a_node_that_hangs_keeps_its_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    async def look(settings: NodeSettings, seen: Observations) -> Observations:
+        return replace(seen, broken=f"{settings.port} {settings.dht_port}")
+
+    async def check(seen: Observations) -> tuple[Any]:
+        return (seen.broken,)
+
+    monkeypatch.setattr(run, "_look_at_network", look)
+    monkeypatch.setattr(run, "check", check)
+    peers = (str(helper(0).entry),)
+    settings = NodeSettings(home=tmp_path, peers=peers, port=45123, dht_port=31337)
+    for hangs, ports in ((True, "0 0"), (False, "45123 31337")):
+        assert await run.examine_alone(settings, absent="start it", hangs=hangs) == (ports,)
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_without_a_node_calls_over_ipv6_are_answered_too(tmp_path: Path):
     settings = NodeSettings(home=tmp_path, peers=("/ip4/44.128.0.20/tcp/1/p2p/x",))
-    async with _serving(settings) as (port, _, _):
+    async with run._serving(settings) as (port, _, _):
         for host in ("127.0.0.1", "::1"):
             _, writer = await asyncio.open_connection(host, port)
             writer.close()
@@ -247,7 +278,7 @@ async def test_an_examination_that_takes_too_long_is_given_up_by_the_node_itself
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(daemon, "EXAMINE_DEADLINE", 0.05)
-    node = daemon.Daemon(NodeSettings(home=tmp_path))
-    async with node._examining, asyncio.timeout(20):  # another one is under way
+    ours = daemon.Daemon(NodeSettings(home=tmp_path))
+    async with ours._examining, asyncio.timeout(20):  # another one is under way
         with pytest.raises(RetryLater, match=r"took longer than .* try again"):
-            await node.doctor(())
+            await ours.doctor(())
