@@ -1,7 +1,8 @@
 """Tables of what a run can choose by name. Any package may register more entries.
 
-An entry may be the text ``module:name`` in place of the object. It is then imported when it is first
-used, so that a bootstrap server, which checks names and computes nothing, loads no numba and no torch.
+An entry may be the text ``module:name`` in place of the object. It is then imported when it is
+first used, so that a bootstrap server, which checks names and computes nothing, loads no numba and
+no torch.
 """
 
 from collections.abc import Iterator, Mapping

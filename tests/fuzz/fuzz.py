@@ -33,14 +33,13 @@ WORTH = 60.0
 """Seconds from which on what came of a target is written down."""
 MODULES = ("coded", "told", "machines", "stored")
 """Where targets are."""
-COMPILED = ("kernels", "modulo_kernels", "int8", "e3m0", "q2", "q1", "feedback")
-"""Files of codecs with loops that numba compiles: it can't where they are instrumented."""
+PROTOCOL = ROOT / "protocol" / "lowcomm_protocol"
+COMPILED = [path for path in PROTOCOL.rglob("*.py") if "\n@part" in path.read_text() or "\n@kernel" in path.read_text()]
 UNTOUCHED = [
-    *(f"lowcomm_protocol.codecs.{name}" for name in COMPILED),
-    "lowcomm_protocol.exchange.outer_kernels",
+    *(".".join(path.relative_to(PROTOCOL.parent).with_suffix("").parts) for path in COMPILED),
     "lowcomm_protocol.messages",
 ]
-"""Compiled by numba; made by protoc."""
+"""Compiled by numba, which can't where functions are instrumented; made by protoc."""
 
 
 @dataclass(frozen=True)

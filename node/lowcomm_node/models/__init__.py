@@ -1,7 +1,7 @@
 """Models: their families, loading from a checkpoint, and sampling.
 
-A family lies in its own folder. To add one, write the folder and a line with ``register`` here; another
-package calls ``register``. Nothing here loads torch.
+A family lies in its own folder. To add one, write the folder and a line with ``register`` here;
+another package calls ``register``. Nothing here loads torch.
 """
 
 from typing import Any

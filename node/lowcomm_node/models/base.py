@@ -66,7 +66,8 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def place_of(self, name: str) -> Place:
-        """Where the parameter of this name belongs: fragments keep blocks whole, Muon moves their matrices."""
+        """Where the parameter of this name belongs: fragments keep blocks whole, Muon moves their
+        matrices."""
 
     def new_cache(self) -> Cache | None:
         """A cache of an empty text; None where the model reads the whole text for each token."""
@@ -82,7 +83,8 @@ class Family(ABC):
 
     @abstractmethod
     def build(self, settings: ModelSettings, seed: int) -> Model:
-        """A model whose weights depend on settings and seed alone: all peers of a run start with the same."""
+        """A model whose weights depend on settings and seed alone: all peers of a run start with
+        the same."""
 
     @abstractmethod
     def footprint(self, settings: ModelSettings) -> Footprint:

@@ -33,7 +33,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_model(checkpoint: Checkpoint) -> Model:
-    """The model of a checkpoint, ready to evaluate. Raises CheckpointError if it does not say what model it is."""
+    """The model of a checkpoint, ready to evaluate.
+
+    Raises CheckpointError if it does not say what model it is.
+    """
     try:
         model = build_model(read_model(checkpoint.meta["model"]), seed=0)
         model.load_state_dict(checkpoint.tensors["weights"], strict=False)
@@ -45,7 +48,10 @@ def load_model(checkpoint: Checkpoint) -> Model:
 def generate_from(
     path: Path, prompt: str, tokens: int, temperature: float, seed: int, tokenizer: str | None = None
 ) -> str:
-    """Continue a prompt with the model of a checkpoint, by its own tokenizer. Raises CheckpointError, ConfigError."""
+    """Continue a prompt with the model of a checkpoint, by its own tokenizer.
+
+    Raises CheckpointError, ConfigError.
+    """
     checkpoint = load_checkpoint(path)
     encoder = tokenizer_of(checkpoint, tokenizer)
     model = load_model(checkpoint)
@@ -55,7 +61,8 @@ def generate_from(
 
 
 def tokenizer_of(checkpoint: Checkpoint, given: str | None = None) -> Tokenizer:
-    """The tokenizer that a checkpoint was trained with; ``given``: its file, where the home keeps no copy.
+    """The tokenizer that a checkpoint was trained with; ``given``: its file, where the home keeps
+    no copy.
 
     Raises ConfigError that tells which file is needed, or that the given one is another.
     """

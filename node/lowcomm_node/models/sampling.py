@@ -24,8 +24,9 @@ def generate(
 ) -> Iterator[int]:
     """Continue a prompt by ``count`` tokens, each given as soon as it is drawn.
 
-    Temperature 0 takes the likeliest token, ``top_k`` draws from the likeliest few only. When the text outgrows the
-    context, the model goes on from its last half. Raises ConfigError on an empty prompt or settings out of range.
+    Temperature 0 takes the likeliest token, ``top_k`` draws from the likeliest few only. When the
+    text outgrows the context, the model goes on from its last half. Raises ConfigError on an empty
+    prompt or settings out of range.
     """
     vocab = model.settings.vocab
     if not prompt or not all(0 <= token < vocab for token in prompt):
@@ -52,8 +53,8 @@ def _predict(model: Model, text: list[int], cache: Cache | None) -> tuple[Tensor
     """Logits ``[vocab]`` after ``text``, of which all but the last token is in the cache."""
     context = model.settings.context
     if cache is None or cache.length == context:
-        # Read anew rather than slide: positions stay those that the model was trained on, and half a context of
-        # tokens follows before it happens again.
+        # Read anew rather than slide: positions stay those that the model was trained on, and half
+        # a context of tokens follows before it happens again.
         text = text if len(text) <= context else text[-(context // 2) :]
         cache = model.new_cache()
     shown = text[-1:] if cache is not None and cache.length else text
@@ -69,6 +70,7 @@ def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torc
         return int(logits.argmax())
     if top_k is not None and top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
-    # From the largest down and in fp64, so that the lowest temperatures overflow to the likeliest token, not to NaN.
+    # From the largest down and in fp64, so that the lowest temperatures overflow to the likeliest
+    # token, not to NaN.
     scaled = (logits - logits.max()).double() / temperature
     return int(torch.multinomial(torch.softmax(scaled, dim=0), 1, generator=generator))

@@ -7,6 +7,7 @@ import tomlkit
 from tomlkit.items import Table
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.spec.names import CODECS, codecs_for_groups
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import parse_toml
 from lowcomm_protocol.spec.settings import DataSettings
@@ -54,7 +55,7 @@ _COMMENTS = {
     "fragments": "P: pieces that are exchanged one at a time",
     "pattern": '"strided" or "sequential" layers in a fragment',
     "overlap": "inner steps between capture and merge, at least",
-    "codec": "fp32, bf16, int8, e3m0 (4 bits), q2, q1; in pairs also mod3, mod4, mod6, mod8",
+    "codec": f"{', '.join(codecs_for_groups())}; in pairs also {', '.join(sorted({*CODECS} - {*codecs_for_groups()}))}",
     "error_feedback": "what coding loses is added to the next exchange: for few bits",
     "mean": '"clip", "median", "trimmed": what a liar among three or more can move; "mean": everything',
     "group": "how many meet in one exchange, at most; 2 are pairs",

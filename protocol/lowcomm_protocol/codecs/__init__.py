@@ -1,11 +1,12 @@
-"""Codecs: how a float32 vector becomes bytes on the wire. One file a codec, with its layout byte by byte.
+"""Codecs: how a float32 vector becomes bytes on the wire. One file a codec, with its layout byte by
+byte.
 
-A `Codec` is a pure function of a vector. A `Coder` is what a peer keeps for one fragment: a codec, and
-for those that learn from exchange to exchange (modulo) what they have learned; with feedback also what
-coding has lost so far.
+A `Codec` is a pure function of a vector. A `Coder` is what a peer keeps for one fragment: a codec,
+and for those that learn from exchange to exchange (modulo) what they have learned; with feedback
+also what coding has lost so far.
 
-The table of all codecs is ``spec.names.CODECS``. To add one, write its file and a line there; another
-package calls ``CODECS.register``.
+The table of all codecs is ``spec.names.CODECS``. To add one, write its file and a line there;
+another package calls ``CODECS.register``.
 """
 
 from collections.abc import Callable
@@ -36,9 +37,11 @@ __all__ = [
 
 
 def coder(name: str, numel: int, feedback: bool = False) -> Coder:
-    """A fresh coder of ``numel`` values for pairs. Raises `CodecError` for a name that there is none of.
+    """A fresh coder of ``numel`` values for pairs. Raises `CodecError` for a name that there is
+    none of.
 
-    ``feedback``: what coding loses is sent in the next exchange. It changes nothing for exact codecs.
+    ``feedback``: what coding loses is sent in the next exchange. It changes nothing for exact
+    codecs.
     """
     found = _find(name)
     if not isinstance(found, Codec):

@@ -42,7 +42,10 @@ class Codec(ABC):
         return self._sizes(self._counted(numel))[1]
 
     def encode(self, vector: Vector, out: memoryview) -> int:
-        """Code ``vector`` into ``out``, of ``most_size(vector.size)`` bytes; returns the bytes written."""
+        """Code ``vector`` into ``out``, of ``most_size(vector.size)`` bytes.
+
+        Returns the bytes written.
+        """
         self._check_vector(vector)
         most = self.most_size(vector.size)
         target = self._bytes(out, vector.size, most, most)
@@ -51,7 +54,10 @@ class Codec(ABC):
         return self._write(_read_only(vector), target)
 
     def decode(self, data: memoryview | bytes, out: Vector) -> None:
-        """Decode ``data`` into the preallocated ``out``; its size says how many values there are."""
+        """Decode ``data`` into the preallocated ``out``.
+
+        Its size says how many values there are.
+        """
         self._check_vector(out)
         if not out.flags.writeable:
             raise CodecError(f"{self.name}: the vector to decode into is read-only: pass a writable array")
@@ -94,7 +100,8 @@ class Codec(ABC):
         return np.frombuffer(view, dtype=np.uint8)
 
     def _refuse_value(self, vector: Vector, allowed: str = "finite values") -> CodecError:
-        """The error for a vector that holds NaN or infinity, naming the first one (or the largest value)."""
+        """The error for a vector that holds NaN or infinity, naming the first one (or the largest
+        value)."""
         bad = np.flatnonzero(~np.isfinite(vector))
         index = int(bad[0]) if bad.size else int(np.argmax(np.abs(vector)))
         return CodecError(
@@ -126,7 +133,10 @@ class FixedCodec(Codec):
 
 
 def largest_magnitude(vector: Vector) -> float:
-    """Largest absolute value, 0 for an empty vector; NaN or infinity when the vector holds one. Allocates nothing."""
+    """Largest absolute value, 0 for an empty vector.
+
+    NaN or infinity when the vector holds one. Allocates nothing.
+    """
     return max(abs(float(vector.max())), abs(float(vector.min()))) if vector.size else 0.0
 
 

@@ -14,7 +14,8 @@ from lowcomm_protocol.codecs.base import CHUNK, Bytes, FixedCodec, Vector, large
 from lowcomm_protocol.errors import CodecError
 
 OVERFLOW = (2.0 - 2.0**-8) * 2.0**127
-"""From here on a value is nearer to 2**128 than to the largest bf16 (the tie included: 2**128 is the even one)."""
+"""From here on a value is nearer to 2**128 than to the largest bf16 (the tie included: 2**128 is
+the even one)."""
 
 MAGNITUDE, INFINITY = np.uint16(0x7FFF), 0x7F80
 

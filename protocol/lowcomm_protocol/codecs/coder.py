@@ -39,17 +39,24 @@ class Coder:
 
     @property
     def lattice_steps(self) -> Vector:
-        """Of the lattice of each block of 256 that was decoded last: float32; 0 where equal values are decoded to equal ones."""
+        """Of the lattice of each block of 256 that was decoded last: float32.
+
+        0 where equal values are decoded to equal ones.
+        """
         return np.zeros(-(-self.numel // BLOCK), dtype=np.float32)
 
     def encode(self, vector: Vector, out: memoryview) -> int:
-        """Code into ``out``; bytes written. ``vector`` becomes what others decode. Raises `CodecError` if not finite."""
+        """Code into ``out``; bytes written.
+
+        ``vector`` becomes what others decode. Raises `CodecError` if not finite.
+        """
         size = self._codec.encode(vector, out[: self.max_size])
         self._codec.decode(out[:size], vector)
         return size
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
-        """Decode into ``out``; a bitmap of the blocks that must be sent again, empty if there are none.
+        """Decode into ``out``; a bitmap of the blocks that must be sent again, empty if there are
+        none.
 
         Raises `CodecError` for data that no encoder writes.
         """
@@ -57,7 +64,10 @@ class Coder:
         return b""
 
     def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
-        """Write the blocks of this bitmap again; bytes. ``vector`` is what ``encode`` left, and follows."""
+        """Write the blocks of this bitmap again.
+
+        Returns the bytes written. ``vector`` is what ``encode`` left, and follows.
+        """
         raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
 
     def patch(self, data: memoryview, out: Vector) -> None:
@@ -65,7 +75,10 @@ class Coder:
         raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
 
     def resent_size(self, blocks: bytes) -> int:
-        """Bytes that ``resend`` writes for this bitmap. Raises `CodecError` for a bitmap that does not fit."""
+        """Bytes that ``resend`` writes for this bitmap.
+
+        Raises `CodecError` for a bitmap that does not fit.
+        """
         raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
 
     def commit(self) -> None:
@@ -83,7 +96,10 @@ class Coder:
         return {}
 
     def inherit(self, lessons: State) -> None:
-        """Begin with what ``lessons`` of another peer's coder gave. Raises `CodecError` if it does not fit."""
+        """Begin with what ``lessons`` of another peer's coder gave.
+
+        Raises `CodecError` if it does not fit.
+        """
         self.restore(lessons)
 
     def restore(self, state: State) -> None:

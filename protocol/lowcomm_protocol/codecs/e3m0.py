@@ -1,4 +1,5 @@
-"""e3m0: 4 bits a value (1 sign bit, 3 exponent bits, no mantissa) in blocks of 256 behind a scale of absmax / 16.
+"""e3m0: 4 bits a value (1 sign bit, 3 exponent bits, no mantissa) in blocks of 256 behind a scale
+of absmax / 16.
 
 Layout: blocks stand one after the other, each ``4 + ceil(count / 2)`` bytes, where count is 256 and less only in the
 last one::
@@ -9,8 +10,9 @@ last one::
     nibble: bit 3 is the sign, bits 0-2 are the exponent code e
     magnitude = 0 for e = 0, else scale * 2**(e - 3):  {0, .25, .5, 1, 2, 4, 8, 16} * scale
 
-The nearest magnitude is taken; a tie goes to the larger one. Zero has no sign: nibble 8 is never written and refused.
-A block with a scale below 2**-100 is all zero bytes. Source of the format: Streaming DiLoCo, 2501.18512.
+The nearest magnitude is taken; a tie goes to the larger one. Zero has no sign: nibble 8 is never
+written and refused. A block with a scale below 2**-100 is all zero bytes. Source of the format:
+Streaming DiLoCo, 2501.18512.
 """
 
 from typing import Any
@@ -59,10 +61,12 @@ class E3m0(FixedCodec):
 
 @part
 def _nibble(value: Any, scale: Any) -> Any:
-    """Sign and exponent code of one value: the nearest magnitude, a tie goes to the larger one, zero has no sign."""
+    """Sign and exponent code of one value: the nearest magnitude, a tie goes to the larger one,
+    zero has no sign."""
     bits = np.float32(value / scale).view(np.uint32)
     ratio = np.int32(bits & MAGNITUDE)
-    # adding half a mantissa carries into the exponent from 1.5 * 2**k on, the middle between 2**k and 2**(k + 1)
+    # adding half a mantissa carries into the exponent from 1.5 * 2**k on, the middle between 2**k
+    # and 2**(k + 1)
     code = ((ratio + np.int32(0x00400000)) >> np.int32(23)) - np.int32(124)
     nonzero = ratio >= np.int32(0x3E000000)  # 0.125, the middle between 0 and .25, lies below that pattern
     code = min(np.int32(7), max(code, np.int32(nonzero)))

@@ -1,18 +1,20 @@
-"""Error feedback: what coding lost in one exchange is added to what is sent in the next, so that in the long run nothing is.
+"""Error feedback: what coding lost in one exchange is added to what is sent in the next.
 
     add      vector += residual, in place: this is what is wanted
     keep     what was wanted and what was sent of a range [start, stop): their difference waits
     commit   the ranges that were applied take their difference as residual; the others keep the residual that they had
 
-`Residual` holds one vector's residual; `FeedbackCoder` uses it around a `Coder`, a group exchange may use it shard by shard.
+`Residual` holds one vector's residual; `FeedbackCoder` uses it around a `Coder`, a group exchange
+may use it shard by shard.
 
-A residual does not run away. What a codec sends is nearer to the values of a block than zeros are, and that alone bounds
-it; but with q1 a value that stands far above its block and keeps its sign gathers up to 128 times itself before the scale
-is up to it, and everything else then jumps by as much. So in each block of 256, counted from the start of its range, a
-residual stays within 16 times the largest value that was given there (and 2**126): what is more is dropped. That cuts
-q1 where gradients hardly change from one exchange to the next; no other codec comes near it but q2, with 10 to 16.
-Where the sum would exceed 2**127 a value goes without its residual, so what can be coded without feedback can be coded with
-it. An error that is not finite becomes 0.
+A residual does not run away. What a codec sends is nearer to the values of a block than zeros are,
+and that alone bounds it; but with q1 a value that stands far above its block and keeps its sign
+gathers up to 128 times itself before the scale is up to it, and everything else then jumps by as
+much. So in each block of 256, counted from the start of its range, a residual stays within 16 times
+the largest value that was given there (and 2**126): what is more is dropped. That cuts q1 where
+gradients hardly change from one exchange to the next; no other codec comes near it but q2, with 10
+to 16. Where the sum would exceed 2**127 a value goes without its residual, so what can be coded
+without feedback can be coded with it. An error that is not finite becomes 0.
 
 Source: Seide et al., 1-bit SGD, Interspeech 2014; Karimireddy et al., 1901.09847.
 """
@@ -57,10 +59,12 @@ class Residual:
         residual_add(vector, self._values[start:stop])
 
     def keep(self, wanted: Vector, sent: Vector, start: int, stop: int) -> None:
-        """Hold ``wanted - sent`` of [start, stop) until `commit` or `forget`; in place of what this range held before.
+        """Hold ``wanted - sent`` of [start, stop) until `commit` or `forget`; in place of what this
+        range held before.
 
-        ``wanted``: what `add` made. ``sent``: what the others decode. Both can be changed afterwards. Raises
-        `CodecError` for a range or vectors that do not fit, and for a range that overlaps another one that waits.
+        ``wanted``: what `add` made. ``sent``: what the others decode. Both can be changed
+        afterwards. Raises `CodecError` for a range or vectors that do not fit, and for a range that
+        overlaps another one that waits.
         """
         self._check(start, stop, wanted, sent)
         for other in self._pending:
@@ -78,7 +82,8 @@ class Residual:
         return tuple(self._pending)
 
     def commit(self, ranges: Iterable[Range]) -> None:
-        """These ranges were applied: what waits for them is their residual now. What waits for others is forgotten.
+        """These ranges were applied: what waits for them is their residual now. What waits for
+        others is forgotten.
 
         Raises `CodecError`, and changes nothing, for a range that was not kept.
         """
@@ -99,7 +104,10 @@ class Residual:
         return {"residual": self._values.copy()}
 
     def restore(self, state: State) -> None:
-        """Go on with what ``state`` gave. Raises `CodecError` if it does not fit; other keys are left alone."""
+        """Go on with what ``state`` gave.
+
+        Raises `CodecError` if it does not fit; other keys are left alone.
+        """
         values = state.get("residual")
         if values is None or values.shape != (self.numel,) or not bool((np.abs(values) <= LARGEST_RESIDUAL).all()):
             raise CodecError(f"feedback: expected a residual of {self.numel} values, finite and up to 2**126")
@@ -119,13 +127,16 @@ class Residual:
 
 
 class FeedbackCoder(Coder):
-    """A coder that sends in each exchange what ``inner`` lost in those before, and does else what ``inner`` does.
+    """A coder that sends in each exchange what ``inner`` lost in those before, and does else what
+    ``inner`` does.
 
-    The vector given to ``encode`` must stay as others decode it (``resend`` changes it) until ``commit`` or ``forget``.
+    The vector given to ``encode`` must stay as others decode it (``resend`` changes it) until
+    ``commit`` or ``forget``.
     """
 
     def __init__(self, inner: Coder) -> None:
-        self.inner, self.numel = inner, inner.numel
+        self.inner = inner
+        self.numel = inner.numel
         self._residual = Residual(inner.numel)
         self._wanted: Vector | None = None
         self._sent: Vector | None = None
@@ -151,7 +162,8 @@ class FeedbackCoder(Coder):
         self._residual.add(vector, 0, self.numel)
         wanted = vector.copy()
         size = self.inner.encode(vector, out)
-        self._wanted, self._sent = wanted, vector
+        self._wanted = wanted
+        self._sent = vector
         return size
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
@@ -217,7 +229,10 @@ def _read_only(vector: Vector) -> Vector:
 
 @kernel
 def residual_add(vector: Vector, residual: Vector) -> None:
-    """Add the residual in place; a value that would grow too large to code, or is not finite, stays as it is."""
+    """Add the residual in place.
+
+    A value that would grow too large to code, or is not finite, stays as it is.
+    """
     for i in range(vector.size):
         total = vector[i] + residual[i]
         if abs(total) <= LARGEST_WANTED:
@@ -228,8 +243,8 @@ def residual_add(vector: Vector, residual: Vector) -> None:
 def residual_keep(wanted: Vector, sent: Vector, residual: Vector, error: Vector) -> None:
     """``error`` gets wanted - sent within the block's limit, and 0 where that is not finite.
 
-    The limit comes from the values as they were without the residual, but is never below what the residual has reached:
-    values that become small do not cut what is still owed.
+    The limit comes from the values as they were without the residual, but is never below what the
+    residual has reached: values that become small do not cut what is still owed.
     """
     for start in range(0, wanted.size, BLOCK):
         stop = min(wanted.size, start + BLOCK)

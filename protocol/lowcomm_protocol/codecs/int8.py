@@ -7,8 +7,9 @@ Layout: blocks stand one after the other, each ``4 + count`` bytes, where count 
 
     value = code * scale
 
-The scale is absmax / 127 rounded to 17 significant bits. So the product is exact in float32, and coding decoded values
-again gives the same bytes. Codes are nearest, ties to even. A block with a scale below 2**-100 is all zero bytes.
+The scale is absmax / 127 rounded to 17 significant bits. So the product is exact in float32, and
+coding decoded values again gives the same bytes. Codes are nearest, ties to even. A block with a
+scale below 2**-100 is all zero bytes.
 """
 
 import numpy as np
@@ -32,7 +33,8 @@ LARGEST_SCALE = np.float32(66052.0 * 2.0**105)
 """The largest float32 divided by 127, rounded to 17 significant bits: 127 times it is finite."""
 
 INT8_SCALE_HALF, INT8_SCALE_KEPT = np.uint32(0x40), np.uint32(0xFFFFFF80)
-"""Rounds a scale to 17 significant bits: 7 bits of code times 17 bits of scale fit float32, so decoding is exact."""
+"""Rounds a scale to 17 significant bits: 7 bits of code times 17 bits of scale fit float32, so
+decoding is exact."""
 
 
 class Int8(FixedCodec):

@@ -47,8 +47,9 @@ def kernel(function: _Function) -> _Function:
     that are read-only). At the first call it raises when the disk is full or a cache file is
     damaged. None of these may stop a peer: it compiles in memory then. Kernels raise nothing.
     """
-    # numba's cache sees a change of the file that a kernel stands in, not of the parts below that it
-    # calls. It names its files by the qualified name, so a new version of this file finds no old code.
+    # numba's cache sees a change of the file that a kernel stands in, not of the parts below that
+    # it calls. It names its files by the qualified name, so a new version of this file finds no old
+    # code.
     function.__qualname__ = f"{function.__qualname__}_{SHARED}"
     in_memory = _njit(nogil=True)(function)
     try:
@@ -71,7 +72,10 @@ def kernel(function: _Function) -> _Function:
 
 @part
 def peak_of(bits: Any, start: int, stop: int) -> Any:
-    """Bits of the largest magnitude in [start, stop); integers, because a maximum of those is vectorized."""
+    """Bits of the largest magnitude in [start, stop).
+
+    Integers, because a maximum of those is vectorized.
+    """
     largest = np.uint32(0)
     for i in range(start, stop):
         largest = max(largest, bits[i] & MAGNITUDE)
@@ -115,10 +119,11 @@ def bf16_in(data: Any, at: int) -> Any:
 
 @part
 def integers_of(values: Vector, start: int, stop: int, peak: Any, into: Any) -> Any:
-    """Magnitudes of a block as integers below 2**24, cut: in units of 2**-23 of the power of two below the peak.
+    """Magnitudes of a block as integers below 2**24, cut: in units of 2**-23 of the power of two
+    below the peak.
 
-    Sums of integers are exact, so their order does not matter, and of a subnormal number nothing is left: the bytes do
-    not depend on how a machine adds.
+    Sums of integers are exact, so their order does not matter, and of a subnormal number nothing is
+    left: the bytes do not depend on how a machine adds.
     """
     factor = np.float32(2.0**23) / np.uint32(peak & INFINITE).view(np.float32)
     for i in range(stop - start):
@@ -131,7 +136,10 @@ def integers_of(values: Vector, start: int, stop: int, peak: Any, into: Any) -> 
 
 @part
 def short_scale(upper: Any, lower: Any, peak: Any, largest: Any) -> Any:
-    """``upper / lower`` of those units, rounded to float32 and then to bf16, both nearest even; 0 below 2**-100."""
+    """``upper / lower`` of those units, rounded to float32 and then to bf16, both nearest even.
+
+    0 below 2**-100.
+    """
     unit = np.float64(np.uint32(peak & INFINITE).view(np.float32)) * 2.0**-23
     raw = np.float32(np.float64(upper) / np.float64(lower) * unit).view(np.uint32)
     raw = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
@@ -147,7 +155,8 @@ def write_short_scale(out: Any, at: int, scale: Any) -> None:
 
 @part
 def short_block_holds(data: Any, at: int, count: int, bits: int, largest: Any) -> bool:
-    """Whether an encoder writes this scale, and these codes behind it: zeros as padding, and after a scale of zero."""
+    """Whether an encoder writes this scale, and these codes behind it: zeros as padding, and after
+    a scale of zero."""
     scale = (np.uint32(data[at]) | np.uint32(data[at + 1]) << np.uint32(8)) << np.uint32(16)
     end = at + 2 + (count * bits + 7) // 8
     if scale == 0:

@@ -1,9 +1,10 @@
 """modN: lattice points modulo 2**bits, for pairs whose vectors are close to each other.
 
-The sender counts its values in steps, ``k = floor(value / step + 0.5)``, and sends ``k mod 2**bits``. The receiver takes the
-lattice point with that remainder that lies nearest to its own value, so absolute values travel in few bits as long as
-the peers differ by less than ``2**(bits - 1)`` steps. Both ends know the sender's lattice points exactly, so both compute
-the same mean. Quantizing modulo a lattice goes back to Davies et al., 2002.09268.
+The sender counts its values in steps, ``k = floor(value / step + 0.5)``, and sends the remainder
+``k mod 2**bits``. The receiver takes the lattice point with that remainder that lies nearest to its
+own value. So absolute values travel in few bits as long as the peers differ by less than ``2**(bits
+- 1)`` steps. Both ends know the sender's lattice points exactly, so both compute the same mean.
+Quantizing modulo a lattice goes back to Davies et al., 2002.09268.
 
 Layout, for B blocks of 256 values (the last may be shorter)::
 
@@ -13,10 +14,11 @@ Layout, for B blocks of 256 values (the last may be shorter)::
                     c = 0: its values as bf16, little-endian
     8 bytes         check over the hashes of all blocks with c > 0, little-endian
 
-A block that wrapped (a hash that does not match) is asked for again and comes as bf16; the answer ends with the check over
-the other blocks. So the ends agree unless 64 bits collide. Steps come from the range of differences that this peer has
-seen in a block: ``step = 2 * MARGIN * range / 2**bits``. A block with no known range, or one whose range is as large as its largest
-value, goes as bf16, which keeps a range that is too large from making itself larger.
+A block that wrapped (a hash that does not match) is asked for again and comes as bf16; the answer
+ends with the check over the other blocks. So the ends agree unless 64 bits collide. Steps come from
+the range of differences that this peer has seen in a block: ``step = 2 * MARGIN * range /
+2**bits``. A block with no known range, or one whose range is as large as its largest value, goes as
+bf16, which keeps a range that is too large from making itself larger.
 """
 
 from functools import partial
@@ -53,12 +55,15 @@ class ModuloCoder(Coder):
     """Remembers the range of differences of each block; ``bits`` from 2 to 8."""
 
     def __init__(self, bits: int, numel: int) -> None:
-        self.name, self.bits, self.numel = f"mod{bits}", bits, numel
+        self.name = f"mod{bits}"
+        self.bits = bits
+        self.numel = numel
         self._blocks = -(-numel // BLOCK)
         self._ranges = np.full(self._blocks, -1.0, dtype=np.float32)
         self._own: Vector | None = None
         self._theirs: Vector | None = None
-        self._sent_hashes, self._hashes = (np.zeros(self._blocks, dtype=np.uint64) for _ in range(2))
+        self._sent_hashes = np.zeros(self._blocks, dtype=np.uint64)
+        self._hashes = np.zeros(self._blocks, dtype=np.uint64)
         self._bad: Flags = np.zeros(self._blocks, dtype=np.uint8)
         self._codes: Flags = np.zeros(self._blocks, dtype=np.uint8)
 
@@ -82,7 +87,8 @@ class ModuloCoder(Coder):
         target = np.frombuffer(out, dtype=np.uint8)
         if target.size < self.max_size or vector.size != self.numel:
             raise CodecError(f"{self.name}: {self.numel} values need a buffer of {self.max_size} bytes")
-        self._own, self._theirs = vector.copy(), None
+        self._own = vector.copy()
+        self._theirs = None
         wanted = self._ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
         size = modulo_encode(self._own, wanted, self.bits, target, vector, self._sent_hashes)
         if size < 0:
@@ -95,7 +101,8 @@ class ModuloCoder(Coder):
         end = modulo_check(coded, self.numel, self.bits)
         if end < 0 or coded.size != end + TOTAL or out.size != self.numel:
             raise CodecError(f"{self.name}: {coded.size} bytes are no fragment of {self.numel} values: drop this peer")
-        self._theirs, self._codes = out, coded[: HEADER * self._blocks : HEADER].copy()
+        self._theirs = out
+        self._codes = coded[: HEADER * self._blocks : HEADER].copy()
         wrapped = modulo_decode(coded, own, self.bits, out, self._hashes, self._bad)
         if not wrapped and self._total(self._hashes, self._bad) != bytes(coded[end:]):
             self._bad[:] = 1  # two errors that cancel: very rare, so everything comes again

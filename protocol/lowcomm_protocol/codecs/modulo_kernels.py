@@ -1,4 +1,7 @@
-"""The compiled loops of the modulo codecs (modulo.py). Apart from it, so that the fuzzer can instrument that file."""
+"""The compiled loops of the modulo codecs (modulo.py).
+
+Apart from it, so that the fuzzer can instrument that file.
+"""
 
 from typing import Any
 
@@ -48,9 +51,11 @@ def _modulo_bytes(code: Any, count: int, bits: int) -> int:
 
 @kernel
 def modulo_encode(values: Vector, wanted: Vector, bits: int, out: Bytes, decoded: Vector, hashes: Any) -> int:
-    """Code all blocks with steps of at least ``wanted`` (below 0: none is known); bytes, or -1 - block if not finite.
+    """Code all blocks with steps of at least ``wanted`` (below 0: none is known); bytes, or -1 -
+    block if not finite.
 
-    ``decoded`` gets what the others will decode, ``hashes`` the hash of each block's lattice points, 0 for bf16.
+    ``decoded`` gets what the others will decode, ``hashes`` the hash of each block's lattice
+    points, 0 for bf16.
     """
     patterns = values.view(np.uint32)
     blocks = (values.size + BLOCK - 1) // BLOCK
@@ -99,7 +104,8 @@ def modulo_encode(values: Vector, wanted: Vector, bits: int, out: Bytes, decoded
 
 @kernel
 def modulo_check(data: Bytes, numel: int, bits: int) -> int:
-    """Bytes of the header and all blocks, or -1 if the data is shorter or holds what no encoder writes."""
+    """Bytes of the header and all blocks, or -1 if the data is shorter or holds what no encoder
+    writes."""
     blocks = (numel + BLOCK - 1) // BLOCK
     at = 4 * blocks
     if data.size < at:
@@ -123,7 +129,10 @@ def modulo_check(data: Bytes, numel: int, bits: int) -> int:
 
 @kernel
 def modulo_decode(data: Bytes, own: Vector, bits: int, out: Vector, hashes: Any, bad: Any) -> int:
-    """Decode data that `modulo_check` has passed, each block next to ``own``; how many blocks are ``bad``: wrapped."""
+    """Decode data that `modulo_check` has passed, each block next to ``own``.
+
+    Returns how many blocks wrapped; ``bad`` marks them.
+    """
     blocks = (own.size + BLOCK - 1) // BLOCK
     size, half = np.int32(1 << bits), np.int32(1 << (bits - 1))
     mask = np.uint32(size - 1)
@@ -181,7 +190,10 @@ def modulo_total(hashes: Any, bad: Any) -> Any:
 
 @kernel
 def modulo_resend(values: Vector, bad: Any, out: Bytes, decoded: Vector) -> int:
-    """Write the ``bad`` blocks in bf16, and note in ``decoded`` what the other end has now; bytes."""
+    """Write the ``bad`` blocks in bf16, and note in ``decoded`` what the other end has now.
+
+    Returns the bytes written.
+    """
     at = 0
     for block in range(bad.size):
         if bad[block]:

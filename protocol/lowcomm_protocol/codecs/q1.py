@@ -8,10 +8,11 @@ last one::
 
     value = scale where the bit is 0, -scale where it is 1
 
-No other scale has a smaller squared error for these signs. It is summed in integers, rounded to float32 and then to bf16,
-nearest even. Zero counts as positive. A block with a scale below 2**-100 is all zero bytes. Coding decoded values again
-gives the same bytes: their mean magnitude is the scale. Of a Gaussian 0.36 of the mean square is lost (1 - 2 / pi), so it
-takes error feedback. Source: Karimireddy et al., EF-SignSGD, 1901.09847.
+No other scale has a smaller squared error for these signs. It is summed in integers, rounded to
+float32 and then to bf16, nearest even. Zero counts as positive. A block with a scale below 2**-100
+is all zero bytes. Coding decoded values again gives the same bytes: their mean magnitude is the
+scale. Of a Gaussian 0.36 of the mean square is lost (1 - 2 / pi), so it takes error feedback.
+Source: Karimireddy et al., EF-SignSGD, 1901.09847.
 """
 
 import numpy as np

@@ -1,4 +1,5 @@
-"""q2: 2 bits a value, its sign and one of two magnitudes, in blocks of 256 behind a scale that fits them best.
+"""q2: 2 bits a value, its sign and one of two magnitudes, in blocks of 256 behind a scale that fits
+them best.
 
 Layout: blocks stand one after the other, each ``2 + ceil(count / 4)`` bytes, where count is 256 and less only in the
 last one::
@@ -9,14 +10,15 @@ last one::
     2 bits: the high one is the sign, the low one says which magnitude
     magnitude = scale for 0, 3.5 * scale for 1
 
-The nearest magnitude is taken; a tie goes to the larger one. Zero counts as positive. The scale is fitted in three rounds
-of Lloyd's algorithm: at first values above the mean magnitude take the outer level, then each takes the nearest, and the
-scale is that of least squares. It is summed in integers and rounded to float32 and then to bf16, nearest even. If all
-values would take the outer level, the scale is their mean. So coding decoded values again gives the same bytes: the mean
-lies between the levels, and the fit is exact. A block with a scale below 2**-100 is all zero bytes.
+The nearest magnitude is taken; a tie goes to the larger one. Zero counts as positive. The scale is
+fitted in three rounds of Lloyd's algorithm: at first values above the mean magnitude take the outer
+level, then each takes the nearest, and the scale is that of least squares. It is summed in integers
+and rounded to float32 and then to bf16, nearest even. If all values would take the outer level, the
+scale is their mean. So coding decoded values again gives the same bytes: the mean lies between the
+levels, and the fit is exact. A block with a scale below 2**-100 is all zero bytes.
 
-Of a Gaussian 0.117 of the mean square is lost: the least that four levels can do (Max, 1960) within 1 %. Heavier tails
-lose less with a ratio of 3.5 than with the Gaussian's 3.34.
+Of a Gaussian 0.117 of the mean square is lost: the least that four levels can do (Max, 1960) within
+1 %. Heavier tails lose less with a ratio of 3.5 than with the Gaussian's 3.34.
 """
 
 from typing import Any
@@ -71,9 +73,11 @@ class Q2(FixedCodec):
 
 @part
 def _fitted(integers: Any, count: int, total: Any, peak: Any) -> Any:
-    """Scale of the levels 1 and 3.5: at first the values above the mean take the outer level, then the nearest does.
+    """Scale of the levels 1 and 3.5: at first the values above the mean take the outer level, then
+    the nearest does.
 
-    Each round takes the scale of least squares for these levels, ``sum(value * level) / sum(level**2)``.
+    Each round takes the scale of least squares for these levels:
+    ``sum(value * level) / sum(level**2)``.
     """
     threshold, upper, lower = total // count, total, np.int64(count)
     for _ in range(ROUNDS):
@@ -82,7 +86,8 @@ def _fitted(integers: Any, count: int, total: Any, peak: Any) -> Any:
             far = integers[i] > threshold
             outer += np.int32(far)
             outside += integers[i] if far else np.int32(0)
-        # both sums 4 times: 4 * (inside + 3.5 * outside) over 4 * (inner + 12.25 * outer), so that all stays whole
+        # both sums 4 times: 4 * (inside + 3.5 * outside) over 4 * (inner + 12.25 * outer), so that
+        # all stays whole
         upper, lower = 4 * total + 10 * outside, np.int64(4 * count + 45 * outer)
         threshold = 9 * upper // (4 * lower)
     return short_scale(upper, lower, peak, LARGEST_SCALE)
@@ -96,7 +101,10 @@ def _q2_edge(scale: Any) -> Any:
 
 @part
 def _two_bits(bits: Any, edge: Any) -> Any:
-    """Bit 0: the magnitude reaches ``edge``, both as the bits of a float. Bit 1: negative, which zero is not."""
+    """Bit 0: the magnitude reaches ``edge``, both as the bits of a float.
+
+    Bit 1: negative, which zero is not.
+    """
     return np.uint8((bits & MAGNITUDE) >= edge) | np.uint8(bits > SIGN) << np.uint8(1)
 
 

@@ -1,12 +1,13 @@
-"""Coding of one fragment for reduce-scatter and all-gather: every member of a group owns one shard of it.
+"""Coding of one fragment for reduce-scatter and all-gather. Every member of a group owns a shard.
 
     encode    own vector -> a code for each other owner; the vector becomes what owners decode, our own shard included
     decode    a member's contribution to our shard, or an owner's mean of its shard
     reduce    the mean of our shard -> its code; the mean becomes what all members decode, ours included
     commit    these shards are applied: their coding errors are kept for the next time;  without it nothing has happened
 
-Both legs are lossy, so with ``feedback`` both remember their errors: what we lost of our contributions, and, of the
-means that we sent as an owner, what those lost. Each is added to what is coded next (error feedback).
+Both legs are lossy, so with ``feedback`` both remember their errors: what we lost of our
+contributions, and, of the means that we sent as an owner, what those lost. Each is added to what is
+coded next (error feedback).
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 def shard_bounds(numel: int, count: int) -> Bounds:
-    """``[start, stop)`` of each shard, nearly equal; whole blocks of codecs where there are enough of them.
+    """``[start, stop)`` of each shard, nearly equal; whole blocks of codecs where there are enough
+    of them.
 
     Raises `PlanError` for fewer values than shards.
     """
@@ -34,7 +36,10 @@ def shard_bounds(numel: int, count: int) -> Bounds:
 
 
 class ShardCoder:
-    """Codes a fragment of ``numel`` values, for groups of changing size. Vectors are flat float32."""
+    """Codes a fragment of ``numel`` values, for groups of changing size.
+
+    Vectors are flat float32.
+    """
 
     def __init__(self, codec: FixedCodec, numel: int, feedback: bool = False) -> None:
         self._codec = codec
@@ -43,7 +48,8 @@ class ShardCoder:
         self._lost = {kind: Residual(numel) for kind in kinds}
 
     def encode(self, vector: Vector, mine: int, bounds: Bounds, out: memoryview) -> list[int]:
-        """Code all shards but ``mine``, one after the other, into ``out``; bytes of each, 0 for ours. ``vector`` follows.
+        """Code all shards but ``mine``, one after the other, into ``out``; bytes of each, 0 for
+        ours. ``vector`` follows.
 
         Raises `CodecError` if it is not finite.
         """
@@ -51,24 +57,34 @@ class ShardCoder:
         for shard, (start, stop) in enumerate(bounds):
             size = self._codec.coded_size(stop - start)
             at = sum(sizes)
-            # Ours is coded too, though nobody gets it: our own share enters the mean as all others do.
+            # Ours is coded too, though nobody gets it: our own share enters the mean as all others
+            # do.
             target = memoryview(bytearray(size)) if shard == mine else out[at : at + size]
             self._code("contribution", vector[start:stop], start, target)
             sizes.append(0 if shard == mine else size)
         return sizes
 
     def decode(self, data: memoryview, out: Vector) -> None:
-        """Decode one shard: ours from a member, or a mean from its owner. Raises `CodecError` for what no encoder writes."""
+        """Decode one shard: ours from a member, or a mean from its owner.
+
+        Raises `CodecError` for what no encoder writes.
+        """
         self._codec.decode(data, out)
 
     def reduce(self, mean: Vector, start: int, out: memoryview) -> int:
-        """Code the mean of our shard, which begins at ``start``; bytes. ``mean`` follows. Raises `CodecError`."""
+        """Code the mean of our shard, which begins at ``start``.
+
+        Bytes. ``mean`` follows. Raises `CodecError`.
+        """
         size = self._codec.coded_size(mean.size)
         self._code("mean", mean, start, out[:size])
         return size
 
     def commit(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """These shards are applied: what coding them lost comes next time; the rest is as if it had not been coded."""
+        """These shards are applied: what coding them lost comes next time.
+
+        The rest is as if it had not been coded.
+        """
         for lost in self._lost.values():
             lost.commit(one for one in ranges if one in lost.waiting)
 
@@ -82,11 +98,15 @@ class ShardCoder:
         return {f"{kind}-residual": lost.state()["residual"] for kind, lost in self._lost.items()}
 
     def lessons(self) -> State:
-        """What another peer's coder may begin with: there is nothing to learn here, and what is owed is not theirs."""
+        """What another peer's coder may begin with: there is nothing to learn here, and what is
+        owed is not theirs."""
         return {}
 
     def inherit(self, lessons: State) -> None:
-        """Begin beside the coder of another peer, without debts. Raises `CodecError` if there are lessons."""
+        """Begin beside the coder of another peer, without debts.
+
+        Raises `CodecError` if there are lessons.
+        """
         if lessons:
             raise CodecError(f"{self._codec.name}: learns nothing, but was given {sorted(lessons)}")
         self._lost = {kind: Residual(self.numel) for kind in self._lost}

@@ -1,4 +1,5 @@
-"""noloco: momentum on the mean progress, with the outer rate in the contribution (NoLoCo, 2506.10911).
+"""noloco: momentum on the mean progress, with the outer rate in the contribution (NoLoCo,
+2506.10911).
 
 delta = momentum * delta + pooled
 phi   = phi + delta

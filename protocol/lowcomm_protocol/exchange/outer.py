@@ -6,9 +6,12 @@ A rule (nesterov.py, noloco.py) moves ``phi`` and ``delta`` by ``pooled``::
 
     pooled = gain * mean(D) - gamma * (phi - mean(phi))
 
-A peer sends one vector, ``c = gain * D + gamma * phi`` (the rule says which gain), because
-``gain * mean(D) - gamma * (phi_i - mean(phi)) = gain * D_i - (c_i - mean(c))``. For gamma = 0 that is
-``mean(c)`` itself: nothing is subtracted and added again, so members that start equal stay equal to the bit.
+A peer sends one vector, ``c = gain * D + gamma * phi``; the rule says which gain. One is enough::
+
+    gain * mean(D) - gamma * (phi_i - mean(phi)) = gain * D_i - (c_i - mean(c))
+
+For gamma = 0 that is ``mean(c)`` itself. Nothing is subtracted and added again, so members that
+start equal stay equal to the bit.
 """
 
 import math
@@ -34,7 +37,9 @@ def contribution(
     theta: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What a peer sends: ``c = gain * (theta - phi) + consensus * phi``; float32 [numel], into ``out``.
+    """What a peer sends: ``c = gain * (theta - phi) + consensus * phi``, float32 [numel].
+
+    It is written into ``out`` if that is given.
 
     Raises `PlanError` for vectors that are not alike.
     """
@@ -48,9 +53,10 @@ def contribution(
 def mean_contribution(contributions: Sequence[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
     """Mean of the group's contributions as everyone decoded them: a new float32 [numel] vector.
 
-    Summed in the order given, which all members must share, so all get the same bits. ``weights`` (at least 0, any sum)
-    weigh whole contributions, so with a consensus term also the slow weights that it pulls to: whoever has trained on
-    more counts for more in both. Raises `PlanError` for vectors that are not alike, `SpecError` for invalid weights.
+    Summed in the order given, which all members must share, so all get the same bits. ``weights``
+    (at least 0, any sum) weigh whole contributions, so with a consensus term also the slow weights
+    that it pulls to: whoever has trained on more counts for more in both. Raises `PlanError` for
+    vectors that are not alike, `SpecError` for invalid weights.
     """
     if not contributions:
         raise PlanError("a mean of no contributions: pass at least the peer's own")
@@ -79,21 +85,24 @@ def mean_contribution(contributions: Sequence[torch.Tensor], weights: Sequence[f
 def token_weights(tokens: Sequence[int]) -> list[float]:
     """Weights of contributions from the tokens that each member claims to have trained on.
 
-    A claim can't be checked, so none counts for more than `MAX_CLAIM` times the lower median of the group's; in a pair
-    that bounds a liar's weight to two thirds. One who has trained on nothing counts as one token.
+    A claim can't be checked, so none counts for more than `MAX_CLAIM` times the lower median of the
+    group's; in a pair that bounds a liar's weight to two thirds. A peer that has trained on nothing
+    counts as one token.
     """
     usual = sorted(max(1, claim) for claim in tokens)[(len(tokens) - 1) // 2]
     return [float(min(max(1, claim), MAX_CLAIM * usual)) for claim in tokens]
 
 
 def worst_block_spread(vectors: Sequence[torch.Tensor]) -> float:
-    """Standard deviation across vectors, as root mean square in the block of 256 values where that is largest.
+    """Standard deviation across vectors, as root mean square in the block of 256 values where that
+    is largest.
 
-    Of weights of a healthy swarm it stays below 6e-3. A single block that runs away shows here long before it shows in the
-    loss. Raises `PlanError` for vectors that are not alike.
+    Of weights of a healthy swarm it stays below 6e-3. A single block that runs away shows here long
+    before it shows in the loss. Raises `PlanError` for vectors that are not alike.
     """
     _check_alike(**{f"vector {index}": one for index, one in enumerate(vectors)})
-    # Piece by piece, so that intermediate results stay in the cache; torch's var over a dimension of 2 costs 30 times as much.
+    # Piece by piece, so that intermediate results stay in the cache; torch's var over a dimension
+    # of 2 costs 30 times as much.
     starts = range(0, vectors[0].numel(), _PIECE)
     worst = max((_worst_variance([one[start : start + _PIECE] for one in vectors]) for start in starts), default=0.0)
     return worst**0.5
@@ -120,9 +129,10 @@ def outer_step(
 ) -> None:
     """One outer step of one peer, in place on ``phi`` and ``delta``; all vectors float32 [numel].
 
-    ``mean_c`` is the group's mean. A pair also gives ``progress``, D at capture, and ``own_decoded``, the peer's
-    contribution as the others decoded it: then what coding lost stays with its owner. Without them all who start equal
-    end equal to the bit, as the members of a group must. Raises `PlanError` for vectors that are not alike.
+    ``mean_c`` is the group's mean. A pair also gives ``progress``, D at capture, and
+    ``own_decoded``, the peer's contribution as the others decoded it: then what coding lost stays
+    with its owner. Without them all who start equal end equal to the bit, as the members of a group
+    must. Raises `PlanError` for vectors that are not alike.
     """
     _check_alike(phi=phi, delta=delta, mean_c=mean_c)
     pooled = mean_c
@@ -135,11 +145,13 @@ def outer_step(
 
 
 def merge(settings: OuterSettings, theta: torch.Tensor, phi_new: torch.Tensor, theta_captured: torch.Tensor) -> None:
-    """Bring a finished outer step into the fast weights, in place on ``theta``; all vectors float32 [numel].
+    """Bring a finished outer step into the fast weights, in place on ``theta``; all vectors float32
+    [numel].
 
-    shift: ``theta += phi_new - theta_captured``, which keeps the inner steps done since the capture; a value that has
-    not moved since becomes ``phi_new`` exactly, without rounding. mix: ``theta = mix * theta + (1 - mix) * phi_new``.
-    Raises `PlanError` for vectors that are not alike.
+    shift: ``theta += phi_new - theta_captured``, which keeps the inner steps done since the
+    capture; a value that has not moved since becomes ``phi_new`` exactly, without rounding. mix:
+    ``theta = mix * theta + (1 - mix) * phi_new``. Raises `PlanError` for vectors that are not
+    alike.
     """
     _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured)
     if settings.merge == "mix":
@@ -166,7 +178,8 @@ def _normalized(weights: Sequence[float], count: int) -> list[float]:
 
 
 def _check_alike(**vectors: torch.Tensor) -> None:
-    """All float32, 1-D, of one length: torch would broadcast or promote what is not, without a word."""
+    """All float32, 1-D, of one length: torch would broadcast or promote what is not, without a
+    word."""
     names = list(vectors)
     numel = vectors[names[0]].numel()
     for name, vector in vectors.items():

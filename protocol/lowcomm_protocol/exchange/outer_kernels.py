@@ -1,10 +1,13 @@
-"""The arithmetic of the outer step that peers must agree on to the bit: each operation is rounded to float32, on any processor.
+"""The arithmetic of the outer step that peers must agree on to the bit: each operation is rounded
+to float32, on any processor.
 
-torch fuses a multiplication and an addition where a processor can (FMA), and rounds twice where it can't, so its results
-differ between processors. These loops are compiled without fast math, and LLVM then contracts nothing.
+torch fuses a multiplication and an addition where a processor can (FMA), and rounds twice where it
+can't, so its results differ between processors. These loops are compiled without fast math, and
+LLVM then contracts nothing.
 
-A value below 2**-100 becomes 0. A momentum that is no longer fed decays towards subnormal numbers, which are slow, and which
-a thread may flush or keep: no subnormal number enters the arithmetic, so both compute the same.
+A value below 2**-100 becomes 0. A momentum that is no longer fed decays towards subnormal numbers,
+which are slow, and which a thread may flush or keep: no subnormal number enters the arithmetic, so
+both compute the same.
 
 All kernels stand in this file for the reason that codecs/kernels.py gives.
 """
@@ -27,7 +30,8 @@ def _kept(value: Any) -> Any:
 
 @kernel
 def nesterov(phi: Vector, delta: Vector, pooled: Vector, rate: Any, momentum: Any) -> None:
-    """``delta = momentum * delta - pooled``, ``phi -= rate * (momentum * delta - pooled)``, in place."""
+    """``delta = momentum * delta - pooled``, ``phi -= rate * (momentum * delta - pooled)``, in
+    place."""
     for i in range(phi.size):
         gradient = _kept(-pooled[i])
         velocity = _kept(np.float32(np.float32(momentum * delta[i]) + gradient))

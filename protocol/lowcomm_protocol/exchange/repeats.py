@@ -1,16 +1,19 @@
-"""Whether a partner brings the very same again: it has not trained since, whatever it claims.
+"""Finds a partner that resends its previous contribution: it has not trained since, whatever it
+claims.
 
-Honest contributions move: in pairs they carry weights, which training and merges change, or progress, which is new each time.
-So one that is consistent with what the same peer brought last, value for value, is stale. What a lattice codec sends says where
-a value lies within a step: two of them can stand for one value if they are less than half of both steps apart. Where a
-codec has no lattice, equal values are decoded to equal values. Measured in simulated swarms with steps of up to 160
-times what a value moves in an interval: of honest peers at least 1.6 % of all values have moved further, of stale ones none.
+An honest contribution moves. In pairs it carries weights, which training and merges change, or
+progress, which is new each time. A contribution is stale if every value agrees with the one that
+the same peer sent last. A lattice codec tells only where a value lies within a step: two codes can
+stand for one value if they are less than half of both steps apart. Other codecs decode equal values
+to equal values. In simulated swarms, with steps of up to 160 times what a value moves in an
+interval, at least 1.6 % of the values of an honest peer had moved further, and none of a stale one.
 
-A fragment that did not move is held against nobody: without weight decay a row of an embedding stands still until its token
-comes. So a peer is judged only where our own contribution has moved since, and only if that is most of what is compared.
+A fragment may stand still for an honest reason: without weight decay, a row of an embedding rests
+until its token comes. So a peer is judged only on values where our own contribution has moved
+since, and only if these are most of what is compared.
 
-It finds weights that are stuck, a checkpoint that is served for ever, and who saves itself the work. Who adds noise to
-what is stale is not found: that is a plausible lie.
+This finds stuck weights, a checkpoint that is served for ever, and peers that save themselves the
+work. It does not find a stale contribution with added noise: that is a plausible lie.
 """
 
 from dataclasses import dataclass
@@ -23,7 +26,8 @@ from lowcomm_protocol.codecs import BLOCK
 SAMPLE = 64
 """Blocks of 256 values that are compared, spread over the fragment."""
 FEWEST = 8
-"""Of those that are compared so many, or all that there are, must have been coded alike both times."""
+"""Of those that are compared so many, or all that there are, must have been coded alike both
+times."""
 REMEMBERED = 32
 """Peers whose last contribution is kept: 2 MiB of each fragment at most."""
 ROUNDING = 1e-3
@@ -54,7 +58,10 @@ class Repeats:
         self._last: dict[str, Brought] = {}
 
     def sample(self, contribution: Tensor, steps: Tensor, ours: Tensor) -> Brought:
-        """What is kept of a contribution, float32 [numel]; ``steps``: of the lattice of each of its blocks, float32."""
+        """What is kept of a contribution, float32 [numel].
+
+        ``steps``: of the lattice of each of its blocks, float32.
+        """
         return Brought(contribution[self._places], steps[self._blocks, None], ours[self._places])
 
     def repeats(self, peer: str, brought: Brought) -> bool:
@@ -70,7 +77,10 @@ class Repeats:
         return not bool((_moved(last.values, brought.values, cells) & alike).any())
 
     def applied(self, peer: str, brought: Brought) -> None:
-        """Remember what was applied; of the peer that was applied longest ago nothing is known any more."""
+        """Remember what was applied.
+
+        Of the peer that was applied longest ago nothing is known any more.
+        """
         self._last.pop(peer, None)
         self._last[peer] = brought
         while len(self._last) > REMEMBERED:

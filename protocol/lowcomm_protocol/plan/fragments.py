@@ -1,6 +1,8 @@
-"""Which rows of which tensors travel together, and when each fragment is due (Streaming DiLoCo, 2501.18512).
+"""Which rows of which tensors travel together, and when each fragment is due (Streaming DiLoCo,
+2501.18512).
 
-A plan depends only on names, shapes, roles and their order, so every peer makes the same one and compares digests.
+A plan depends only on names, shapes, roles and their order, so every peer makes the same one and
+compares digests.
 """
 
 import hashlib
@@ -15,17 +17,22 @@ from lowcomm_protocol.errors import PlanError
 from lowcomm_protocol.plan import partition as balance
 
 LIMIT = Fraction(5, 4)
-"""A fragment may hold this many times the mean before an embedding or head is split to relieve it."""
+"""A fragment may hold this many times the mean before an embedding or head is split to relieve
+it."""
 
 Role = Literal["embedding", "block", "norm", "head"]
 
 PLACING: tuple[Role, ...] = ("block", "embedding", "norm", "head")
-"""Layers are placed first, so that the others fill the gaps, and embeddings before heads: they take the first room."""
+"""Layers are placed first, so that the others fill the gaps, and embeddings before heads: they take
+the first room."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of the model. Tensors of the same ``storage`` are tied: one memory under several names."""
+    """One tensor of the model.
+
+    Tensors of the same ``storage`` are tied: one memory under several names.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -69,7 +76,8 @@ class Fragment:
 
 @dataclass(frozen=True)
 class FragmentPlan:
-    """All fragments. ``digest`` is the SHA-256 (hex) of the plan: peers exchange only under the same one."""
+    """All fragments. ``digest`` is the SHA-256 (hex) of the plan: peers exchange only under the
+    same one."""
 
     fragments: tuple[Fragment, ...]
     pattern: str
@@ -84,10 +92,11 @@ class FragmentPlan:
 def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> FragmentPlan:
     """Cut a model into ``count`` fragments of similar size; every value lies in exactly one.
 
-    ``strided`` gives layer i to fragment i mod count, ``sequential`` gives each fragment a run of layers. The embedding
-    goes to the first fragment, norms and the head to the last; one that would make its fragment larger than 1.25 times
-    the mean is split by rows instead. Layers stay whole unless there are fewer layers than fragments: then the model is
-    cut by rows, in the order given, whatever the pattern. Raises `PlanError`.
+    ``strided`` gives layer i to fragment i mod count, ``sequential`` gives each fragment a run of
+    layers. The embedding goes to the first fragment, norms and the head to the last; one that would
+    make its fragment larger than 1.25 times the mean is split by rows instead. Layers stay whole
+    unless there are fewer layers than fragments: then the model is cut by rows, in the order given,
+    whatever the pattern. Raises `PlanError`.
     """
     if pattern not in ("strided", "sequential"):
         raise PlanError(f"fragment pattern {pattern!r} does not exist: use 'strided' or 'sequential'")
@@ -106,10 +115,11 @@ def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> F
 
 
 def offset(index: int, count: int, interval: int) -> int:
-    """Step at which fragment ``index`` of ``count`` is first due: ``round(interval * (index + 1) / count) % interval``.
+    """Step at which fragment ``index`` of ``count`` is first due: ``round(interval * (index + 1) /
+    count) % interval``.
 
-    For the last one that is 0, where nothing is learned yet: it is first due at ``interval``. Exact for any size; a half
-    is rounded to even, as Python's ``round`` does. Raises `PlanError`.
+    For the last one that is 0, where nothing is learned yet: it is first due at ``interval``. Exact
+    for any size; a half is rounded to even, as Python's ``round`` does. Raises `PlanError`.
     """
     if interval < 1 or not 0 <= index < count:
         raise PlanError(
@@ -120,7 +130,8 @@ def offset(index: int, count: int, interval: int) -> int:
 
 
 def sync_index(step: int, index: int, count: int, interval: int) -> int:
-    """How often fragment ``index`` has come due by ``step``: it is due when this has grown since its last sync.
+    """How often fragment ``index`` has come due by ``step``: it is due when this has grown since
+    its last sync.
 
     ``floor((step - offset) / interval)``, which is -1 before the first time. Raises `PlanError`.
     """
@@ -166,7 +177,8 @@ def _cut_rows(tensors: Sequence[TensorSpec], count: int) -> list[list[Slice]]:
 
 
 def _whole_layers(tensors: Sequence[TensorSpec], count: int, pattern: str) -> list[list[Slice]]:
-    """Share out whole layers, then place the embedding, norms and head, split where they would unbalance."""
+    """Share out whole layers, then place the embedding, norms and head, split where they would
+    unbalance."""
     homes = _layer_homes(tensors, count, pattern)
     parts: list[list[Slice]] = [[] for _ in range(count)]
     loads = [0] * count
@@ -200,7 +212,8 @@ def _layer_homes(tensors: Sequence[TensorSpec], count: int, pattern: str) -> dic
 
 
 def _digest(fragments: Sequence[Fragment], pattern: str) -> str:
-    """SHA-256 over JSON without spaces: the format's name, the pattern, and every slice in order."""
+    """SHA-256 over JSON without spaces: the format's name, the pattern, and every slice in
+    order."""
     rows = [[[one.tensor, one.start, one.stop, one.numel] for one in fragment.slices] for fragment in fragments]
     text = json.dumps(["lowcomm fragment plan 1", pattern, rows], separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,7 +1,8 @@
 """hypercube: one permutation for a cycle of log2(n) rounds.
 
-In round r of a cycle the peer at place k meets the one at place ``k xor 2**r``. After a cycle everybody
-has met, directly or through others, the weights of all (exactly, where n is a power of two).
+In round r of a cycle the peer at place k meets the one at place ``k xor 2**r``. After a cycle
+everybody has met, directly or through others, the weights of all (exactly, where n is a power of
+two).
 """
 
 from lowcomm_protocol.plan.pairing import Line, Meeting, Pairing
@@ -18,7 +19,10 @@ class Hypercube(Pairing):
 
 
 def mirrored(line: Line, me: str, bit: int) -> str | None:
-    """The peer across ``bit`` from ``me``; those who have none there make pairs among themselves, in order."""
+    """The peer across ``bit`` from ``me``.
+
+    Those who have none there make pairs among themselves, in order.
+    """
     place = line.places[me]
     if place ^ bit < len(line.peers):
         return line.peers[place ^ bit]

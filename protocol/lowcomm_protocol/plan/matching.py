@@ -1,8 +1,8 @@
 """Whom to meet: the order of candidates, and whether to accept an offer, with the reason.
 
-Groups are consecutive slices of a permutation of the live roster. In pairs a strategy (``sync.pairing``)
-draws the partner, one file each: hypercube.py, random_pairs.py. To add one, write its file and a line in
-``spec.names.PAIRINGS``; another package calls ``PAIRINGS.register``.
+Groups are consecutive slices of a permutation of the live roster. In pairs a strategy
+(``sync.pairing``) draws the partner, one file each: hypercube.py, random_pairs.py. To add one,
+write its file and a line in ``spec.names.PAIRINGS``; another package calls ``PAIRINGS.register``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -70,7 +70,8 @@ class Offer:
     version: int
     slow_digest: bytes
     seconds: int = 0
-    """That it needs: to the end of a step, for coding, and for contents at the rates which its owner allows or its line has."""
+    """That it needs: to the end of a step, for coding, and for contents at the rates which its
+    owner allows or its line has."""
     momentum_digest: bytes = b""
 
 
@@ -89,7 +90,8 @@ class Readiness:
 
 
 class Candidates(Sequence[str]):
-    """The partner, then everybody else in an order of ``me`` alone, which is drawn when it is asked for."""
+    """The partner, then everybody else in an order of ``me`` alone, which is drawn when it is asked
+    for."""
 
     def __init__(self, meeting: Meeting, me: str, partner: str | None) -> None:
         self._meeting = meeting
@@ -127,8 +129,9 @@ def candidates(
 ) -> Sequence[str]:
     """Whom ``me`` should meet, best first.
 
-    In pairs (``group`` = 2) that is everybody: the partner by ``pairing``, then the others in an order of
-    our own. In larger groups it is the rest of our slice, all of whom take part; a group of 1 meets nobody.
+    In pairs (``group`` = 2) that is everybody: the partner by ``pairing``, then the others in an
+    order of our own. In larger groups it is the rest of our slice, all of whom take part; a group
+    of 1 meets nobody.
     """
     meeting = Meeting(seed, fragment, round_, frozenset((me, *peers)))
     if group == 2:
@@ -159,24 +162,31 @@ def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:
 
 
 def must_realign(ours: Offer, others: Iterable[Offer]) -> bool:
-    """Whether slow weights that should be equal are not. Every member sees it alike, in the offers of all."""
+    """Whether slow weights that should be equal are not.
+
+    Every member sees it alike, in the offers of all.
+    """
     return any(theirs.slow_digest != ours.slow_digest for theirs in others)
 
 
 def keeps_momentum(ours: Offer, others: Iterable[Offer]) -> bool:
-    """Whether a realignment leaves the outer momentum as it is: all members say that theirs is the same.
+    """Whether a realignment leaves the outer momentum as it is: all members say that theirs is the
+    same.
 
-    Only then do they hold equal bits afterwards, as they must. That is so where slow weights came apart by rounding, or in a
-    few values: the momentum sums what everybody received alike. Where somebody has missed an outer step it differs, nobody
-    could make it equal without sending it, and so all begin anew from zeros.
+    Only then do they hold equal bits afterwards, as they must. That is so where slow weights came
+    apart by rounding, or in a few values: the momentum sums what everybody received alike. Where
+    somebody has missed an outer step it differs, nobody could make it equal without sending it, and
+    so all begin anew from zeros.
     """
     return bool(ours.momentum_digest) and all(theirs.momentum_digest == ours.momentum_digest for theirs in others)
 
 
 def steps_ahead(ours: Offer, others: Iterable[Offer], interval: int) -> int:
-    """How many inner steps longer than we the others have trained since they last synced this fragment, as they claim.
+    """How many inner steps longer than we the others have trained since they last synced this
+    fragment, as they claim.
 
-    A merge that only one of both has taken moves its slow weights, too: it counts as half an interval.
+    A merge that only one of both has taken moves its slow weights, too: it counts as half an
+    interval.
     """
     return max(
         (theirs.steps - ours.steps + abs(theirs.version - ours.version) * interval // 2 for theirs in others),

@@ -1,7 +1,7 @@
 """What a strategy of pairing is, and the permutations that it may draw from.
 
-All peers whose views are equal draw the same permutation: it sorts the hashes of peer ids. Peers whose
-views differ in one peer still agree on the order of the rest.
+All peers whose views are equal draw the same permutation: it sorts the hashes of peer ids. Peers
+whose views differ in one peer still agree on the order of the rest.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,5 @@
-"""How to share out rows over parts of similar size: the arithmetic under a fragment plan, in exact fractions."""
+"""How to share out rows over parts of similar size: the arithmetic under a fragment plan, in exact
+fractions."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -40,7 +41,8 @@ def cut(stacks: Sequence[Stack], count: int) -> list[list[Span]]:
 
 
 def room(loads: Sequence[int], volume: int) -> list[Fraction]:
-    """What each part takes of ``volume`` when it is poured over parts that hold ``loads``: the lowest fill first."""
+    """What each part takes of ``volume`` when it is poured over parts that hold ``loads``: the
+    lowest fill first."""
     heights = sorted(loads)
     level = Fraction(0)
     for used in range(1, len(heights) + 1):
@@ -51,7 +53,10 @@ def room(loads: Sequence[int], volume: int) -> list[Fraction]:
 
 
 def fill(stack: Stack, left: list[Fraction]) -> list[tuple[int, int, int]]:
-    """Split a stack over the room ``left``, the first part first: (part, start, stop); lowers ``left``."""
+    """Split a stack over the room ``left``, the first part first: (part, start, stop).
+
+    Lowers ``left``.
+    """
     taken: list[tuple[int, int, int]] = []
     row, filled = 0, Fraction(0)
     for part in range(len(left)):

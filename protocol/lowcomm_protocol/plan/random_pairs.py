@@ -1,4 +1,7 @@
-"""random: a permutation for each round; its first peer meets the second, the third the fourth (NoLoCo, section 3)."""
+"""random: a permutation for each round.
+
+Its first peer meets the second, the third the fourth (NoLoCo, section 3).
+"""
 
 from lowcomm_protocol.plan.hypercube import mirrored
 from lowcomm_protocol.plan.pairing import Meeting, Pairing

@@ -13,7 +13,8 @@ from lowcomm_protocol.plan.fragments import Fragment, Slice
 
 @torch.no_grad()
 def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
-    """Copy a fragment's rows into ``out`` (float32, 1-D, contiguous, ``fragment.numel`` values; any device).
+    """Copy a fragment's rows into ``out`` (float32, 1-D, contiguous, ``fragment.numel`` values; any
+    device).
 
     Raises `PlanError`, before anything is written, when a tensor is missing or a size does not fit.
     """
@@ -23,7 +24,8 @@ def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor], out: torch.T
 
 @torch.no_grad()
 def scatter(fragment: Fragment, vector: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy ``vector`` (float32, 1-D, contiguous, ``fragment.numel`` values; any device) to a fragment's rows.
+    """Copy ``vector`` (float32, 1-D, contiguous, ``fragment.numel`` values; any device) to a
+    fragment's rows.
 
     Raises `PlanError`, before anything is written, when a tensor is missing or a size does not fit.
     """

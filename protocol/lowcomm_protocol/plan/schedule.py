@@ -13,17 +13,19 @@ class FragmentProgress:
     version: int = 0
     """Outer steps applied."""
     merged_steps: int = 0
-    """Own inner steps when the contribution of the last merge was captured: what came later is still to be shared."""
+    """Own inner steps when the contribution of the last merge was captured: what came later is
+    still to be shared."""
     merged_tokens: int = 0
     synced: int = -1
-    """Sync index at the last merge, or at the last attempt that found no partner; -1 before the first."""
+    """Sync index at the last merge, or at the last attempt that found no partner; -1 before the
+    first."""
 
 
 class SyncSchedule:
     """Which fragments are due at a swarm step.
 
-    The swarm step can jump, so a fragment is due when its sync index has grown since its last sync, not only at the
-    step itself.
+    The swarm step can jump, so a fragment is due when its sync index has grown since its last sync,
+    not only at the step itself.
     """
 
     def __init__(self, interval: int, progress: Sequence[FragmentProgress]) -> None:
@@ -37,7 +39,10 @@ class SyncSchedule:
         return len(self._progress)
 
     def due(self, swarm_step: int) -> Iterable[int]:
-        """The fragments that are due, the one that has waited longest first; none at swarm step 0, as nothing is learned yet."""
+        """The fragments that are due, the one that has waited longest first.
+
+        None at swarm step 0, as nothing is learned yet.
+        """
         synced = [max(self._progress[p].synced, self.round_of(p, 0)) for p in range(len(self))]
         late = [p for p in range(len(self)) if self.round_of(p, swarm_step) > synced[p]]
         return sorted(late, key=lambda p: self._progress[p].merged_steps)
@@ -47,10 +52,12 @@ class SyncSchedule:
         return sync_index(swarm_step, fragment, len(self), self.interval)
 
     def least_steps(self, fragment: int, least: int) -> int:
-        """Own inner steps since the last merge of a fragment before another is accepted: ``least`` of them.
+        """Own inner steps since the last merge of a fragment before another is accepted: ``least``
+        of them.
 
-        Before its first merge half of those at which it is first due are enough: it may be due long before ``least``, and
-        who has done half as many as the caller brings progress of a comparable norm.
+        Before its first merge half of those at which it is first due are enough: it may be due long
+        before ``least``, and who has done half as many as the caller brings progress of a
+        comparable norm.
         """
         if self._progress[fragment].version:
             return least
@@ -67,7 +74,8 @@ class SyncSchedule:
         self._progress[fragment] = replace(old, synced=max(old.synced, self.round_of(fragment, swarm_step)))
 
     def merged(self, fragment: int, swarm_step: int, steps: int, tokens: int) -> FragmentProgress:
-        """Count a merge at ``swarm_step`` of a contribution captured after ``steps`` own inner steps on ``tokens``."""
+        """Count a merge at ``swarm_step`` of a contribution captured after ``steps`` own inner
+        steps on ``tokens``."""
         self.skip(fragment, swarm_step)
         old = self._progress[fragment]
         new = replace(old, version=old.version + 1, merged_steps=steps, merged_tokens=tokens)

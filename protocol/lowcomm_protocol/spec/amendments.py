@@ -1,12 +1,14 @@
 """What the creator of a run changes while it trains: signed amendments, numbered and chained.
 
-An amendment names the run, its number, the SHA-256 of its predecessor (of the first: the run id), the swarm step at which it
-comes into force, and settings. Peers carry the whole chain beside the run; of two chains the longer holds. The settings that
-hold at a swarm step are a function of run, chain and step alone (``Course``), so peers on both sides of an amendment need not
-agree on anything: the run id, the plan and the codec never change.
+An amendment names the run, its number, the SHA-256 of its predecessor (of the first: the run id),
+the swarm step at which it comes into force, and settings. Peers carry the whole chain beside the
+run; of two chains the longer holds. The settings that hold at a swarm step are a function of run,
+chain and step alone (``Course``), so peers on both sides of an amendment need not agree on
+anything: the run id, the plan and the codec never change.
 
-A peer that is beyond the step of an amendment follows as soon as it hears of it. Newcomers and storers of the DHT, which have no
-swarm step of their own, judge who may join by the highest swarm step that peers' records tell (docs/specification.md).
+A peer that is beyond the step of an amendment follows as soon as it hears of it. Newcomers and
+storers of the DHT, which have no swarm step of their own, judge who may join by the highest swarm
+step that peers' records tell (docs/specification.md).
 """
 
 import json
@@ -67,12 +69,18 @@ class Chain:
 
     @property
     def order(self) -> tuple[int, bytes]:
-        """Of two chains the higher holds. Of two of one length, which an honest creator never signs, all take the same."""
+        """Of two chains the higher holds.
+
+        Of two of one length, which an honest creator never signs, all take the same.
+        """
         return len(self.links), sha256(self.data).digest() if self.data else b""
 
     @property
     def admissions(self) -> tuple[tuple[int, Any, frozenset[str]], ...]:
-        """Who may join: from which swarm step on, admission, members. ``Course`` checks the values."""
+        """Who may join: from which swarm step on, admission, members.
+
+        ``Course`` checks the values.
+        """
         said = (link for link in self.links if "run.admission" in link.settings)
         return tuple((one.at, one.settings["run.admission"], frozenset(one.settings["run.members"])) for one in said)
 
@@ -115,7 +123,10 @@ class Course:
 
 
 def write_amendment(creator: Identity, run: SignedRun, chain: Chain, at: int, settings: Mapping[str, Any]) -> Chain:
-    """The chain with one more amendment. Raises SpecError if that changes the run into none, or the chain gets too long."""
+    """The chain with one more amendment.
+
+    Raises SpecError if that changes the run into none, or the chain gets too long.
+    """
     if creator.peer_id != run.creator:
         raise SpecError(f"Only the run's creator ({run.creator}) can amend it.")
     if unknown := [name for name in settings if name not in AMENDABLE]:
@@ -146,7 +157,8 @@ def write_amendment(creator: Identity, run: SignedRun, chain: Chain, at: int, se
 
 
 def read_chain(data: bytes, creator: str) -> Chain:
-    """Check a chain as it travels. Raises RecordError if it is malformed, SignatureError if ``creator`` has not signed it.
+    """Check a chain as it travels. Raises RecordError if it is malformed, SignatureError if
+    ``creator`` has not signed it.
 
     What it does to a run is checked by ``Course``.
     """
@@ -179,7 +191,8 @@ def read_chain(data: bytes, creator: str) -> Chain:
 
 
 def newest(spec: RunSpec, run_id: str, told: Sequence[bytes]) -> Course:
-    """The course of a run, as ``spec`` was signed, by the highest sound chain among those that are told."""
+    """The course of a run, as ``spec`` was signed, by the highest sound chain among those that are
+    told."""
     course = Course(spec)
     for data in filter(None, told):
         try:
@@ -225,7 +238,7 @@ def _is_list_of_texts(value: object) -> bool:
 
 
 def _with_admission(spec: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Who may join is told whole: storers of the DHT know the chain, not the run."""
+    """An amendment names all that may join: storers of the DHT know the chain, not the run."""
     if not {"run.admission", "run.members"} & settings.keys():
         return dict(settings)
     admission = settings.get("run.admission", spec.run.admission)

@@ -1,7 +1,8 @@
 """A run specification as the document that is signed, and documents of other releases.
 
-A document is JSON: keys sorted, no spaces, UTF-8, numbers as Python writes them. Its bytes are the truth: the signature is over
-them, their SHA-256 is the run id, and they travel and are stored as they came.
+A document is JSON: keys sorted, no spaces, UTF-8, numbers as Python writes them. Its bytes are the
+truth: the signature is over them, their SHA-256 is the run id, and they travel and are stored as
+they came.
 
 No release may strand a run that another release has signed:
 
@@ -23,7 +24,8 @@ from lowcomm_protocol.errors import SpecError, VersionError
 
 Content = dict[str, Any]
 Known = Mapping[str, frozenset[str]]
-"""The settings that this release knows, by section; a setting at the top is a section without settings."""
+"""The settings that this release knows, by section; a setting at the top is a section without
+settings."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ ADDED: Mapping[str, Added] = MappingProxyType(
         "sync.pairing": Added(since="0.2.0", before="hypercube"),
     }
 )
-"""Whoever adds a setting adds a line here (CONTRIBUTING.md). ``SECTION.SETTING``."""
+"""By ``SECTION.SETTING``. A new setting needs a line here (CONTRIBUTING.md)."""
 
 MAX_OPTIONAL = 32
 MAX_NAME = 80
@@ -52,12 +54,16 @@ MAX_NAME = 80
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
-    """The one encoding of a content. Raises ValueError for numbers that are not finite, or text that is none."""
+    """The one encoding of a content.
+
+    Raises ValueError for numbers that are not finite, or text that is none.
+    """
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def write_document(settings: Mapping[str, Any]) -> bytes:
-    """The document of these settings, which are all that there are: those that say what older releases do are left out."""
+    """The document of these settings, which are all that there are: those that say what older
+    releases do are left out."""
     content: Content = {}
     for section, values in settings.items():
         if not isinstance(values, dict):
@@ -88,7 +94,8 @@ def read_content(text: str, source: str) -> Content:
 def fill(content: Content, known: Known, source: str) -> Content:
     """All settings that this release knows, from the content of a document of any release.
 
-    Raises VersionError if it has settings that this release must know and does not, SpecError if it lacks settings of 0.1.
+    Raises VersionError if it has settings that this release must know and does not, SpecError if it
+    lacks settings of 0.1.
     """
     optional = _optional(content, source)
     for name in _unknown(content, known):
@@ -111,7 +118,8 @@ def fill(content: Content, known: Known, source: str) -> Content:
 
 
 def is_encoding(text: str, content: Content, settings: Mapping[str, Any], known: Known) -> bool:
-    """Whether a document is the one encoding of its content, where ``settings`` are what was read of it."""
+    """Whether a document is the one encoding of its content, where ``settings`` are what was read
+    of it."""
     same: Content = {}
     for section, values in content.items():
         if section not in known:

@@ -1,4 +1,5 @@
-"""What a run specification can choose by name, and what must be known of it to check a specification.
+"""What a run specification can choose by name, and what must be known of it to check a
+specification.
 
 What computes is elsewhere and is loaded when it is used: a bootstrap server checks specifications
 without numba and torch.
@@ -18,9 +19,11 @@ class CodecEntry:
     """A codec, and which runs may choose it."""
 
     codec: object
-    """A ``codecs.Codec``, or what makes a ``Coder`` of so many values; as ``module:name`` or itself."""
+    """A ``codecs.Codec``, or what makes a ``Coder`` of so many values; as ``module:name`` or
+    itself."""
     coarse: bool = False
-    """Too coarse for absolute values (``phi``, or ``c`` with a consensus term), not for differences."""
+    """Too coarse for absolute values (``phi``, or ``c`` with a consensus term), not for
+    differences."""
     only_in_pairs: str = ""
     """Why groups can't use it; empty where they can."""
 

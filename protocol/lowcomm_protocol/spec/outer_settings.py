@@ -1,5 +1,5 @@
-"""The settings of the outer step (outer.py), and whether they hold a swarm together. Without torch: a bootstrap server, which
-checks specifications and computes nothing else, does without it.
+"""The settings of the outer step (outer.py), and whether they hold a swarm together. Without torch:
+a bootstrap server, which checks specifications and computes nothing else, does without it.
 """
 
 import math
@@ -18,7 +18,10 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class OuterSettings:
-    """The outer optimizer and the merge of a run. ``mix`` is the share of the fast weights that a mix keeps."""
+    """The outer optimizer and the merge of a run.
+
+    ``mix`` is the share of the fast weights that a mix keeps.
+    """
 
     kind: str
     """Of ``names.OUTER_RULES``."""
@@ -56,21 +59,25 @@ class OuterRule(ABC):
 
     @abstractmethod
     def step(self, settings: OuterSettings, phi: Vector, delta: Vector, pooled: Vector) -> None:
-        """One outer step, in place on ``phi`` and ``delta``; ``pooled``: the mean, as outer.py defines it.
+        """One outer step, in place on ``phi`` and ``delta``; ``pooled``: the mean, as outer.py
+        defines it.
 
         All are float32 [numel]. Must give the same bits on every processor.
         """
 
 
 def consensus_radius(settings: OuterSettings, group: int, swarm: int | None = None) -> float:
-    """Factor by which the mean square of the peers' disagreement changes in one outer step without any progress.
+    """Factor by which the mean square of the peers' disagreement changes in one outer step without
+    any progress.
 
-    Groups of ``group`` are drawn at random from ``swarm`` peers (None: very many). Below 1 the disagreement dies out.
-    With x the distance of phi to the group's mean, an outer step is ``phi' = phi + p*delta + q*x`` and
-    ``delta' = r*delta + s*x``. For peers alike and uncorrelated but for their zero sum, E[x*x] = E[x*phi] = k*E[phi^2]
-    and E[x*delta] = k*E[phi*delta], with k = (1 - 1/group) * swarm / (swarm - 1). So the three second moments
-    (phi*phi, phi*delta, delta*delta) follow a matrix, whose spectral radius this is. For noloco in a large swarm it is
-    below 1 for consensus < 2 * (1 - a*a) / (1 + a - 2*a*k), a = momentum: 1.82, 1.5, 0.38 for pairs at .3, .5, .9.
+    Groups of ``group`` are drawn at random from ``swarm`` peers (None: very many). Below 1 the
+    disagreement dies out. With x the distance of phi to the group's mean, an outer step is ``phi' =
+    phi + p*delta + q*x`` and ``delta' = r*delta + s*x``. For peers alike and uncorrelated but for
+    their zero sum, E[x*x] = E[x*phi] = k*E[phi^2] and E[x*delta] = k*E[phi*delta], with k = (1 -
+    1/group) * swarm / (swarm - 1). So the three second moments (phi*phi, phi*delta, delta*delta)
+    follow a matrix, whose spectral radius this is. For noloco in a large swarm it is below 1 for
+    consensus < 2 * (1 - a*a) / (1 + a - 2*a*k), a = momentum: 1.82, 1.5, 0.38 for pairs at .3, .5,
+    .9.
     """
     k = (1.0 - 1.0 / group) * (1.0 if swarm is None else swarm / (swarm - 1.0))
     p, q, r, s = settings.rule.dynamics(settings)
@@ -83,10 +90,12 @@ def consensus_radius(settings: OuterSettings, group: int, swarm: int | None = No
 
 
 def validate_outer(settings: OuterSettings, group: int) -> None:
-    """Raise `SpecError` when a setting is out of range, or when a consensus term makes the peers diverge.
+    """Raise `SpecError` when a setting is out of range, or when a consensus term makes the peers
+    diverge.
 
-    Tested for pairs too, because a group that has lost members is a smaller one and less stable. Without a consensus
-    term nothing pulls the peers together and nothing diverges: that is for groups of all peers.
+    Tested for pairs too, because a group that has lost members is a smaller one and less stable.
+    Without a consensus term nothing pulls the peers together and nothing diverges: that is for
+    groups of all peers.
     """
     _check_ranges(settings, group)
     for size in sorted({2, group}) if settings.consensus else ():
@@ -117,7 +126,8 @@ def _diverges(settings: OuterSettings, group: int) -> bool:
 
 
 def _largest_consensus(settings: OuterSettings, group: int) -> float:
-    """The consensus where the radius reaches 1, by bisection below the unstable one of ``settings``."""
+    """The consensus where the radius reaches 1, by bisection below the unstable one of
+    ``settings``."""
     low, high = 0.0, settings.consensus
     for _ in range(60):
         middle = (low + high) / 2.0

@@ -78,12 +78,12 @@ PRESETS: Table[Preset] = Table(
                 "codec": "fp32",
                 "group": MAX_GROUP,
                 "outer": "nesterov",
-                # 0.7 and 0.9 of the paper suit runs of 100,000 steps; here a gain lr / (1 - momentum)
-                # of 7 loses silently.
+                # 0.7 and 0.9 of the paper suit runs of 100,000 steps; here a gain lr / (1 -
+                # momentum) of 7 loses silently.
                 "outer_lr": 0.5,
                 "momentum": 0.5,
-                # With equal slow weights this term vanishes and the rule is DiLoCo's; after a missed
-                # exchange it heals.
+                # With equal slow weights this term vanishes and the rule is DiLoCo's; after a
+                # missed exchange it heals.
                 "consensus": 1.0,
                 "merge": "shift",
                 "mix": 0.0,
@@ -91,8 +91,8 @@ PRESETS: Table[Preset] = Table(
         ),
         "streaming-diloco": Preset(
             "swarms of at most 8 average a quarter of the model at a time, in 2 bits: nearest to a cluster",
-            # Every parameter often, in few bits: that leaves more of all-reduce's gain than more bits
-            # more rarely (docs/results.md).
+            # Every parameter often, in few bits: that leaves more of all-reduce's gain than more
+            # bits more rarely (docs/results.md).
             {
                 "interval": 4,
                 "fragments": 4,

@@ -1,7 +1,7 @@
 """The run specification: what a swarm agrees on.
 
-A creator writes it as TOML (settings.py); a preset fills in what it leaves out; the document (JSON, see
-document.py) is signed, and its SHA-256 is the run id.
+A creator writes it as TOML (settings.py); a preset fills in what it leaves out; the document (JSON,
+see document.py) is signed, and its SHA-256 is the run id.
 """
 
 import hashlib
@@ -37,7 +37,8 @@ SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
 """A signed specification must fit into one DHT record (32 KiB) with room to spare."""
 MAX_STEP_TOKENS = 1024 * 1024
-"""Tokens of one inner step (``batch * context``) in a new run: all of them lie in a peer's memory at once."""
+"""Tokens of one inner step (``batch * context``) in a new run: all of them lie in a peer's memory
+at once."""
 _PURPOSE = "run specification"
 
 
@@ -88,12 +89,18 @@ class RunSpec(Settings):
         return given
 
     def canonical(self) -> bytes:
-        """The document that this release signs for these settings. A run that is signed already has its own."""
+        """The document that this release signs for these settings.
+
+        A run that is signed already has its own.
+        """
         return write_document(self.model_dump())
 
     @property
     def run_id(self) -> str:
-        """The id of a run that this release signs with just these settings. A run that is signed already has its own."""
+        """The id of a run that this release signs with just these settings.
+
+        A run that is signed already has its own.
+        """
         return run_id_of(self.canonical())
 
     @property
@@ -111,7 +118,8 @@ class SignedRun:
     """Peer id of the creator."""
     signature: bytes
     document: bytes
-    """What was signed, to the byte: this release may read less of it, or would write it in another way."""
+    """What was signed, to the byte: this release may read less of it, or would write it in another
+    way."""
 
     @property
     def run_id(self) -> str:
@@ -124,7 +132,10 @@ class SignedRun:
         return self.run_id[:12]
 
     def to_bytes(self) -> bytes:
-        """The form that is published and kept in files. Only the envelope is made anew, so nobody can pad it."""
+        """The form that is published and kept in files.
+
+        Only the envelope is made anew, so nobody can pad it.
+        """
         return json.dumps(
             {"creator": self.creator, "signature": self.signature.hex(), "spec": self.document.decode()}
         ).encode()
@@ -136,7 +147,10 @@ def run_id_of(document: bytes) -> str:
 
 
 def parse_toml(text: str, source: str = "run specification") -> RunSpec:
-    """Read a specification that a person wrote. Raises SpecError or VersionError with the remedy."""
+    """Read a specification that a person wrote.
+
+    Raises SpecError or VersionError with the remedy.
+    """
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -182,7 +196,10 @@ def parse_canonical(text: str, source: str = "run specification") -> RunSpec:
 
 
 def amended(spec: RunSpec, settings: Mapping[str, Any], source: str) -> RunSpec:
-    """A specification with other values of some settings (``SECTION.SETTING``). Raises SpecError."""
+    """A specification with other values of some settings (``SECTION.SETTING``).
+
+    Raises SpecError.
+    """
     data = spec.model_dump()
     for name, value in settings.items():
         section, _, setting = name.partition(".")
@@ -214,8 +231,8 @@ def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
 def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun:
     """Read a published specification and check its signature.
 
-    Raises SpecError if it is malformed, VersionError if this release can't read it, SignatureError if the signature is
-    not the creator's.
+    Raises SpecError if it is malformed, VersionError if this release can't read it, SignatureError
+    if the signature is not the creator's.
     """
     creator, document, signature = _read_envelope(data, source)
     spec = parse_canonical(document.decode(), source)
@@ -226,7 +243,8 @@ def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun
 
 
 def name_signed_run(data: bytes, source: str = "run specification") -> tuple[str, str]:
-    """Run id and creator of a run that this release need not be able to read: storers keep it for those that are.
+    """Run id and creator of a run that this release need not be able to read: storers keep it for
+    those that are.
 
     Raises SpecError, SignatureError.
     """
@@ -286,13 +304,17 @@ def _explain(error: ValidationError, model: type[ModelSettings]) -> str:
 
 
 def _show(value: object) -> str:
-    """A value of a stranger, short, whatever it is: a huge number or a deep list has no ``repr``."""
+    """A value of a stranger, short, whatever it is: a huge number or a deep list has no
+    ``repr``."""
     plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
     return repr(value)[:80] if plain else f"({type(value).__name__})"
 
 
 def _kind_of(content: dict[str, Any], source: str) -> type[ModelSettings]:
-    """The section ``[model]`` that a document was written with. Raises SpecError for a kind that is not known."""
+    """The section ``[model]`` that a document was written with.
+
+    Raises SpecError for a kind that is not known.
+    """
     model = content.get("model", {})
     kind = cast("dict[str, Any]", model).get("kind", "transformer") if isinstance(model, dict) else "transformer"
     if not isinstance(kind, str) or kind not in MODELS:

@@ -1,9 +1,10 @@
 """The sections of a run specification: what a creator chooses, and within which bounds.
 
-A specification comes from strangers, so nothing in it can name a file, a module or an address: it can
-only choose from what is listed here and in the tables of names.py.
+A specification comes from strangers, so nothing in it can name a file, a module or an address: it
+can only choose from what is listed here and in the tables of names.py.
 
-A new setting needs a line in ``document.ADDED``: what a run means that was signed before the setting existed.
+A new setting needs a line in ``document.ADDED``: what a run means that was signed before the
+setting existed.
 """
 
 from collections.abc import Mapping
@@ -72,7 +73,8 @@ class Settings(BaseModel):
 
 
 class RunSettings(Settings):
-    """``[run]``: the name that people use, the seed that all randomness derives from, the length, and who may join."""
+    """``[run]``: the name that people use, the seed that all randomness derives from, the length,
+    and who may join."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     description: Annotated[str, Field(max_length=500)] = ""
@@ -82,7 +84,8 @@ class RunSettings(Settings):
     start_peers: Annotated[int, Field(ge=1, le=1024)] = 1
     """How many peers must be there before the first step; after it nobody waits for anybody."""
     creator: str = ""
-    """Who signs the run, and with it invites and removals; signing fills it in, so that the run id names it as well."""
+    """Who signs the run, and with it invites and removals; signing fills it in, so that the run id
+    names it as well."""
     admission: Literal["open", "invite", "list"] = "open"
     """Who may join: anybody, whom the creator invites, or the members; the creator always may."""
     members: Annotated[tuple[PeerId, ...], Field(strict=False, max_length=MAX_MEMBERS)] = ()
@@ -131,7 +134,10 @@ class RunSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """``[model]``: what all kinds of model have; the rest comes from the family that ``kind`` names."""
+    """``[model]``: what all kinds of model have.
+
+    The rest comes from the family that ``kind`` names.
+    """
 
     kind: Annotated[str, OneOf(MODELS)] = "transformer"
     vocab: Annotated[int, Field(ge=2, le=1_000_000)] = 256
@@ -139,7 +145,10 @@ class ModelSettings(Settings):
 
 
 def settings_of_kind(data: object) -> type[ModelSettings]:
-    """The section ``[model]`` of the kind that ``data`` names; that of all kinds where there is none of it."""
+    """The section ``[model]`` of the kind that ``data`` names.
+
+    That of all kinds where there is none of it.
+    """
     kind = cast("dict[str, Any]", data).get("kind", "transformer") if isinstance(data, dict) else None
     return MODELS[kind] if isinstance(kind, str) and kind in MODELS else ModelSettings
 
@@ -157,7 +166,8 @@ class DataSettings(Settings):
     source: Literal["builtin:python", "local"] = "builtin:python"
     tokenizer: Literal["bytes", "local"] = "bytes"
     tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty: nobody checks it."""
+    """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty:
+    nobody checks it."""
 
     @model_validator(mode="after")
     def _sha256_is_of_a_file(self) -> Self:
@@ -203,7 +213,10 @@ class TrainSettings(Settings):
 
 
 class SyncSettings(Settings):
-    """``[sync]``: when, with how many, and how fragments are exchanged; a method is a preset of these."""
+    """``[sync]``: when, with how many, and how fragments are exchanged.
+
+    A method is a preset of these.
+    """
 
     method: Annotated[str, OneOf(PRESETS)] = "lowcomm"
     interval: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -212,7 +225,8 @@ class SyncSettings(Settings):
     """P: pieces that the model is cut into."""
     pattern: Literal["strided", "sequential"]
     overlap: Annotated[int, Field(ge=0, le=1_000_000)]
-    """tau: inner steps between capture and merge, at least; an exchange that takes longer merges when it is done."""
+    """tau: inner steps between capture and merge, at least; an exchange that takes longer merges
+    when it is done."""
     codec: Annotated[str, OneOf(CODECS)]
     error_feedback: bool = False
     """What coding loses of one exchange is added to the next."""
@@ -221,20 +235,24 @@ class SyncSettings(Settings):
     group: Annotated[int, Field(ge=1, le=MAX_GROUP)]
     """How many peers meet in one exchange, at most: 1 never communicates, 2 are pairs."""
     pairing: Annotated[str, OneOf(PAIRINGS)] = "hypercube"
-    """Whom a peer meets where ``group = 2``: across a hypercube, or in pairs drawn anew each time."""
+    """Whom a peer meets where ``group = 2``: across a hypercube, or in pairs drawn anew each
+    time."""
     min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Inner steps since a fragment's last contribution before a peer accepts another exchange of it."""
+    """Inner steps since a fragment's last contribution before a peer accepts another exchange of
+    it."""
     outer: Annotated[str, OneOf(OUTER_RULES)]
     outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
     momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
     consensus: Annotated[float, Field(ge=0.0, le=10.0, allow_inf_nan=False)]
-    """Pull of the slow weights towards those of the group (NoLoCo's gamma); 0 where all peers always meet."""
+    """Pull of the slow weights towards those of the group (NoLoCo's gamma); 0 where all peers
+    always meet."""
     merge: Literal["shift", "mix"]
     mix: Fraction
     """Share of the fast weights that ``merge = "mix"`` keeps."""
 
     def realigns_among(self, peers: int) -> bool:
-        """Whether a swarm of so many peers would mostly realign: its groups change, and nothing pulls their weights together."""
+        """Whether a swarm of so many peers would mostly realign: its groups change, and nothing
+        pulls their weights together."""
         return self.group > 1 and self.consensus == 0 and peers > self.group
 
     @property

@@ -1,8 +1,8 @@
 """The transformer as a family: how it is built, and what it takes of memory.
 
-W, F, H, V are width, feed_forward, heads and vocab. A layer keeps for the backward pass
-15 W + 4 F + 3 H + 2 values a token (``test_memory.py`` counts them): attention is torch's own, which
-keeps no matrix of context x context. The loss holds two copies of the logits beside the one that is kept.
+W, F, H, V are width, feed_forward, heads and vocab. A layer keeps for the backward pass 15 W + 4 F
++ 3 H + 2 values a token (``test_memory.py`` counts them): attention is torch's own, which keeps no
+matrix of context x context. The loss holds two copies of the logits beside the one that is kept.
 """
 
 from collections import Counter

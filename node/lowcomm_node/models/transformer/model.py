@@ -2,9 +2,10 @@
 
     tokens -> embedding -> layers x (attention, SwiGLU) -> norm -> head -> logits
 
-Each half of a block reads a normed copy of the residual stream and adds to it. RMSNorm (1910.07467), rotary positions
-(2104.09864), normed queries and keys (2302.05442), SwiGLU (2002.05202); no biases, no dropout. From a demo of 230,000
-parameters to several billion by settings alone.
+Each half of a block reads a normed copy of the residual stream and adds to it. RMSNorm
+(1910.07467), rotary positions (2104.09864), normed queries and keys (2302.05442), SwiGLU
+(2002.05202); no biases, no dropout. From a demo of 230,000 parameters to several billion by
+settings alone.
 """
 
 import hashlib
@@ -30,7 +31,10 @@ _ROLES: dict[str, Role] = {"embedding": "embedding", "norm": "norm", "head": "he
 
 
 class KeyValueCache:
-    """Keys and values of the tokens that one sequence has shown the model so far; at most ``context`` of them."""
+    """Keys and values of the tokens that one sequence has shown the model so far.
+
+    At most ``context`` of them.
+    """
 
     def __init__(self, settings: TransformerSettings, like: Tensor) -> None:
         shape = (settings.layers, 1, settings.heads, settings.context, settings.width // settings.heads)
@@ -39,7 +43,10 @@ class KeyValueCache:
         self.length = 0
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values ``[1, heads, new, head width]`` of one layer; gives those of the whole text."""
+        """Add keys and values ``[1, heads, new, head width]`` of one layer.
+
+        Gives those of the whole text.
+        """
         end = self.length + key.shape[2]
         self.keys[layer, :, :, self.length : end] = key
         self.values[layer, :, :, self.length : end] = value
@@ -58,7 +65,10 @@ class Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Scale vectors to a root mean square of 1, then each channel by its weight; computed in fp32."""
+    """Scale vectors to a root mean square of 1, then each channel by its weight.
+
+    Computed in fp32.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -69,14 +79,20 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention. Separate matrices, because an optimizer such as Muon treats each as one."""
+    """Causal self-attention.
+
+    Separate matrices, because an optimizer such as Muon treats each as one.
+    """
 
     def __init__(self, settings: TransformerSettings, layer: int) -> None:
         super().__init__()
         width = settings.width
         self.layer = layer
         self.heads = settings.heads
-        self.query, self.key, self.value, self.output = (Linear(width, width) for _ in range(4))
+        self.query = Linear(width, width)
+        self.key = Linear(width, width)
+        self.value = Linear(width, width)
+        self.output = Linear(width, width)
         self.query_norm = RMSNorm(width // settings.heads)
         self.key_norm = RMSNorm(width // settings.heads)
 
@@ -91,7 +107,8 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.extend(self.layer, key, value)
         past = key.shape[2] - length
-        # torch's own causal mask starts at the first key, so several tokens after a cached text need theirs.
+        # torch's own causal mask starts at the first key, so several tokens after a cached text
+        # need theirs.
         mask = x.new_ones(length, past + length, dtype=torch.bool).tril(past) if past and length > 1 else None
         mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=length > 1 and not past)
         return self.output(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -126,7 +143,8 @@ class Block(nn.Module):
 
 
 class Transformer(Model):
-    """The whole model. Its weights are arbitrary until ``build_transformer`` or a checkpoint sets them."""
+    """The whole model. Its weights are arbitrary until ``build_transformer`` or a checkpoint sets
+    them."""
 
     rope: Tensor
 
@@ -142,7 +160,8 @@ class Transformer(Model):
         self.register_buffer("rope", table, persistent=False)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits ``[batch, length, vocab]`` for tokens ``[batch, length]``, which continue the text of the cache, if any.
+        """Logits ``[batch, length, vocab]`` for tokens ``[batch, length]``, which continue the text
+        of the cache, if any.
 
         Raises ConfigError if the text exceeds the context.
         """
@@ -170,7 +189,8 @@ class Transformer(Model):
 
 
 def rope_table(length: int, width: int, base: float) -> Tensor:
-    """Cosines and sines ``[2, length, width / 2]`` of the angles ``position * base ** (-2 i / width)``, fp32."""
+    """Cosines and sines ``[2, length, width / 2]`` of the angles ``position * base ** (-2 i /
+    width)``, fp32."""
     if torch.get_default_device().type == "meta":  # nothing to compute, and its arange would import the whole compiler
         return torch.empty(2, length, width // 2)
     frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
@@ -179,14 +199,16 @@ def rope_table(length: int, width: int, base: float) -> Tensor:
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Turn channel pairs ``(i, i + width / 2)`` of x ``[..., length, width]`` by the angles of their positions."""
+    """Turn channel pairs ``(i, i + width / 2)`` of x ``[..., length, width]`` by the angles of
+    their positions."""
     cosine, sine = rope
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
 
 
 def build_transformer(settings: TransformerSettings, seed: int) -> Transformer:
-    """A model whose weights depend on settings and seed alone: every peer of a run starts with the same ones."""
+    """A model whose weights depend on settings and seed alone: every peer of a run starts with the
+    same ones."""
     model = Transformer(settings)
     residual_std = INIT_STD / math.sqrt(2 * settings.layers)
     for name, parameter in model.named_parameters():
@@ -197,8 +219,10 @@ def build_transformer(settings: TransformerSettings, seed: int) -> Transformer:
 
 
 def _fill_normal(parameter: Tensor, std: float, stream: str) -> None:
-    """Draw from a stream of its own: independent of other tensors, of threads, and of torch's random state."""
-    # numpy, because torch draws other bits with AVX2 than without, and peers have all kinds of processors.
+    """Draw from a stream of its own: independent of other tensors, of threads, and of torch's
+    random state."""
+    # numpy, because torch draws other bits with AVX2 than without, and peers have all kinds of
+    # processors.
     seed = int.from_bytes(hashlib.sha256(stream.encode()).digest())
     values = np.random.default_rng(seed).standard_normal(tuple(parameter.shape), dtype=np.float32)
     with torch.no_grad():
