@@ -20,8 +20,7 @@ import typer
 import lowcomm_protocol.errors as protocol_errors
 from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node import errors as node_errors
-from lowcomm_node.cli import app, common, members
-from lowcomm_node.cli import watch as watch_commands
+from lowcomm_node.cli import app, common, members, watch
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
 from lowcomm_node.owner.settings import SETTINGS, flag_of
@@ -210,7 +209,7 @@ def test_each_error_has_its_exit_code(name: str, code: int, cli: Cli, monkeypatc
     def fail(home: Path) -> None:
         raise error("The thing is wrong: mend it.")
 
-    monkeypatch.setattr(watch_commands, "ControlClient", fail)
+    monkeypatch.setattr(watch, "ControlClient", fail)
     ended = cli("status")
     assert (ended.code, ended.out, ended.err) == (code, "", "error: The thing is wrong: mend it.\n")
     ended = cli("status", "--json")
@@ -516,7 +515,7 @@ def test_peers_fit_the_terminal_and_reasons_have_lines_of_their_own(width: int) 
         peer(route=None, route_reason=f"direct: can't be reached; tunnel: {'x' * 300}", rate_up=None),
         peer(left_out=True, held_against="norm 17.6 where 3.2 is plausible \x1b[2J"),
     ]
-    lines = watch_commands.peers_table(found, width).splitlines()
+    lines = watch.peers_table(found, width).splitlines()
     assert all(len(line) <= max(width, 56) and line.isprintable() for line in lines)
     heads = lines[0].split()
     assert {"peer", "phase", "step", "done", "failed", "score"} <= set(heads), "what tells most is never left out"
@@ -534,7 +533,7 @@ def test_rounds_fit_the_terminal(width: int) -> None:
         bytes_received=12_440_000, seconds=65.0, reason=REASON,
     )  # fmt: skip
     other = replace(entry, partners=(NOWHERE,), reason="")
-    lines = watch_commands.rounds_table([entry, other], width).splitlines()
+    lines = watch.rounds_table([entry, other], width).splitlines()
     assert all(len(line) <= width for line in lines)
     assert "no-partner" in lines[1] and lines[2].startswith("  we refused it")
 
@@ -627,8 +626,8 @@ class Story:
 def test_wait_ends_when_it_is_reached_or_can_not_be_any_more(
     arguments: str, story: list[tuple[str, int]], code: int, told: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_commands, "ControlClient", Story(*story))
-    monkeypatch.setattr(watch_commands, "POLL", 0.0)
+    monkeypatch.setattr(watch, "ControlClient", Story(*story))
+    monkeypatch.setattr(watch, "POLL", 0.0)
     ended = cli("wait", *arguments.split())
     assert ended.code == code
     assert told in ended.out + ended.err
