@@ -48,14 +48,14 @@ def _tell_contribution(daemon: Daemon, as_json: bool) -> None:
     """At the end, whatever its cause, show where the model lies and what this node gave."""
     if daemon.training is None or daemon.training.ready is None:
         return
-    given = contribution(daemon.status())
+    given = contribution(daemon.controls.status())
     told = json.dumps(Notice(time(), Contributed(**vars(given))).to_json())
     print(told if as_json else tell_farewell(given, daemon.settings.home), flush=True)
 
 
 async def _run(daemon: Daemon, manager: ServiceManager, show: Callable[[Daemon], Coroutine[Any, Any, None]]) -> int:
     _finish_on_signal(daemon, manager)
-    attending = asyncio.create_task(manager.attend(lambda: condition(daemon.status())))
+    attending = asyncio.create_task(manager.attend(lambda: condition(daemon.controls.status())))
     showing = asyncio.create_task(show(daemon))
     try:
         return await daemon.run()
@@ -79,11 +79,11 @@ def _finish_on_signal(daemon: Daemon, manager: ServiceManager) -> None:
         told.append(number)
         manager.stopping()
         if len(told) > 1:
-            daemon.request_stop()
+            daemon.controls.request_stop()
         elif number == signal.SIGTERM:
-            daemon.request_stop(now=False)
+            daemon.controls.request_stop(now=False)
         else:
-            daemon.request_finish()
+            daemon.controls.request_finish()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
@@ -109,7 +109,7 @@ async def _print_words(daemon: Daemon) -> None:
             _print_line(line)
         if monotonic() >= told_at + PROGRESS_EVERY:
             told_at = monotonic()
-            status = daemon.status()
+            status = daemon.controls.status()
             where = progress_in_words(status) if board.phase == "training" else summary(status)
             if where != told:
                 told = where
@@ -124,7 +124,7 @@ async def _show_panel(daemon: Daemon) -> None:
     with Live(console=Console(), auto_refresh=False, transient=False) as live:
         try:
             while True:
-                live.update(node_panel(daemon.status(), daemon.rounds(ROUNDS)), refresh=True)
+                live.update(node_panel(daemon.controls.status(), daemon.controls.rounds(ROUNDS)), refresh=True)
                 await asyncio.sleep(REFRESH)
         finally:
-            live.update(node_panel(daemon.status(), daemon.rounds(ROUNDS)), refresh=True)
+            live.update(node_panel(daemon.controls.status(), daemon.controls.rounds(ROUNDS)), refresh=True)

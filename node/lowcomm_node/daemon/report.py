@@ -4,8 +4,11 @@ import os
 from dataclasses import dataclass
 from time import monotonic, time
 
+from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold
+from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import (
     Amended,
@@ -28,6 +31,7 @@ from lowcomm_node.system.release import release
 from lowcomm_node.trainer.messages import Ready
 from lowcomm_node.trainer.supervisor import Supervisor
 from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.server import ExchangeServer
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.amendments import Course
@@ -45,17 +49,22 @@ class View:
     """Seconds that it may still take to leave."""
     board: Board
     supervisor: Supervisor
-    hold: Hold | None
+    availability: Availability
     allowance: Allowance
     refusals: Refusals
     run: SignedRun | None = None
     course: Course | None = None
     """The settings of the run over its swarm steps."""
     ready: Ready | None = None
+    donor: Donor | None = None
     rejoin: Rejoin | None = None
     membership: Membership | None = None
     exchanger: Exchanger | None = None
     channels: Channels | None = None
+    discovery: Discovery | None = None
+    server: ExchangeServer | None = None
+    serving: tuple[int, bytes] | None = None
+    """Port and certificate (DER) of the Exchange service, once it listens."""
 
 
 def report(view: View) -> Status:
@@ -75,7 +84,7 @@ def report(view: View) -> Status:
         unchanged=monotonic() - board.changed,
         leaving=view.leaving,
         swarm=view.rejoin.describe() if view.rejoin else None,
-        pause=_pause(view.hold),
+        pause=_pause(view.availability.hold),
         uptime=monotonic() - view.began,
         trainer=_trainer(view),
         exchanges_running=running,
@@ -213,8 +222,8 @@ def _count(history: History) -> ExchangeCounts:
 def _why_alone(view: View) -> str | None:
     """Training never waits; but if the last exchange was not applied, the owner wants to know why."""
     phase, exchanger = view.board.phase, view.exchanger
-    if phase == "paused" and view.hold is not None:
-        return view.hold.text
+    if phase == "paused" and view.availability.hold is not None:
+        return view.availability.hold.text
     if phase == "joining" and view.rejoin is not None:
         return view.rejoin.reason
     if phase != "training" or exchanger is None or view.run is None:

@@ -24,8 +24,9 @@ from lowcomm_protocol.refusals import Reason, Refusals, What
 def view(**known: Any) -> View:
     """A node that has only just begun, but for what is known."""
     supervisor = SimpleNamespace(pid=None, restarts=0, last_failure=None, overdue=lambda now: None)
-    usual = {
-        "peer_id": "me", "began": 0.0, "leaving": None, "board": Board(), "supervisor": supervisor, "hold": None,
+    usual: dict[str, Any] = {
+        "availability": SimpleNamespace(hold=None),
+        "peer_id": "me", "began": 0.0, "leaving": None, "board": Board(), "supervisor": supervisor,
         "allowance": Allowance(NodeSettings(home=Path("/home/nobody"))), "refusals": Refusals(),
     }  # fmt: skip
     return View(**usual | known)
@@ -51,7 +52,8 @@ def test_what_strangers_sent_and_was_not_taken_is_told_by_its_reason():
 def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
     before = report(view())
     assert (before.pause, before.trainer.last_failure) == (None, None)
-    one = view(hold=Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9))
+    hold = Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9)
+    one = view(availability=SimpleNamespace(hold=hold))
     one.board.enter("paused", None)
     one.supervisor.last_failure = Failure(kind=Kind.HUNG, reason="It hangs.", step=7)
     status = report(one)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lowcomm_bootstrap.server import LOOK_DEADLINE
-from lowcomm_node.daemon.daemon import END_DEADLINE as CLOSE_DEADLINE
-from lowcomm_node.daemon.daemon import GOODBYE_DEADLINE
+from lowcomm_node.daemon.departure import END_DEADLINE as CLOSE_DEADLINE
+from lowcomm_node.daemon.departure import GOODBYE_DEADLINE
 from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE
 from lowcomm_node.errors import ConfigError, Incompatible, NodeError, NotAdmitted
 from lowcomm_node.owner.settings import NodeSettings

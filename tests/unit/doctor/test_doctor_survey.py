@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers.waiting import until_async
-from lowcomm_node.daemon import daemon
+from lowcomm_node.daemon import controls, daemon
 from lowcomm_node.doctor import probes, run, survey
 from lowcomm_node.doctor.observations import Helper, LargePackets, Observations, Subject
 from lowcomm_node.errors import LinkLost, RetryLater
@@ -277,8 +277,8 @@ async def test_without_a_node_calls_over_ipv6_are_answered_too(tmp_path: Path):
 async def test_an_examination_that_takes_too_long_is_given_up_by_the_node_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(daemon, "EXAMINE_DEADLINE", 0.05)
-    ours = daemon.Daemon(NodeSettings(home=tmp_path))
+    monkeypatch.setattr(controls, "EXAMINE_DEADLINE", 0.05)
+    ours = daemon.Daemon(NodeSettings(home=tmp_path)).controls
     async with ours._examining, asyncio.timeout(20):  # another one is under way
         with pytest.raises(RetryLater, match=r"took longer than .* try again"):
             await ours.doctor(())

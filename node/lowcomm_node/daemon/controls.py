@@ -1,0 +1,137 @@
+"""What the owner asks of a node that runs: the control API calls it, and so does ``join``."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import time
+from typing import Any
+
+from lowcomm_node.daemon.departure import Departure
+from lowcomm_node.daemon.report import View, report, report_limits, report_peers
+from lowcomm_node.doctor.report import Finding
+from lowcomm_node.doctor.run import RunningNode, examine_node
+from lowcomm_node.errors import NodeError, RetryLater, TrainerError
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.status.events import LimitsChanged, Notice
+from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.wire import read
+from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.transport.bandwidth import flow_options
+from lowcomm_node.transport.ping import match_peer
+
+EXAMINE_DEADLINE = 150.0
+"""Seconds; whoever asks waits a little longer (control.client.EXAMINING)."""
+
+
+class Controls:
+    """May be asked at any time, from the event loop of the node (control.server.Controlled)."""
+
+    def __init__(self, settings: NodeSettings, view: Callable[[], View], leave: Departure) -> None:
+        """``view``: what the node has to show now."""
+        self._settings = settings
+        self._view = view
+        self._leave = leave
+        self._examining = asyncio.Lock()
+
+    def status(self) -> Status:
+        """Everything that ``status`` and the panel show."""
+        return report(self._view())
+
+    def peers(self) -> list[PeerStatus]:
+        """The peers that are alive, and how exchanges with them went."""
+        return report_peers(self._view())
+
+    def rounds(self, limit: int) -> list[ExchangeEnded]:
+        """The last exchanges, newest last."""
+        exchanger = self._view().exchanger
+        rounds = list(exchanger.history.rounds)[-limit:] if exchanger else []
+        return [read(ExchangeEnded, entry) for entry in rounds]
+
+    def subscribe(self) -> asyncio.Queue[Notice]:
+        """Events from now on; a queue that is full loses the oldest."""
+        return self._view().board.subscribe()
+
+    def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None:
+        """The counterpart of ``subscribe``."""
+        self._view().board.unsubscribe(queue)
+
+    def limits(self) -> Limits:
+        """The owner's limits on traffic, and what is used of them."""
+        return report_limits(self._view().allowance)
+
+    async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
+        """Take other limits, at once and for the next start. Raises ConfigError."""
+        node = self._view()
+        self._settings = node.allowance.change(self._settings, changes)
+        node.board.tell(LimitsChanged(**vars(self.limits())))
+        if node.server is not None and node.channels is not None:
+            flow = flow_options(self._settings.max_down)
+            node.channels.renew(flow)
+            await node.server.renew(flow)
+            await node.channels.trim()
+        return self.limits()
+
+    def request_finish(self) -> None:
+        """End the running exchanges, save, say goodbye, leave."""
+        self._leave.finish()
+
+    def request_stop(self, now: bool = True) -> None:
+        """Save, end the running exchanges soon, leave; ``now``: leave without saving."""
+        self._leave.stop(now)
+
+    def pause(self, seconds: float | None) -> None:
+        """Save and end the trainer, which frees its GPU, for so many seconds or until ``resume``."""
+        self._view().availability.pause(seconds)
+
+    def resume(self) -> None:
+        """Train again, whatever keeps the node from that now."""
+        self._view().availability.resume()
+
+    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        """Sample text from the fast weights. Raises TrainerError while there is no model yet."""
+        node = self._view()
+        phase = node.board.phase
+        if node.ready is None:
+            raise TrainerError(f"The model is not loaded yet (the node is {phase}): try again in a moment.")
+        if not node.supervisor.runs:
+            raise TrainerError(f"The model is not loaded now, for the node is {phase}: `status` tells why.")
+        return await node.supervisor.trainer.generate(prompt, tokens, temperature, seed)
+
+    async def doctor(self, peers: Sequence[str]) -> Sequence[Finding]:
+        """What is wrong with this machine or its network, within a minute or so.
+
+        ``peers`` are asked first. Raises RetryLater.
+        """
+        try:
+            async with asyncio.timeout(EXAMINE_DEADLINE), self._examining:
+                return await examine_node(self._shown(), peers)
+        except TimeoutError:
+            raise RetryLater(f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again.") from None
+
+    def _shown(self) -> RunningNode:
+        """What the doctor is shown of the node."""
+        node = self._view()
+        membership = node.membership
+        members = membership.roster.alive(time()) if membership is not None else ()
+        port, certificate = node.serving or (None, b"")
+        return RunningNode(
+            settings=self._settings,
+            status=report(node),
+            members=report_peers(node),
+            discovery=node.discovery,
+            entry_points=[entry for info in members for entry in info.entry_points],
+            addresses=membership.own.addresses if membership is not None else (),
+            port=port,
+            certificate=certificate,
+        )
+
+    async def ping(self, peer: str) -> Ping:
+        """Latency and rate on each route to a peer, named as ``peers`` does.
+
+        Raises ConfigError, NodeError.
+        """
+        node = self._view()
+        if node.membership is None or node.exchanger is None or node.channels is None:
+            raise NodeError(f"The node knows no peers yet (it is {node.board.phase}): try again in a moment.")
+        info = match_peer(peer, node.membership.roster.alive(time()))
+        routes = await node.channels.ping(info, node.exchanger.bandwidth)
+        return Ping(peer_id=info.peer_id, routes=tuple(routes))
