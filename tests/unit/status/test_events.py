@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -41,10 +42,11 @@ KEYS = {
     "evaluated": "loss tokens swarm_step steps",
     "saved": "swarm_step path seconds after_trouble",
     "not-saved": "reason",
+    "failed": "reason kind exit_code",
     "finished": "swarm_step steps",
 }
 """The keys of release 0.2.0, beside `time` and `event`: programs read them."""
-UNTOLD = (messages.Evaluating, messages.Held, messages.Tokenizing, messages.Failed, messages.Ended)
+UNTOLD = (messages.Evaluating, messages.Held, messages.Tokenizing, messages.Ended)
 """What only the daemon hears of its trainer; status shows it otherwise."""
 SAMPLES: dict[Any, Any] = {int: 7, float: 0.5, str: "x", bool: True}
 
@@ -64,6 +66,8 @@ def sample(kind: type[Any]) -> Event:
         values[field.name] = SAMPLES.get(first)
         if str(hint).startswith("tuple"):
             values[field.name] = ("a", "b")
+        elif isinstance(hint, type) and issubclass(hint, StrEnum):
+            values[field.name] = next(iter(hint))
         elif "Mapping" in str(hint):
             values[field.name] = {"run.steps": 500}
     return kind(**values)
