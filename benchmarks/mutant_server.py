@@ -27,7 +27,7 @@ import torch  # noqa: F401
 from hypothesis import settings
 from mutants import OUT, TESTS, TREE
 
-from lowcomm_node.trainer import loop
+from lowcomm_node.trainer import building
 from lowcomm_protocol.codecs import CODECS
 
 LEAST, MANY = 10.0, 2.0
@@ -265,7 +265,7 @@ def run_tests(wanted: list[str], limit: float) -> str:
 def main() -> None:
     """Serve one module after the other, each in a fork, as the lines of standard input say."""
     for name in CODECS:  # what it takes to load them is no test's
-        loop._warm_up(name)
+        building.warm_up(name)
     child = 0
     for line in sys.stdin:
         end(child)

@@ -53,7 +53,11 @@ PROTOCOL, TRAINER = "protocol/lowcomm_protocol/", "node/lowcomm_node/trainer/"
 TESTS = {
     TRAINER + "state.py": "test_trainer_loop test_resuming test_transfer",
     TRAINER + "replica.py": "test_replica test_trainer_loop test_resuming test_transfer test_trainer_amendments",
-    TRAINER + "loop.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_amendments test_slots",
+    TRAINER + "loop.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_amendments",
+    TRAINER + "work.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_group",
+    TRAINER + "writing.py": "test_trainer_loop test_trainer_telling test_saving",
+    TRAINER + "building.py": "test_trainer_telling test_slots test_resuming",
+    TRAINER + "lines.py": "test_messages",
     TRAINER + "transfer.py": "test_transfer test_trainer_loop",
     TRAINER + "capture.py": "test_capture test_replica test_trainer_loop test_trainer_group test_resuming",
     TRAINER + "optimizer.py": "test_optimizer test_resuming test_transfer",

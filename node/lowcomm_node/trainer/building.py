@@ -54,7 +54,7 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     run_id = run_id_of(settings.spec.encode())
     course = newest(spec, run_id, [settings.amendments.encode()])
     replica = Replica(spec, settings.peer_id, dataset, device, run_id=run_id, course=course)
-    _warm_up(spec.sync.codec)
+    warm_up(spec.sync.codec)
     store = CheckpointStore(Path(settings.checkpoints), settings.keep, disk_quota)
     found = store.load_newest_usable()
     if found.checkpoint is not None:
@@ -116,7 +116,7 @@ def _size(replica: Replica, one: Coder | ShardCoder) -> tuple[int, int]:
     return whole, whole
 
 
-def _warm_up(codec_name: str) -> None:
+def warm_up(codec_name: str) -> None:
     """Compile a codec and the outer step now: in the first exchange a whole group would wait."""
     chosen, vector = coder(codec_name, 1), np.ones(1, dtype=np.float32)
     coded = memoryview(bytearray(chosen.max_size))
