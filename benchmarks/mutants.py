@@ -119,7 +119,7 @@ TESTS = {
     TRAINER + "saving.py": "test_saving test_trainer_loop",
     TRAINER + "arena.py": "test_slots test_trainer_loop",
     TRAINER + "evaluation.py": "test_evaluation",
-    TRAINER + "interface.py": "test_slots test_trainer_group test_transfer test_history",
+    TRAINER + "error_reports.py": "test_supervisor test_trainer_loop test_trainer_telling",
     TRAINER + "process.py": "test_supervisor test_saving test_tokenizers",
     TRAINER + "pipe.py": "test_trainer_loop test_supervisor",
     TRAINER + "memory.py": "test_memory",
