@@ -160,7 +160,7 @@ class Daemon:
     async def _live(self) -> None:
         kept = remembered_run(self.settings)
         known = self._remembered_peers(kept) if kept is not None else None
-        self._remembered = [address for door in (known.peers() if known else ()) for address in door.addresses]
+        self._remembered = [address for peer in (known.peers() if known else ()) for address in peer.addresses]
         discovery = open_discovery(
             self.settings,
             self.identity,

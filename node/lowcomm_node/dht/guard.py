@@ -124,7 +124,7 @@ class OwnRecords(RecordValidatorBase):
             return self._refuse(Reason.EXPIRED if record.expiration_time <= now else Reason.LIVES_TOO_LONG)
         try:
             subkey, value = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
-        except Exception:  # msgpack of a stranger, and its extension types: anything can be raised
+        except Exception:  # untrusted msgpack and its extension types can raise anything
             return self._refuse(Reason.MALFORMED)
         if not isinstance(subkey, str) or not isinstance(value, bytes):
             return self._refuse(Reason.MALFORMED)

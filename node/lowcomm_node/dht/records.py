@@ -98,7 +98,7 @@ class Records:
         try:
             async with asyncio.timeout(CALL_DEADLINE):
                 return await getattr(node, method)(*arguments, **options)
-        except Exception as error:  # whatever the answers of strangers make hivemind raise
+        except Exception as error:  # hostile answers can make hivemind raise anything
             log.debug("dht.call_failed", method=method, error=repr(error))
             return None
 
@@ -107,7 +107,7 @@ class Records:
         try:
             async with asyncio.timeout(CALL_DEADLINE):
                 answer = await self._node().protocol.call_find(peer, [place])
-        except Exception as error:  # whatever the answers of strangers make hivemind raise
+        except Exception as error:  # hostile answers can make hivemind raise anything
             log.debug("dht.call_failed", method="call_find", error=repr(error))
             return {}
         found = answer[place][0] if answer else None

@@ -131,7 +131,7 @@ async def ping(node: Any, peer_id: str) -> float | None:
             node_id = DHTID.from_bytes(answer.peer.node_id)
             if not math.isfinite(answer.dht_time):
                 raise ValueError(f"its clock shows {answer.dht_time}")
-    except Exception as error:  # whatever a stranger's answer makes hivemind raise
+    except Exception as error:  # a hostile answer can make hivemind raise anything
         log.debug("dht.silent", peer=peer_id, error=repr(error))
         await protocol.update_routing_table(None, peer, responded=False)
         return None
@@ -148,7 +148,7 @@ def read_entry(entries: Mapping[Any, Any], subkey: str) -> bytes | None:
     entry = entries.get(subkey)
     try:
         value = MSGPackSerializer.loads(entry.value) if entry is not None else None
-    except Exception:  # msgpack of a stranger, and its extension types: anything can be raised
+    except Exception:  # untrusted msgpack and its extension types can raise anything
         return None
     return value if isinstance(value, bytes) else None
 

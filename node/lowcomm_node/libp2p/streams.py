@@ -93,7 +93,9 @@ class StreamListener:
         try:
             stream.setblocking(False)
             if caller(stream) != self.dialer:
-                log.warning("stream.stranger", reason="another process of this machine dialed us", pid=caller(stream))
+                log.warning(
+                    "stream.other_process", reason="another process of this machine dialed us", pid=caller(stream)
+                )
                 return
             async with asyncio.timeout(HEADER_DEADLINE):
                 header = p2pd_pb2.StreamInfo.FromString(await read_message(stream, MAX_HEADER))

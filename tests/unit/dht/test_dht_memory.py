@@ -129,7 +129,7 @@ async def test_a_run_is_taken_only_under_its_own_id_and_signed(ada: MemoryDiscov
     assert await ada.publish(RUNS_KEY, run.run_id, run.to_bytes(), 600)
 
 
-async def test_twins_count_each_other(ada: MemoryDiscovery, bob: MemoryDiscovery) -> None:
+async def test_memory_peers_count_each_other(ada: MemoryDiscovery, bob: MemoryDiscovery) -> None:
     await ada.start()
     assert await ada.check_connection() == 0
     await bob.start()
@@ -144,7 +144,7 @@ async def test_twins_count_each_other(ada: MemoryDiscovery, bob: MemoryDiscovery
 @example(b"R" + b"[" * 100_000, "\ud800")
 @example(b"P", "")
 @example(b"L", "\ud800")
-def test_no_bytes_from_a_stranger_raise(stored: bytes, subkey: str) -> None:
+def test_no_bytes_from_another_peer_raise(stored: bytes, subkey: str) -> None:
     for kind in (b"", b"R", b"P", b"L"):
         assert key_of(kind + stored, subkey, NOW) is None
 

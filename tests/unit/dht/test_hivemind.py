@@ -116,7 +116,7 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     return answers
 
 
-async def test_a_door_is_knocked_at_over_quic_too(peer: Peer, pings: dict[str, float | None]) -> None:
+async def test_an_entry_point_is_knocked_at_over_quic_too(peer: Peer, pings: dict[str, float | None]) -> None:
     peer._node = object()
     entry = EntryPoint(BOOT.peer_id, "/ip4/44.1.1.1/tcp/7")
     assert (await peer._knock(BOOT.peer_id, [entry])).reason is None
@@ -153,7 +153,7 @@ def outside(home: Path, others: dict[str, str | None], *named: str) -> Peer:
     return peer
 
 
-async def test_whom_the_owner_has_named_is_asked_where_we_are_before_strangers(
+async def test_peers_named_by_the_owner_are_asked_where_we_are_before_others(
     tmp_path: Path, others: dict[str, str | None]
 ) -> None:
     others |= {STRANGERS[0]: LIE, STRANGERS[1]: LIE, BOOT.peer_id: HERE}
@@ -172,7 +172,7 @@ async def test_whom_the_owner_has_named_is_asked_where_we_are_before_strangers(
         ([None, None], (HERE,), ()),
     ],
 )
-async def test_where_a_single_stranger_sees_us_is_not_told_to_others(
+async def test_where_a_single_unnamed_peer_sees_us_is_not_announced(
     tmp_path: Path,
     others: dict[str, str | None],
     told: list[str | None],

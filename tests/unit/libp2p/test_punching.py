@@ -260,7 +260,7 @@ async def test_streams_on_which_nothing_is_asked_are_few(
 
 
 @pytest.mark.parametrize("addresses", [[AT_BOB], RELAYS[:1]])
-async def test_strangers_that_ask_nothing_keep_nobody_out(idle, addresses: list[str]) -> None:
+async def test_peers_that_ask_nothing_keep_nobody_out(idle, addresses: list[str]) -> None:
     daemon, one = Daemon(), puncher()
     idle(one, 2 * MAX_HEARD, 1, addresses)
     assert await taking(daemon, one) == message(AT_ADA)

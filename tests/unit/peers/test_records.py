@@ -132,7 +132,7 @@ def test_a_mutated_payload_never_validates(payload):
 
 @given(mutated(pb.SignedRecord.FromString(RECORD).payload))
 @settings(max_examples=500)
-def test_whatever_a_stranger_signs_raises_nothing_else(payload):
+def test_whatever_another_peer_signs_raises_nothing_else(payload):
     signed = pb.SignedRecord(payload=payload, signature=ALICE.sign("peer record", payload))
     with suppress(LowcommError):
         assert read_record(signed.SerializeToString(), NOW).peer_id == ALICE.peer_id

@@ -26,7 +26,7 @@ def lasts(trust: Trust, peer: str, steps: int) -> int:
     return after
 
 
-def test_a_stranger_is_trusted_and_a_liar_is_not_for_an_interval():
+def test_an_unknown_peer_is_trusted_and_a_liar_is_not_for_an_interval():
     trust = Trust(20)
     assert trust.trusts("a", 0) and trust.score("a", 0) == 1.0
     trust.hold("a", Deed.HEAVY, 100, "lies")

@@ -44,7 +44,7 @@ async def test_each_address_has_its_first_served_before_any_has_its_second(enter
     assert [one.position for one in (*others, *crowd[2:])] == [1, 2, 3, 4]
 
 
-async def test_where_the_line_is_full_the_last_of_the_address_that_holds_most_gives_way(enter):
+async def test_in_a_full_queue_the_last_of_the_address_that_holds_most_is_evicted(enter):
     turns = TurnQueue(served=1, waiting=3)
     crowd = [enter(turns, f"a{number}", "192.0.2.1") for number in range(4)]
     with pytest.raises(RetryLater, match="4 joiners are served or wait"):

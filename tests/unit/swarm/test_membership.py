@@ -588,7 +588,7 @@ async def test_who_may_join_changes_as_soon_as_it_is_heard_where_the_step_is_beh
     assert [str(error) for error in cleo.barred] and "not on the list" in str(cleo.barred[0])
 
 
-async def test_amendments_that_a_stranger_makes_up_change_nothing(parties: Parties) -> None:
+async def test_amendments_not_signed_by_the_creator_change_nothing(parties: Parties) -> None:
     ada = await parties(ADA)
     troubles = list[str]()
     ada.run_admission.amending.on_trouble = troubles.append

@@ -81,7 +81,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "doors.json")
 
 
-async def test_a_door_that_opens_is_told_remembered_and_told_of_us(node: Node, tmp_path: Path) -> None:
+async def test_an_entry_point_that_answers_is_reported_remembered_and_told_of_us(node: Node, tmp_path: Path) -> None:
     assert not await node.rejoin.enter(0.0)
     assert node.told() == ["door.closed"]
     assert address(BOOT) in node.rejoin.unanswered() and "connection refused" in node.rejoin.unanswered()
@@ -96,7 +96,7 @@ async def test_a_door_that_opens_is_told_remembered_and_told_of_us(node: Node, t
     assert (door.peer_id, door.addresses, door.named) == (BOOT.peer_id, (address(BOOT),), True)
 
 
-async def test_doors_that_were_not_named_are_remembered_and_not_told(node: Node) -> None:
+async def test_entry_points_that_were_not_named_are_remembered_and_not_reported(node: Node) -> None:
     node.network.peers.add(PEER.peer_id)
     node.rejoin.learned(PEER.peer_id, [address(PEER)])
     await node.rejoin.step()

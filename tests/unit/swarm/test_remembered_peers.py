@@ -38,7 +38,7 @@ def test_what_answered_is_there_at_the_next_start_named_ones_first_then_the_newe
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_newest_addresses_of_a_door_come_first_and_are_few(path: Path) -> None:
+def test_the_newest_addresses_of_a_peer_come_first_and_are_few(path: Path) -> None:
     known = RememberedPeers(path, NOW)
     for port in range(1, 10):
         known.answered(peer(1), [address(1, port)], NOW + port)
@@ -68,7 +68,7 @@ def test_the_oldest_go_and_named_ones_give_way_to_none(path: Path) -> None:
     assert RememberedPeers(path, NOW).peers()
 
 
-def test_a_door_that_has_not_answered_for_long_is_forgotten(path: Path) -> None:
+def test_a_peer_that_has_not_answered_for_long_is_forgotten(path: Path) -> None:
     known = RememberedPeers(path, NOW)
     known.answered(peer(1), [address(1)], NOW)
     known.save()

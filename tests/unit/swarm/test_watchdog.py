@@ -82,7 +82,7 @@ def _entries(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return {name: (ADDRESS + name,) for name in names}
 
 
-def test_of_several_named_doors_one_that_answers_suffices_and_the_others_are_named_with_the_reason() -> None:
+def test_of_several_named_entry_points_one_that_answers_suffices_and_the_others_are_named_with_the_reason() -> None:
     world = World(("dead", "alive"))
     world.open = {"alive"}
     world.step()
@@ -102,7 +102,7 @@ def test_of_several_named_doors_one_that_answers_suffices_and_the_others_are_nam
     assert next(entry for entry in world.dog.describe(world.now).doors if entry.peer_id == "dead").answers
 
 
-def test_when_all_named_doors_are_dead_remembered_ones_are_tried_a_few_at_a_time() -> None:
+def test_when_all_named_entry_points_are_dead_remembered_ones_are_tried_a_few_at_a_time() -> None:
     world = World(("dead",), tuple(f"peer{number}" for number in range(12)))
     world.open = {"peer11"}
     plan = world.step()
@@ -302,7 +302,7 @@ def test_whoever_knows_nobody_has_nothing_to_look_for() -> None:
     assert world.dog.reason(world.now) is None
 
 
-def test_doors_are_bounded_and_named_ones_stay() -> None:
+def test_entry_points_are_bounded_and_named_ones_stay() -> None:
     world = World(("boot",))
     for number in range(3 * MAX_ENTRY_POINTS):
         world.dog.learned(f"peer{number}", (ADDRESS,) * 20, world.now + number)
@@ -326,7 +326,9 @@ def test_a_peer_can_not_replace_the_addresses_that_the_owner_gave() -> None:
         max_size=25,
     )
 )
-def test_whatever_happens_it_rejoins_within_two_minutes_once_a_door_is_open(events: list[tuple[str, int]]) -> None:
+def test_whatever_happens_it_rejoins_within_two_minutes_once_an_entry_point_answers(
+    events: list[tuple[str, int]],
+) -> None:
     world = World(("boot",), ("peer",))
     for number, (event, seconds) in enumerate(events):
         match event:

@@ -135,7 +135,7 @@ def test_a_status_is_told_when_it_changed_and_not_too_often(told: Any) -> None:
     assert news() == ["STATUS=step 7"]
 
 
-def test_a_status_that_strangers_wrote_tells_nothing_else(told: Any) -> None:
+def test_a_status_that_other_peers_wrote_tells_nothing_else(told: Any) -> None:
     manager, news = told()
     manager.tick(Condition(ready=False, line="no partner: x\nREADY=1\n" + "ü" * 5000), 0.0)
     told_ = news()

@@ -109,7 +109,7 @@ async def test_a_tunnel_that_was_being_renewed_when_a_direct_route_opened_stays_
             stream.socket.close()
 
 
-async def test_a_line_that_was_closed_opens_nothing_and_no_call_waits_for_it(tmp_path):
+async def test_a_peer_channel_that_was_closed_opens_nothing_and_no_call_waits_for_it(tmp_path):
     taken = list[OpenStream]()
     async with pair(tmp_path) as (ada, bob):
         silent(ada, taken)

@@ -35,7 +35,7 @@ async def test_a_peer_counts_once_as_long_as_anything_is_held():
     assert peer_limit.turned_away == 1
 
 
-def test_calls_out_and_calls_in_count_for_the_same_company_although_it_is_empty_at_first():
+def test_calls_out_and_calls_in_count_for_the_same_limit_although_it_is_empty_at_first():
     """An empty one is false: each side took one of its own, so nobody kept to the owner's limit or saw anybody."""
     peer_limit = PeerLimit(3)
     assert not peer_limit

@@ -190,7 +190,7 @@ async def test_who_answers_with_less_than_was_asked_for_is_not_measured():
         await measuring.measure_round_trip(Liar())
 
 
-async def test_a_stranger_is_not_answered(tmp_path: Path):
+async def test_an_unauthenticated_caller_is_not_answered(tmp_path: Path):
     from grpc import aio
 
     async with pair(tmp_path) as (ada, bob):

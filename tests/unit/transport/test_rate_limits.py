@@ -124,7 +124,7 @@ def half_open(channel: aio.Channel, method: str, metadata=None):
 
 
 @pytest.mark.parametrize("method", ["Describe", "Fetch", "Swap", "Ping"])
-async def test_a_stranger_that_begins_calls_and_sends_no_request_holds_no_place(method: str, monkeypatch):
+async def test_a_caller_that_begins_calls_and_sends_no_request_holds_no_place(method: str, monkeypatch):
     monkeypatch.setattr(server, "MAX_CALLS", 4)
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
         begun = [half_open(channel, method) for _ in range(4)]

@@ -178,7 +178,7 @@ async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out
             stream.socket.close()
 
 
-async def test_strangers_with_many_silent_streams_keep_nobody_else_out(tmp_path, monkeypatch):
+async def test_peers_with_many_silent_streams_keep_nobody_else_out(tmp_path, monkeypatch):
     monkeypatch.setattr(callee_module, "MAX_TUNNELS", 4)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         silent = [await who.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for who in (eve, eve, dan, dan)]
@@ -195,7 +195,7 @@ async def test_strangers_with_many_silent_streams_keep_nobody_else_out(tmp_path,
             stream.socket.close()
 
 
-async def test_strangers_hold_no_more_than_their_part_and_make_room_for_who_is_accepted(tmp_path, monkeypatch):
+async def test_unaccepted_sessions_have_a_bound_and_make_room_for_other_peers(tmp_path, monkeypatch):
     monkeypatch.setattr(callee_module, "MAX_TUNNELS", 4)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         held = [await begin(eve, bob, opening(name(), None)) for _ in range(4)]
@@ -603,7 +603,7 @@ async def test_the_round_trip_and_the_rates_are_measured(tmp_path):
         await until_async(measured, 30, "the round trip is measured")
 
 
-async def test_a_stranger_of_this_machine_can_not_use_our_way_to_a_peer(tmp_path):
+async def test_another_process_of_this_machine_can_not_use_our_dialer(tmp_path):
     import subprocess
     import sys
 
@@ -622,7 +622,7 @@ async def test_a_stranger_of_this_machine_can_not_use_our_way_to_a_peer(tmp_path
 
 
 @pytest.mark.parametrize("error", [OSError("no memory"), RuntimeError("a defect")])
-async def test_a_way_goes_on_where_one_connection_fails_and_a_defect_is_logged(tmp_path, monkeypatch, error):
+async def test_a_dialer_goes_on_where_one_connection_fails_and_a_defect_is_logged(tmp_path, monkeypatch, error):
     asked, ask = [], dialer_module.caller
 
     def caller(connection):

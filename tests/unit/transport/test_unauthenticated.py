@@ -36,7 +36,7 @@ def test_of_all_addresses_together_there_are_so_many():
         assert over == places[: max(0, number - 2)]
 
 
-def test_a_household_of_ipv6_is_one_stranger():
+def test_a_household_of_ipv6_is_one_caller():
     places = [(f"2001:db8::{number}", 1) for number in range(5)]
     assert len(Unauthenticated(most_of_one=2).surplus(places, 0.0)) == 3
 
@@ -84,7 +84,7 @@ def test_of_connections_of_peers_an_address_has_so_many_and_those_that_call_leas
     assert most.surplus(there, 0.0) == there[:5]
 
 
-def test_a_stranger_that_sends_much_is_ended_if_it_is_one_still_at_the_next_look():
+def test_an_unauthenticated_caller_that_sends_much_is_ended_if_it_still_is_at_the_next_look():
     one = Unauthenticated()
     much, little, peer = places = [("192.0.2.1", port) for port in range(3)]
     received = {much: 65 * 1024, little: 64 * 1024, peer: 1 << 30}
@@ -162,7 +162,7 @@ async def test_half_open_connections_are_ended_and_a_peer_that_calls_is_not(encr
             writer.transport.abort()
 
 
-def test_all_strangers_connections_of_an_address_that_is_blocked_are_too_many():
+def test_all_unauthenticated_connections_of_a_blocked_address_are_too_many():
     one = Unauthenticated()
     places = [("192.0.2.1", port) for port in range(3)]
     one.vouch(places[0])

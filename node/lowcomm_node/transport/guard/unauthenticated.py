@@ -73,7 +73,7 @@ class Unauthenticated:
         self._most_of_one = most_of_one
         self._most = most
         self._blocklist = Blocklist(blocked)
-        self._ration = Quota(ended)
+        self._quota = Quota(ended)
         self._known: OrderedDict[Place, None] = OrderedDict()
         """Authenticated connections, in the order of their last valid call."""
         self._vouched: set[Place] = set()
@@ -115,9 +115,9 @@ class Unauthenticated:
             del self._known[place]
         self._vouched &= present
         self._since = {place: self._since.get(place, now) for place in present if place not in self._known}
-        return self._surplus_strangers(now) + self._surplus_peers()
+        return self._surplus_unauthenticated(now) + self._surplus_peers()
 
-    def _surplus_strangers(self, now: float) -> list[Place]:
+    def _surplus_unauthenticated(self, now: float) -> list[Place]:
         blocked = self._blocklist.networks(now)
         left, each = len(self._since), Counter(network_of(host) for host, _ in self._since)
         over: list[Place] = []
@@ -167,7 +167,7 @@ class Unauthenticated:
                     self._end(place, there[place], now, NOISY)
             peers = {place: _received(there[place]) for place in self._vouched - self._ending}
             for place in self.overhead.excess(peers, now):
-                log.info("strangers.noisy_peer", host=place[0], reason="its frames belong to no message")
+                log.info("unauthenticated.noisy_peer", host=place[0], reason="its frames belong to no message")
                 self._end(place, there[place], now, NOISY)
             self._blocklist.enforce((one for one in ours if _listens(one)), now)
 
@@ -175,7 +175,7 @@ class Unauthenticated:
         self.ended += 1
         self._refusals.count(What.CONNECTION, Reason.TOO_MANY)
         self._ending.add(place)
-        if not self._ration.take(network_of(place[0]), weight, now):
+        if not self._quota.take(network_of(place[0]), weight, now):
             self.block(place[0])
         with suppress(OSError):  # it has ended meanwhile
             connection.shutdown(socket.SHUT_RDWR)
@@ -187,9 +187,9 @@ class Unauthenticated:
             try:
                 self.look(port)
             except OSError as error:  # such as too many open files: it passes
-                log.warning("strangers.not_looked", reason=str(error))
+                log.warning("unauthenticated.not_looked", reason=str(error))
             if self.ended > told:
-                log.info("strangers.ended", connections=self.ended - told)
+                log.info("unauthenticated.ended", connections=self.ended - told)
                 told = self.ended
             await asyncio.sleep(EVERY)
 

@@ -50,18 +50,18 @@ _Key = tuple[str, bytes]
 
 @dataclass(eq=False)
 class Inbound:
-    """A session that somebody holds with us."""
+    """A session that another peer holds with us."""
 
     pump: Pump
     address: str
     """Where its last stream came from."""
     name: str
-    """Of the unix socket that leads it to the gRPC server."""
+    """Of the unix socket that connects it to the gRPC server."""
     peer: str
     began: float
     """The event loop's time."""
     is_accepted: bool = False
-    """Whether a call came through it of a peer that may take part in the run."""
+    """Whether a call through it came from an admitted peer."""
 
 
 class Callee:
@@ -89,25 +89,23 @@ class Callee:
         self._start(self._sweep())
 
     def peer_of(self, name: str) -> str | None:
-        """Whose session is carried under the name of a unix socket that has dialed the gRPC server;
-        None: not one of ours."""
+        """The peer whose session has this unix socket name; None: not one of ours."""
         inbound = self._names.get(name)
         return inbound.peer if inbound is not None else None
 
     def place_of(self, name: str) -> str:
-        """Where the session under a name comes from: an IP address, or the peer id of a relay,
-        behind which none is seen."""
+        """Where a session comes from: an IP address, or a relay, behind which no address is
+        visible."""
         inbound = self._names.get(name)
         return place_in(inbound.address) if inbound is not None else ""
 
     def accept(self, name: str) -> None:
-        """A call that has come under a name was accepted: its session need not make room for
-        strangers any more."""
+        """A call of this session was accepted: it need not make room for other peers any more."""
         if (inbound := self._names.get(name)) is not None:
             inbound.is_accepted = True
 
     def break_off(self, name: str) -> None:
-        """End the session that is carried under a name, with its calls."""
+        """End a session, with its calls."""
         if (inbound := self._names.get(name)) is not None:
             inbound.pump.fail(LinkLost("was ended: its caller takes nothing"))
 
@@ -135,7 +133,7 @@ class Callee:
         task.add_done_callback(partial(self._heard, stream))
 
     def _can_greet(self, peer: str, place: str) -> bool:
-        """Whether we can hear what one more stream is for; one that is silent makes room for it."""
+        """Whether we can hear one more stream's first words; a silent one is evicted if needed."""
         if len(self._greeted) < MAX_TUNNELS:
             return True
         silent = choose_evicted(place, {task: where for task, (_, where) in self._greeted.items()}) or choose_evicted(
@@ -159,7 +157,7 @@ class Callee:
         stream.socket.close()
 
     async def _greet(self, stream: OpenStream) -> None:
-        """Hear what a stream is for."""
+        """Hear a stream's first words."""
         peer = stream.peer_id
         try:
             async with asyncio.timeout(OPENING_DEADLINE):
@@ -180,8 +178,7 @@ class Callee:
             stream.socket.close()
 
     def _has_room(self, peer: str, session_id: bytes, place: str) -> bool:
-        """Whether a peer may begin a session; one that is of no use, or that of a stranger, makes
-        room for it."""
+        """Whether a peer may begin a session; a useless or unaccepted one is evicted if needed."""
         held = self._held_by(peer)
         if (again := (peer, session_id)) in held:
             self._sessions.pop(again).pump.fail(LinkLost("was begun anew"))
@@ -205,7 +202,7 @@ class Callee:
         return True
 
     async def _refuse(self, stream: OpenStream, asked: Opening) -> None:
-        """Tell a caller why its stream is of no use."""
+        """Tell a caller why its stream is refused."""
         if asked.number is None:
             self.refused += 1
             answer = numbered(Signal.BUSY, 0)
@@ -284,13 +281,13 @@ class Callee:
         log_defect(task)
 
     async def _sweep(self) -> None:
-        """End what is of no use any more."""
+        """End useless sessions periodically."""
         while True:
             await asyncio.sleep(SWEEP_EVERY)
             self.sweep(asyncio.get_running_loop().time())
 
     def sweep(self, now: float) -> None:
-        """Look after sessions in which nothing moves; ``now``: the event loop's time."""
+        """End sessions without an accepted call or movement; ``now``: the event loop's time."""
         for inbound in list(self._sessions.values()):
             if not inbound.is_accepted and now - inbound.began > UNACCEPTED:
                 inbound.pump.fail(LinkLost(f"was closed, for no call was accepted within {UNACCEPTED:.0f} s"))
