@@ -104,7 +104,8 @@ def public_key_of(peer_id: str) -> bytes:
     except ValueError:
         raise SignatureError(f"{peer_id[:64]!r} is not a peer id: expected base58 such as 12D3KooW...") from None
     public_key = raw[len(_PEER_ID_PREFIX) :]
-    # base58 decoding accepts trailing white space; without this check one key would have many names.
+    # base58 decoding accepts trailing white space; without this check one key would have many
+    # names.
     if len(raw) != len(_PEER_ID_PREFIX) + KEY_BYTES or peer_id_of(public_key) != peer_id:
         raise SignatureError(f"The peer id {peer_id!r} holds no Ed25519 key: expected one that begins with 12D3KooW.")
     check_key(public_key)

@@ -127,8 +127,8 @@ class FileCorpus:
     field: str
 
     def fingerprint(self) -> str:
-        # Size and modification time stand for the content: reading terabytes at each start would take
-        # too long.
+        # Size and modification time stand for the content: reading terabytes at each start would
+        # take too long.
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
         return _digest([self.kind, self.field, stats])
 

@@ -42,7 +42,8 @@ async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint])
                     "of its own; a copied home needs its identity.key moved away."
                 )
             await asyncio.sleep(0.5)
-            with suppress(TimeoutError):  # then it stays connected, and the next dial succeeds at once
+            # If this times out, the peer stays connected, and the next dial succeeds at once.
+            with suppress(TimeoutError):
                 async with asyncio.timeout(DIAL_DEADLINE):
                     await p2p._client.disconnect(_peer(peer_id))
     finally:

@@ -108,8 +108,8 @@ class Puncher:
     # the end that asks
 
     async def improve(self, control: Control, peer_id: str, entries: Sequence[EntryPoint]) -> None:
-        """Try to replace relayed connections to a peer by a direct one; ``entries`` lead to it in any
-        case.
+        """Try to replace relayed connections to a peer by a direct one; ``entries`` lead to it in
+        any case.
 
         Raises LinkLost if in the end it is not connected at all.
         """

@@ -114,8 +114,8 @@ class CatchUp:
         if sync.group == 1:
             return []
         there = self.membership.donors()
-        # To a peer that has drifted, honest contributions look implausible, so it may distrust every
-        # peer. Then it considers all of them.
+        # To a peer that has drifted, honest contributions look implausible, so it may distrust
+        # every peer. Then it considers all of them.
         known = [info for info in there if self.trusts(info.peer_id)] or (there if drifted else [])
         steps = {info.peer_id: info.swarm_step for info in known}
         # No single peer can lead us far ahead of all others; a sole peer must be believed. Our own

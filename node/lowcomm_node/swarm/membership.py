@@ -393,8 +393,8 @@ class Membership:
 
     def _take_refusal(self, info: PeerInfo, code: grpc.StatusCode, details: str) -> None:
         if code is grpc.StatusCode.UNAVAILABLE and OTHER_CERTIFICATE in details:
-            # Somebody else answers at its address, perhaps in between us, so the text of the refusal
-            # counts for nothing.
+            # Somebody else answers at its address, perhaps in between us, so the text of the
+            # refusal counts for nothing.
             self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
         elif code is grpc.StatusCode.UNAUTHENTICATED and self._told_off < MAX_TOLD_OFF:
             self._told_off += 1

@@ -14,7 +14,8 @@ from lowcomm_protocol.spec.settings import DataSettings
 
 
 class TokenizerFile(Protocol):
-    """What a run says of its tokenizer: a ``data.tokenizer.Tokenizer``, whose package loads torch."""
+    """What a run says of its tokenizer: a ``data.tokenizer.Tokenizer``, whose package loads
+    torch."""
 
     @property
     def vocab(self) -> int:

@@ -354,8 +354,8 @@ class Watchdog:
         due = [entry for entry in self._entries.values() if entry.due <= now and self._is_wanted(entry, now)]
         named = [entry for entry in due if entry.named]
         others = [entry for entry in due if not entry.named]
-        # First those that answer, to keep them alive; then those missed, then the least tried, newest
-        # first.
+        # First those that answer, to keep them alive; then those missed, then the least tried,
+        # newest first.
         others.sort(key=lambda entry: (not entry.answers, not entry.missing, entry.failures, -entry.seen))
         return [*named, *others[:AT_ONCE]]
 

@@ -8,7 +8,10 @@ from typing import Any, ClassVar
 
 
 class Event:
-    """Something that happened. A subclass is a frozen dataclass: its fields are what is reported."""
+    """Something that happened.
+
+    A subclass is a frozen dataclass: its fields are what is reported.
+    """
 
     wire_name: ClassVar[str]
 

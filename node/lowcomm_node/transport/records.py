@@ -27,7 +27,8 @@ class RouteSpeed:
     """The measurements of one route. If they are missing, ``reason`` says why the route failed."""
 
     route: str
-    """As `peers` names it: `direct HOST:PORT`, `punched`, `relay NAME`; `tunnel` if there is none."""
+    """As `peers` names it: `direct HOST:PORT`, `punched`, `relay NAME`; `tunnel` if there is
+    none."""
     round_trip: float | None = None
     """Seconds."""
     up: float | None = None

@@ -38,8 +38,8 @@ OPEN_DEADLINE = 14.0
 dead connection noticed."""
 
 Open = Callable[[str, Sequence[str], bytes, int | None], Awaitable[tuple[OpenStream, int]]]
-"""Opens a stream: peer id, its entry points, session id, and how many bytes came before (None: a new
-session). Returns the stream and how many bytes the other end has received."""
+"""Opens a stream: peer id, its entry points, session id, and how many bytes came before (None: a
+new session). Returns the stream and how many bytes the other end has received."""
 
 
 class Forgotten(LinkLost):

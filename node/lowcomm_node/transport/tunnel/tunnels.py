@@ -1,4 +1,5 @@
-"""All tunnels of a node: the Exchange service over streams of libp2p, for peers that can't be dialed.
+"""All tunnels of a node: the Exchange service over streams of libp2p, for peers that can't be
+dialed.
 
     gRPC ── unix socket ── TunnelDialer ══ stream: p2pd, punched or relayed, p2pd ══ Callee ── unix socket ── gRPC server
 
@@ -66,7 +67,10 @@ class Tunnels:
         return Statistics(self.callee.refused, self._pumps.resumed, self._pumps.repeated)
 
     async def serve(self, server: str) -> None:
-        """Carry other peers' sessions to the gRPC server's unix socket ``server``. Raises LinkLost."""
+        """Carry other peers' sessions to the gRPC server's unix socket ``server``.
+
+        Raises LinkLost.
+        """
         self.callee.start(server)
         await self._streams.serve_streams(self._protocol, self.callee.take)
 
