@@ -8,7 +8,7 @@ import pytest
 from helpers.statuses import make_exchange, make_status
 from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.events import OtherEvent, PhaseEntered
-from lowcomm_node.status.lines import contribution, event_in_words, farewell, progress_in_words
+from lowcomm_node.status.lines import contribution, event_in_words, farewell, progress_in_words, summary
 from lowcomm_node.swarm.records import EntryPointSilent, SwarmLost
 from lowcomm_node.system.events import Event
 from lowcomm_node.trainer.messages import Evaluated, Saved
@@ -68,3 +68,12 @@ def test_at_the_end_it_tells_what_was_given_where_the_model_lies_and_how_to_use_
     assert farewell(nothing, "x").splitlines() == [
         "contributed: 0 steps, 0 tokens; since this start 210 exchanges applied, 1.2 MB sent"
     ]
+
+
+def test_a_node_says_in_a_line_what_it_does_and_why_it_waits() -> None:
+    trainer = {"swarm_step": None, "total_steps": 100}
+    status = make_status(phase="joining", waiting="looking for the swarm", trainer=trainer)
+    assert summary(status) == "joining · looking for the swarm"
+    assert summary(replace(status, waiting=None)) == "joining"
+    status = make_status(phase="training", trainer=trainer | {"swarm_step": 7}, peers=2)
+    assert summary(status) == "training · step 7 of 100, 2 other peers alive"

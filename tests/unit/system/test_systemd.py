@@ -13,7 +13,6 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_bootstrap.server import LOOK_DEADLINE, BootstrapServer
-from lowcomm_node.daemon.report import summary
 from lowcomm_node.system.systemd import EXTENSION, MAX_STATUS, STATUS_EVERY, Condition, ServiceManager
 
 Listen = Callable[[str], socket.socket]
@@ -192,15 +191,6 @@ async def test_attending_goes_on_over_a_defect_and_ends_at_once_without_a_manage
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert heard_.count("READY=1") == 1
-
-
-def test_a_node_says_in_a_line_what_it_does_and_why_it_waits() -> None:
-    trainer = {"swarm_step": None, "total_steps": 100}
-    status = {"phase": "joining", "waiting": "looking for the swarm", "trainer": trainer, "peers": 0}
-    assert summary(status) == "joining · looking for the swarm"
-    assert summary(status | {"waiting": None}) == "joining"
-    status = {"phase": "training", "waiting": None, "trainer": trainer | {"swarm_step": 7}, "peers": 2}
-    assert summary(status) == "training · step 7 of 100, 2 other peers alive"
 
 
 async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_look_does_not_end() -> None:
