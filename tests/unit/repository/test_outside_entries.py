@@ -107,6 +107,9 @@ class Sparse(Codec):
 class Plain(OuterRule):
     """``phi += pooled``: no momentum."""
 
+    def __init__(self) -> None:
+        self.taken = 0
+
     def gain(self, settings: OuterSettings) -> float:
         return settings.outer_lr
 
@@ -114,6 +117,7 @@ class Plain(OuterRule):
         return 0.0, -settings.consensus, 0.0, 0.0
 
     def step(self, settings: OuterSettings, phi: Vector, delta: Vector, pooled: Vector) -> None:
+        self.taken += 1
         phi += pooled
 
 
@@ -208,8 +212,10 @@ def test_a_codec_that_hides_that_its_size_varies_is_refused_by_groups(dataset):
 
 
 def test_an_outer_rule(dataset):
-    with registered(OUTER_RULES, "plain", Plain()):
+    rule = Plain()
+    with registered(OUTER_RULES, "plain", rule):
         learned(spec_of(outer="plain"), dataset)
+        assert rule.taken > 0
         with pytest.raises(SpecError, match=r"plain with consensus = 3\.0 .* diverges in groups of 2"):
             parse_canonical(spec_of(outer="plain").canonical().decode().replace('"consensus":1.0', '"consensus":3.0'))
     with pytest.raises(ValueError, match=r"not known\. There are nesterov, noloco"):
