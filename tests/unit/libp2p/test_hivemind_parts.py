@@ -45,6 +45,7 @@ def test_a_bootstrap_server_needs_no_torch() -> None:
     assert run_python(code, "torch", "scipy", "numba", "grpc", "safetensors") == "ok"
 
 
+@pytest.mark.slow
 def test_the_whole_of_hivemind_is_used_where_it_was_imported_before() -> None:
     code = """
 import hivemind
@@ -54,6 +55,7 @@ print(hivemind.averaging is not None and hivemind.dht.DHTNode is hivemind_parts.
     assert run_python(code) == "True"
 
 
+@pytest.mark.slow
 async def test_a_search_that_is_cancelled_says_nothing_of_what_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
     from hivemind.dht.traverse import traverse_dht
 

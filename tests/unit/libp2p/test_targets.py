@@ -67,7 +67,7 @@ def test_a_third_party_is_tried_for_one_peer_and_then_ever_more_rarely(targets: 
     dials = Counter[int]()
     for second in range(0, 3600, 5):
         clock.now = float(second)
-        for number in range(30):
+        for number in range(12):
             dials[second // 60] += len(targets.admit(f"sybil-{number}", [f"44.2.3.4:{port}" for port in range(1, 9)]))
     assert dials[0] == DIALS and dials.total() <= 10 * DIALS
     assert "it is tried again in" in targets.refusal(["44.2.3.4:1"])

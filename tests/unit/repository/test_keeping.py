@@ -13,7 +13,10 @@ from helpers import keeping
 from helpers.processes import alive
 from helpers.waiting import until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
+    pytest.mark.slow,  # each starts pytest
+]
 SOON = 60.0
 TEST = """
 import os, subprocess, sys, time
