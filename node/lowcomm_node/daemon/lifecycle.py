@@ -23,7 +23,7 @@ from lowcomm_node.status.board import Board
 from lowcomm_node.status.events import Paused, Resumed, SavingAgain
 from lowcomm_node.status.lines import tokenizing_in_words
 from lowcomm_node.status.model import CheckpointStatus
-from lowcomm_node.storage.quota import DiskQuota
+from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.amendments import Amending
 from lowcomm_node.swarm.membership import Membership

@@ -7,7 +7,7 @@ from lowcomm_node.data.corpus import open_corpus
 from lowcomm_node.data.shards import Split, Tell, Tokenized, open_shards
 from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.data.tokenizer import Tokenizer, open_tokenizer
-from lowcomm_node.storage.quota import DiskQuota
+from lowcomm_node.storage.disk_quota import DiskQuota
 
 __all__ = [
     "Dataset",

@@ -27,6 +27,7 @@ from lowcomm_node.data.corpus import Corpus, Document
 from lowcomm_node.data.documents import Reading
 from lowcomm_node.data.tokenizer import Tokenizer
 from lowcomm_node.errors import DataError
+from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.durable import (
     disk_full_error,
     folder_lock,
@@ -36,7 +37,6 @@ from lowcomm_node.storage.durable import (
     sync_folder,
     write_sealed_json,
 )
-from lowcomm_node.storage.quota import DiskQuota
 
 FORMAT = 2
 SHARD_BYTES = 256 << 20

@@ -14,7 +14,7 @@ from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerErro
 from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.state_transfer.fetch import Fetcher
 from lowcomm_node.state_transfer.records import StateAdopted
-from lowcomm_node.storage.quota import DiskQuota
+from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.trainer.messages import Ready
 from lowcomm_node.trainer.process import Trainer

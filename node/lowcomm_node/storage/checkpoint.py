@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.errors import CheckpointError, ConfigError, RetryLater
+from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.durable import (
     disk_full_error,
     folder_lock,
@@ -41,7 +42,6 @@ from lowcomm_node.storage.manifest import (
     read_manifest,
     write_checkpoint,
 )
-from lowcomm_node.storage.quota import DiskQuota
 
 if TYPE_CHECKING:  # listing and verifying need no torch, which takes seconds to load
     from torch import Tensor

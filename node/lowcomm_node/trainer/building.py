@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.storage.quota import DiskQuota
+from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.arena import Arena, slots_each
 from lowcomm_node.trainer.capacity import check_memory, limit_vram

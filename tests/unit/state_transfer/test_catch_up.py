@@ -11,7 +11,7 @@ import pytest
 from lowcomm_node.state_transfer import donor_session, fetch
 from lowcomm_node.state_transfer.catch_up import ROUNDS, CatchUp
 from lowcomm_node.storage import snapshots
-from lowcomm_node.storage.quota import DiskQuota
+from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.testing.donors import INTERVAL, SMALL, STEP, Giver, giving, sync_of
 from lowcomm_node.testing.wire import calling, soon
 from lowcomm_node.transport.bandwidth import BandwidthLimit
