@@ -91,11 +91,9 @@ class Daemon:
         """While it is in the DHT."""
         self.rejoin: Rejoin | None = None
         self.serving: tuple[int, bytes] | None = None
-        """Port and certificate (DER) of the Exchange service, once it listens."""
         self._prober: Prober | None = None
         self._prover: Prover | None = None
         self.refusals = Refusals()
-        """Records, calls and connections that this node refused."""
         self.allowance = Allowance(settings)
         self.peer_id = ""
         self._departure = Departure(self._leave_seconds)
@@ -171,9 +169,8 @@ class Daemon:
         )
         self.rejoin = Rejoin(discovery, self.settings.peers, known, self.board.tell, self.board.warn)
         try:
-            self.board.enter(
-                "joining", f"looking for the swarm at {', '.join([*self.settings.peers, *self._remembered][:8])}"
-            )
+            known_at = ", ".join([*self.settings.peers, *self._remembered][:8])
+            self.board.enter("joining", f"looking for the swarm at {known_at}")
             await discovery.start()
             self.discovery = discovery
             self._prober = Prober(discovery, discovery.addresses, FOR_A_NODE)
@@ -213,9 +210,8 @@ class Daemon:
             return await find_run(discovery, self.settings, kept, self.board.show)
         if kept is None:
             raise NoPeers(nobody_answers(self.rejoin.unanswered()))
-        self.board.warn(
-            f"{self.rejoin.reason}: training alone on what this home knows of the run, until a peer answers"
-        )
+        alone = "training alone on what this home knows of the run, until a peer answers"
+        self.board.warn(f"{self.rejoin.reason}: {alone}")
         return kept
 
     async def _prove(self) -> bool:
@@ -361,7 +357,7 @@ class Daemon:
 
     def _on_news(self, event: Event) -> None:
         assert self.training  # which starts the trainer
-        self.training.on_news(event)
+        self.training.news.hear(event)
         if isinstance(event, Stepped) and self.run_admission.reach(event.swarm_step):
             self._drop_removed()  # and the next look at the swarm sees whether we may stay ourselves
 

@@ -14,14 +14,14 @@ from contextlib import suppress
 from time import monotonic, time
 from typing import Any
 
+from lowcomm_node.daemon.news import News
 from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.state_transfer.catch_up import CatchUp, state_form
 from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.status.board import Board
-from lowcomm_node.status.events import Paused, Resumed, SavingAgain
-from lowcomm_node.status.lines import tokenizing_in_words
+from lowcomm_node.status.events import Paused, Resumed
 from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.snapshots import Snapshots
@@ -31,17 +31,8 @@ from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import Outcome
 from lowcomm_node.system.logs import log
 from lowcomm_node.trainer.failures import Failures
-from lowcomm_node.trainer.lines import Event
 from lowcomm_node.trainer.messages import (
-    Evaluated,
-    Evaluating,
-    Finished,
-    Held,
-    NotSaved,
     Ready,
-    Saved,
-    Stepped,
-    Tokenizing,
 )
 from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_node.trainer.supervisor import Supervisor
@@ -57,13 +48,10 @@ START_DEADLINE = 300.0
 """Seconds that a node waits for the peers that a run begins with; then it begins with those that are there."""
 PAUSE_PATIENCE = 5.0
 """Seconds for exchanges that are under way to end when the owner pauses the node."""
-NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
 UNCHECKED = (
     "this run does not say which tokenizer it uses, so nobody checks it: with another file than its creator's this node "
     "spoils what others learn. Compare the SHA-256 of both"
 )
-HELD = "a checkpoint is being written: the disk is slower than training"
-EVALUATING = "evaluating on held-out text"
 LEAVE_DEADLINE = 45.0
 """Seconds for a node that leaves to end its exchanges, save and evaluate, beyond what its steps and its disk need."""
 LONGEST_LEAVE = 300.0
@@ -95,16 +83,22 @@ class Training:
         board: Board,
     ) -> None:
         """``barred``: whether a peer may not take part at a time; such a one is handed no state."""
-        self._settings, self._run, self._peer_id = settings, run, peer_id
-        self._supervisor, self._availability, self._board = supervisor, availability, board
-        self._membership, self._exchanger, self._channels = membership, exchanger, channels
-        self._bandwidth, self._barred = bandwidth, barred
+        self._settings = settings
+        self._run = run
+        self._peer_id = peer_id
+        self._supervisor = supervisor
+        self._availability = availability
+        self._board = board
+        self._membership = membership
+        self._exchanger = exchanger
+        self._channels = channels
+        self._bandwidth = bandwidth
+        self._barred = barred
         self._failures = Failures(settings.checkpoint_every)
         self._amending = amending
-        self._over, self._amended = asyncio.Event(), asyncio.Event()
+        self._amended = asyncio.Event()
         self._snapshots: Snapshots | None = None
-        self._save_seconds: float | None = None
-        """What the last checkpoint took."""
+        self.news = News(board, self._failures, exchanger)
         self.donor: Donor | None = None
         """Hands our state to joiners, once there is one."""
         self.ready: Ready | None = None
@@ -133,7 +127,7 @@ class Training:
         if self.ready is None:
             return LEAVE_DEADLINE
         guess = SAVED_BYTES * self.ready.parameters / DISK_RATE
-        saving = guess if self._save_seconds is None else self._save_seconds
+        saving = guess if self.news.save_seconds is None else self.news.save_seconds
         return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.step_seconds + saving))
 
     async def hurry_out(self) -> None:
@@ -215,7 +209,7 @@ class Training:
                 return False
             self._amended.clear()
             await self._amended.wait()
-        self._over.clear()
+        self.news.over.clear()
         return True
 
     def _has_ended(self) -> bool:
@@ -227,7 +221,7 @@ class Training:
         if not self.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
             self._board.warn(UNCHECKED)
         self._board.enter(phase, "starting the trainer: text, model, newest checkpoint")
-        self._over.clear()  # what it has saved may be from before the end
+        self.news.over.clear()  # what it has saved may be from before the end
         try:
             ready = await self._supervisor.start(self._trainer_settings())
         finally:
@@ -252,10 +246,10 @@ class Training:
 
     async def _is_over(self) -> bool:
         """Wait until the run is over; False if we have drifted away from the others before."""
-        waits = {asyncio.create_task(event.wait()) for event in (self._over, self._exchanger.drifted)}
+        waits = {asyncio.create_task(event.wait()) for event in (self.news.over, self._exchanger.drifted)}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return self._over.is_set()
+            return self.news.over.is_set()
         finally:
             for wait in waits:
                 wait.cancel()
@@ -360,57 +354,6 @@ class Training:
             self._board.advance(swarm_step=saved.swarm_step, steps=saved.steps, tokens=saved.tokens)
         except TrainerError as error:
             self._board.warn(f"the last checkpoint could not be saved: {error}")
-
-    # the trainer
-
-    def on_news(self, event: Event) -> None:
-        """What the trainer tells."""
-        match event:
-            case Stepped():
-                self._board.stepped(event)
-                self._failures.stepped(event.steps)
-                self._exchanger.on_step(event.swarm_step, event.steps, event.tokens, event.seconds)
-                self._board.tell_step(event)
-                return
-            case Evaluating():
-                if self._board.waiting in (None, EVALUATING) or self._board.phase in ("syncing", "finishing"):
-                    self._board.show(EVALUATING)
-                return
-            case Evaluated():
-                self._evaluated()
-                if event.loss is not None:
-                    self._board.evaluated(event.loss)
-            case Saved():
-                self._held_no_more()
-                self._save_seconds = event.seconds
-                self._board.checkpoint = CheckpointStatus(step=event.swarm_step, path=event.path)
-                if event.after_trouble:
-                    self._board.withdraw(NOT_SAVED)
-                    self._board.tell(SavingAgain())
-            case NotSaved():
-                self._held_no_more()
-                self._board.withdraw(NOT_SAVED)
-                self._board.warn(f"{NOT_SAVED} {event.reason}")
-            case Held():
-                self._board.show(HELD)
-                return
-            case Tokenizing():
-                self._board.tokenizing = event
-                self._board.show(tokenizing_in_words(event))
-                return
-            case Finished():
-                self._over.set()
-            case _:
-                pass
-        self._board.tell(event)
-
-    def _evaluated(self) -> None:
-        if self._board.waiting == EVALUATING:
-            self._board.show(None)
-
-    def _held_no_more(self) -> None:
-        if self._board.waiting == HELD:
-            self._board.show(None)
 
     def _take_over(self, ready: Ready) -> None:
         """Go on with the state that the trainer has built, resumed or adopted."""

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from helpers.waiting import until_async
-from lowcomm_node.daemon.lifecycle import EVALUATING, HELD, LEAVE_DEADLINE, LONGEST_LEAVE, NOT_SAVED, Training
+from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, LONGEST_LEAVE, Training
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_node.sync.history import Outcome
-from lowcomm_node.trainer.lines import Event
-from lowcomm_node.trainer.messages import Checkpoint, Evaluated, Evaluating, Held, NotSaved, Saved, Tokenizing
-from lowcomm_node.trainer.saving import HANGS
+from lowcomm_node.trainer.messages import Checkpoint
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
 from lowcomm_protocol.spec.run import parse_toml, sign_run
@@ -44,54 +42,6 @@ async def test_a_node_that_saves_tells_of_the_steps_in_its_checkpoint() -> None:
     assert board.progress == Progress(**SAVED, loss=1.5)
 
 
-@pytest.mark.parametrize("then", [
-    Saved(swarm_step=700, path="/checkpoints/700", seconds=1.0, after_trouble=False),
-    NotSaved(reason="No room."),
-])  # fmt: skip
-def test_a_node_whose_training_waits_for_its_disk_says_so_until_that_is_over(then: Event) -> None:
-    training = hearing()
-    training.on_news(Held())
-    assert training._board.waiting == HELD
-    training.on_news(then)
-    assert training._board.waiting is None
-
-
-def test_what_else_a_node_waits_for_by_now_is_not_taken_back() -> None:
-    training = hearing()
-    training.on_news(Held())
-    training._board.show("peers")
-    training.on_news(NotSaved(reason="No room."))
-    assert training._board.waiting == "peers"
-
-
-def test_the_newest_reason_why_nothing_is_saved_takes_the_place_of_the_one_before() -> None:
-    training = hearing()
-    for reason in (HANGS, "The disk is gone."):
-        training.on_news(NotSaved(reason=reason))
-    assert training._board.warnings == [f"{NOT_SAVED} The disk is gone."]
-    training.on_news(Saved(swarm_step=700, path="/checkpoints/700", seconds=1.0, after_trouble=True))
-    assert not training._board.warnings
-
-
-def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() -> None:
-    training = hearing()
-    progress = Tokenizing(done=52_000_000, total=400_000_000, tokens=11_000_000, rate=2.9e6, remaining=120.0)
-    training.on_news(progress)
-    assert training._board.tokenizing == progress
-    expected = "tokenizing the text: 13 %, 52.0 MB of 400.0 MB, 2.9 MB/s, about 2:00 left"
-    assert training._board.waiting == expected
-
-
-@pytest.mark.parametrize(("phase", "before"), [("syncing", "looking for peers"), ("training", None)])
-def test_a_node_that_evaluates_says_so(phase: str, before: str | None) -> None:
-    training = hearing()
-    training._board.enter(phase, before)
-    training.on_news(Evaluating())
-    assert training._board.waiting == EVALUATING
-    training.on_news(Evaluated(loss=1.5, tokens=512, swarm_step=3, steps=3))
-    assert training._board.waiting is None
-
-
 @pytest.mark.parametrize(
     ("step", "saved", "seconds"),
     [(0.1, 0.1, 45.4), (28.0, None, 45 + 2 * (28 + 44)), (28.0, 5.0, 111.0), (500.0, 9.0, LONGEST_LEAVE)],
@@ -101,9 +51,7 @@ def test_a_node_gets_as_long_to_leave_as_a_step_and_a_checkpoint_take(
 ) -> None:
     training = hearing()
     training.ready, training._exchanger = SimpleNamespace(parameters=110_000_000), SimpleNamespace(step_seconds=step)
-    training._save_seconds = None
-    if saved is not None:
-        training.on_news(Saved(swarm_step=700, path="/checkpoints/700", seconds=saved, after_trouble=False))
+    training.news = SimpleNamespace(save_seconds=saved)
     assert training.leave_seconds == pytest.approx(seconds)
     training.ready = None
     assert training.leave_seconds == LEAVE_DEADLINE
@@ -160,7 +108,8 @@ async def test_a_node_that_stays_goes_on_when_the_creator_makes_the_run_longer()
     training._membership = SimpleNamespace(announce=announce)
     training._settings = SimpleNamespace(stay=False)
     training._supervisor = SimpleNamespace(runs=True, trainer=SimpleNamespace(amend=amend))
-    training._over, training._amended = asyncio.Event(), asyncio.Event()
+    training.news = SimpleNamespace(over=asyncio.Event())
+    training._amended = asyncio.Event()
     training._board.advance(swarm_step=400)
     assert not await training._goes_on(), "who does not stay leaves"
 
