@@ -1,1 +1,1 @@
-"""The loopback control API: what the command line asks, and the only way to steer a running node."""
+"""The control API on loopback: the only way to look at a running node and to steer it."""

@@ -28,7 +28,7 @@ TIMEOUT = 10.0
 EXAMINING = 180.0
 """Seconds for what waits for peers: each of its steps has a deadline of its own."""
 POLL = 0.1
-"""Seconds between two looks at whether the daemon lives: only a parent can wait for a process, and it is not ours."""
+"""Seconds between two looks at whether the daemon lives: only its parent could wait for it."""
 _START = "start it with `lowcomm-node join --peers ADDR`"
 
 
@@ -46,7 +46,10 @@ class Endpoint:
 
 
 def read_endpoint(home: Path) -> Endpoint:
-    """Read the control file. Raises NotRunning if there is none or its process is gone, ConfigError if unreadable."""
+    """Read the control file.
+
+    Raises NotRunning if there is none or its process is gone, ConfigError if it is unreadable.
+    """
     path = Paths(home).control
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -69,8 +72,8 @@ def read_endpoint(home: Path) -> Endpoint:
 class ControlClient:
     """A connection to the daemon of one home; use as a context manager.
 
-    Every method raises NotRunning if no daemon answers, Unhealthy if it does not answer in time, and NodeError with
-    what it says if it refuses.
+    Every method raises NotRunning if no daemon answers, Unhealthy if it does not answer in time,
+    and NodeError with its reason if it refuses.
     """
 
     def __init__(self, home: Path, timeout: float = TIMEOUT) -> None:
@@ -122,7 +125,7 @@ class ControlClient:
                         yield read_notice(json.loads(line))
 
     def limits(self, changes: Mapping[str, str] | None = None) -> Limits:
-        """The limits on traffic and what is used of them; first changed, where ``changes`` name some."""
+        """The limits on traffic and what is used of them, after these changes."""
         method = "POST" if changes else "GET"
         return read(Limits, self._call(method, "/v1/limits", body=changes or None))
 
@@ -135,7 +138,7 @@ class ControlClient:
         self._call("POST", "/v1/stop", body={"now": now})
 
     def pause(self, seconds: float | None) -> None:
-        """Ask the node to save and to free the trainer's memory, for so many seconds or until resumed."""
+        """Ask the node to save and to free the trainer's memory, for so long or until resumed."""
         self._call("POST", "/v1/pause", body={"seconds": seconds})
 
     def resume(self) -> None:
@@ -148,7 +151,7 @@ class ControlClient:
         return str(self._call("POST", "/v1/generate", body=body, timeout=600.0)["text"])
 
     def doctor(self, peers: Sequence[str] = ()) -> list[Any]:
-        """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) are asked before those it knows."""
+        """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) come first."""
         return self._call("POST", "/v1/doctor", body={"peers": list(peers)}, timeout=EXAMINING)
 
     def ping(self, peer: str) -> Ping:
@@ -156,7 +159,7 @@ class ControlClient:
         return read(Ping, self._call("POST", "/v1/ping", body={"peer": peer}, timeout=EXAMINING))
 
     def wait_ended(self, timeout: float, poll: Callable[[], None] | None = None) -> bool:
-        """Wait until the process of the daemon is gone; whether it is, within ``timeout`` seconds."""
+        """Wait until the daemon is gone; whether it is, within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while _alive(self.endpoint.pid):
             if time.monotonic() > deadline:

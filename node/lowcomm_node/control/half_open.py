@@ -1,4 +1,4 @@
-"""HTTP connections to the control API on which no whole request comes: uvicorn would hold each for ever, with its descriptor."""
+"""Ends connections to the control API on which no whole request comes: uvicorn would keep them."""
 
 import asyncio
 from typing import Any

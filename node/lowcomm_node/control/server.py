@@ -1,4 +1,4 @@
-"""The serving side of the control API: HTTP on loopback, with a token that only the owner's files hold.
+"""The server of the control API: HTTP on loopback, with a token from a file of the owner.
 
 GET  /v1/status, /v1/peers, /v1/rounds?limit=N        GET  /v1/events     one JSON object a line, as things happen
 POST /v1/doctor  {"peers"}                            POST /v1/ping       {"peer"}
@@ -61,7 +61,8 @@ class ControlServer:
     """Runs in the daemon's own event loop."""
 
     def __init__(self, node: Controlled, file: Path) -> None:
-        self._node, self._file = node, file
+        self._node = node
+        self._file = file
         self._token = secrets.token_urlsafe(32)
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None

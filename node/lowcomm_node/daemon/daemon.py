@@ -202,7 +202,10 @@ class Daemon:
             self.board.enter("left", None)
 
     async def _find_run(self, discovery: Discovery, kept: SignedRun | None) -> SignedRun:
-        """The run of the swarm; if nobody answers, the one that this home keeps. Raises NoPeers if there is none."""
+        """The run of the swarm; if nobody answers, the one that this home keeps.
+
+        Raises NoPeers if there is none.
+        """
         assert self.rejoin is not None
         self.board.show(None)  # the status tells why
         if await self.rejoin.enter(0.0 if kept is not None else self.settings.join_deadline):

@@ -45,7 +45,7 @@ from lowcomm_protocol.spec.run import SignedRun
 from lowcomm_protocol.state.snapshot import tolerated_lag
 
 START_DEADLINE = 300.0
-"""Seconds that a node waits for the peers that a run begins with; then it begins with those that are there."""
+"""Seconds that a node waits for the first peers of a run; then it begins with those that came."""
 PAUSE_PATIENCE = 5.0
 """Seconds for exchanges that are under way to end when the owner pauses the node."""
 UNCHECKED = (
@@ -53,14 +53,14 @@ UNCHECKED = (
     "spoils what others learn. Compare the SHA-256 of both"
 )
 LEAVE_DEADLINE = 45.0
-"""Seconds for a node that leaves to end its exchanges, save and evaluate, beyond what its steps and its disk need."""
+"""Seconds for a node that leaves to end exchanges, save and evaluate, beside its steps and its disk."""
 LONGEST_LEAVE = 300.0
 LEAVE_PATIENCE = 15.0
 """Seconds for exchanges that are under way to end when the node leaves."""
 HURRY_PATIENCE = 2.0
 """The same where whoever ends the node will not wait: Docker kills it after 10 s."""
 SAVED_BYTES, DISK_RATE = 20, 50e6
-"""Bytes of a checkpoint for each parameter, and bytes a second: what a save is thought to take until one was measured."""
+"""Bytes of a checkpoint for each parameter, and bytes a second: an estimate until a save was measured."""
 
 
 class Training:
@@ -105,7 +105,10 @@ class Training:
         """What the trainer has built, resumed or adopted last."""
 
     async def run(self) -> None:
-        """Train until the run is over; between two turns pause, or start the trainer again after a failure. Raises NodeError."""
+        """Train until the run is over. Raises NodeError.
+
+        Between two turns the node pauses, or starts the trainer again after a failure.
+        """
         while True:
             if self._availability.hold is not None:
                 await self._pause()
@@ -116,14 +119,14 @@ class Training:
                 await self._recover(error)
 
     async def conclude(self, patience: float | None = None) -> None:
-        """Save, let the exchanges under way end within so many seconds, and evaluate a last time."""
+        """Save, let exchanges under way end within so many seconds, and evaluate a last time."""
         await self._save_while_exchanges_end(patience)
         with suppress(TrainerError):
             await self._supervisor.trainer.evaluate()
 
     @property
     def leave_seconds(self) -> float:
-        """How long the node may take to leave: a save waits for the end of a step, and may be of gigabytes."""
+        """How long leaving may take: a save waits for the end of a step, and may be of gigabytes."""
         if self.ready is None:
             return LEAVE_DEADLINE
         guess = SAVED_BYTES * self.ready.parameters / DISK_RATE
@@ -135,7 +138,10 @@ class Training:
         await self._save_while_exchanges_end(HURRY_PATIENCE)
 
     async def _save_while_exchanges_end(self, patience: float | None) -> None:
-        """Save at once, so that a node that is killed now has lost nothing; again, if an exchange is applied after that."""
+        """Save at once, and again if an exchange is applied after that.
+
+        A node that is killed meanwhile has lost nothing.
+        """
         self._board.enter("finishing", "saving, and ending the exchanges that are under way")
         applied = self._exchanger.history.outcomes[Outcome.APPLIED]
         await asyncio.gather(self._save(), self._exchanger.close("the node leaves", patience))
@@ -164,7 +170,7 @@ class Training:
     # a turn
 
     async def _until_held(self, turn: Coroutine[Any, Any, None]) -> bool:
-        """Take a turn; whether it came to its end, or the owner wants a pause. Raises TrainerLost if the trainer is."""
+        """Take a turn; False if the owner wants a pause. Raises TrainerLost."""
         task = asyncio.create_task(turn)
         lost, held = (
             asyncio.create_task(one) for one in (self._supervisor.wait_lost(), self._availability.wait_held())
@@ -200,7 +206,7 @@ class Training:
             why = "the run goes on: its creator has made it longer"
 
     async def _goes_on(self) -> bool:
-        """Whether the run's creator has made it longer; a node that stays waits for that, and serves its state."""
+        """Whether the creator has made the run longer. A node that stays waits for that."""
         stay = self._settings.stay
         while self._has_ended():
             self._board.enter("finished", "the run is over: serving its state to others" if stay else None)
@@ -256,7 +262,7 @@ class Training:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _catch_up(self, drifted: bool) -> None:
-        """Copy the state of peers that are ahead by more than a merge can heal, or if we have drifted away."""
+        """Copy the state of peers that are too far ahead for a merge, or if we have drifted."""
         assert self.ready
         settings = self._settings
         catch_up = CatchUp(
@@ -321,7 +327,7 @@ class Training:
         self._board.tell(Resumed())
 
     async def _recover(self, error: TrainerError) -> None:
-        """Clean up after a trainer that failed, and wait for a while. Raises NodeError if another try is no use."""
+        """Clean up after a failed trainer, and wait. Raises NodeError if another try is no use."""
         if self.ready is None and not isinstance(error, TrainerLost):
             raise error  # it has never run, and says why
         failure = await self._supervisor.explain(error)

@@ -220,7 +220,7 @@ def _count(history: History) -> ExchangeCounts:
 
 
 def _why_alone(view: View) -> str | None:
-    """Training never waits; but if the last exchange was not applied, the owner wants to know why."""
+    """Why the node trains without exchanges; training itself never waits."""
     phase, exchanger = view.board.phase, view.exchanger
     if phase == "paused" and view.availability.hold is not None:
         return view.availability.hold.text

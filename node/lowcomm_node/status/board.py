@@ -1,4 +1,4 @@
-"""What a node tells of itself: what it is at, how far it is, what went wrong, and events to whoever listens."""
+"""What a node shows of itself: phase, progress, warnings, and events for its listeners."""
 
 import asyncio
 from collections.abc import Iterable
@@ -18,7 +18,10 @@ _OF_A_STEP = {one.name for one in fields(Progress)} & {one.name for one in field
 
 
 class Board:
-    """``status`` reads it. Subscribers each get every event; one that does not read loses the oldest, never holds up the node."""
+    """``status`` reads it, and each subscriber gets every event.
+
+    A subscriber that does not read loses the oldest; it never holds up the node.
+    """
 
     def __init__(self) -> None:
         self.phase = "starting"
@@ -49,13 +52,15 @@ class Board:
         """Be in a phase from now on, and perhaps wait for something in it."""
         self.show(waiting)
         if phase != self.phase:
-            self.phase, self.changed = phase, monotonic()
+            self.phase = phase
+            self.changed = monotonic()
             self.tell(PhaseEntered(phase=phase))
 
     def show(self, waiting: str | None) -> None:
         """Wait for something else than before."""
         if waiting != self.waiting:
-            self.waiting, self.changed = waiting, monotonic()
+            self.waiting = waiting
+            self.changed = monotonic()
 
     def warn(self, text: str) -> None:
         """Something that the owner should know."""

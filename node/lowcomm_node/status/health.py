@@ -23,7 +23,7 @@ PHASE_PATIENCE: Mapping[str, float] = {
     "finishing": 120.0,
     "left": 60.0,
 }
-"""Seconds in which a phase, or what it waits for, has to change; those that are not named may last for ever."""
+"""Seconds in which a phase, or what it waits for, must change; others may last for ever."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def judge_health(status: Status) -> Health:
 
 
 def condition(status: Status) -> Condition:
-    """What the service manager is told. A node is ready once it takes part, also alone: it has found the run."""
+    """What the service manager is told. A node is ready once it has found its run, also alone."""
     overdue, leaving = status.trainer.overdue, status.leaving
     if leaving is not None and leaving < 0:
         overdue = overdue or f"the node should have left {-leaving:.0f} s ago"

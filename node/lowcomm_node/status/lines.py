@@ -1,6 +1,7 @@
-"""What a node tells where there is no terminal, in words: one line an event, and now and then one on how it gets on. Pure.
+"""What a node prints where there is no terminal: a line an event, and now and then its progress.
 
-Single exchanges come by the second: those that were applied are in the line on progress, those that failed get their own.
+Pure. Exchanges come by the second: the line on progress counts those that were applied, and those
+that failed get lines of their own.
 """
 
 from collections.abc import Sequence

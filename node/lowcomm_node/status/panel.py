@@ -1,6 +1,6 @@
-"""What ``join``, ``status`` and ``demo`` show: from statuses, as the control API gives them, to a rich renderable.
+"""The panels of ``join``, ``status`` and ``demo``: from statuses to a rich renderable.
 
-Pure: no clock, no terminal. Rows stay where they are from one frame to the next, so that nothing jumps or flickers.
+Pure: no clock, no terminal. Rows stay where they are, so that nothing jumps or flickers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ _LABEL_WIDTH = 9
 
 
 def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> RenderableType:
-    """One node: phase, progress, losses, the exchange under way, the last rounds, traffic, and why it waits."""
+    """One node: phase, progress, losses, exchanges, traffic, and why it waits."""
     rows = _grid()
     rows.add_row("phase", _phase(status))
     rows.add_row("step", _progress(status))
@@ -67,7 +67,7 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
 
 
 def swarm_panel(title: str, statuses: Sequence[Status | None], elapsed: float, width: int = 80) -> RenderableType:
-    """A demo: one row a node (None: not up yet), totals, exchanges under way and every reason to wait.
+    """A demo: a row a node (None: not up yet), totals, exchanges and every reason to wait.
 
     ``width`` in columns decides how many figures a row shows.
     """
@@ -199,7 +199,7 @@ def _peers(status: Status) -> Text:
 
 
 def _troubles(swarm: SwarmStatus | None) -> list[str]:
-    """Why we are not in the swarm, and which of the owner's addresses do not answer; empty if all is well."""
+    """Why we are not in the swarm, or which of the owner's addresses do not answer."""
     if swarm is None:
         return []
     if swarm.reason:
@@ -216,7 +216,7 @@ def limits_text(limits: Limits) -> str:
 
 
 def _refusals(counts: Mapping[str, int]) -> Text:
-    """What strangers sent that was not taken; at other peers' homes that is the first sign of an attack, or of a clock."""
+    """What was refused: the first sign of an attack, or of a clock that is wrong."""
     return Text("   ".join(f"{clean(name)} {count}" for name, count in counts.items()), "yellow")
 
 
