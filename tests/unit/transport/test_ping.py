@@ -53,7 +53,7 @@ async def test_each_route_is_measured_by_itself(tmp_path: Path):
             assert route.up > 0 and route.down > 0 and route.round_trip > 0 and not route.reason
         assert here.up.total == there.down.total >= 2 * 2 * measuring.PIECE, "each route has carried contents"
         assert here.down.total == there.up.total >= 2 * 2 * measuring.PIECE
-        assert ada.channels.describe(bob.peer_id)["route"] is None, "a ping leaves the routes of exchanges alone"
+        assert ada.channels.describe(bob.peer_id).route is None, "a ping leaves the routes of exchanges alone"
 
 
 async def test_a_route_that_is_not_there_says_why(tmp_path: Path):
@@ -215,4 +215,5 @@ class Stub:
     """As much of an End as a record needs."""
 
     def __init__(self, identity: Identity) -> None:
-        self.peer_id, self.certificate = identity.peer_id, CERTIFICATE
+        self.identity = identity
+        self.certificate = CERTIFICATE
