@@ -312,7 +312,7 @@ async def our_caller(told: dict[str, Any]) -> None:
                 await stream.send(pb.Frame(hello=pb.Offer(tokens=size)))
                 await trade(stream, size)
                 seconds = perf_counter() - began
-                route = node.channels.describe(info.peer_id)["route"]
+                route = node.channels.describe(info.peer_id).route
                 await stream.close()
             assert way == "chosen" or (route or "").startswith({"tunnel": "punched"}.get(way, "direct")), route
             say({"seconds": seconds, "route": (route or "").split()[0]})

@@ -282,7 +282,7 @@ async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     async def send(size: int) -> None:
         stub = await node.channels.stub(info)
         await pour(CallerStream(stub.Swap(metadata=node.channels.metadata(info.peer_id))), size)
-        route = node.channels.describe(info.peer_id)["route"]
+        route = node.channels.describe(info.peer_id).route
         assert {"direct-tls": None, "tunnel-relay": "relay"}.get(way, "punched") == (route and route.split()[0]), route
 
     try:

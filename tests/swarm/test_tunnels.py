@@ -122,7 +122,7 @@ async def test_contents_go_both_ways_at_once_and_the_caller_is_known(net: Net, t
     assert told["route"] == "punched"
     assert ("quic" in (bob.tunnels.callee.caller_at(ada.peer_id) or "")) == (transport == QUIC)
     await swap(bob, ada, 4, 2**20)
-    assert bob.channels.describe(ada.peer_id)["route"] == "punched"
+    assert bob.channels.describe(ada.peer_id).route == "punched"
 
 
 # What is written comes, and its end
@@ -248,15 +248,15 @@ async def test_an_exchange_through_a_relay(net: Net) -> None:
     (entry,) = [parse_entry_point(text) for text in where(bob) if "circuit" in text]
     assert entry == EntryPoint(bob.peer_id, circuit(parse_entry_point(door.addresses()[0])))
     await swap(ada, bob, 32, 2**20, entry_points=(str(entry),))
-    assert ada.channels.describe(bob.peer_id)["route"] == f"relay {door.peer_id[-6:]}"
+    assert ada.channels.describe(bob.peer_id).route == f"relay {door.peer_id[-6:]}"
     assert bob.callers[-1] == ada.peer_id
-    assert bob.channels.describe(ada.peer_id)["route"] == f"relay {door.peer_id[-6:]}", "the callee tells it too"
+    assert bob.channels.describe(ada.peer_id).route == f"relay {door.peer_id[-6:]}", "the callee tells it too"
 
 
 async def test_a_peer_whose_record_names_no_relay_is_found_through_our_own(net: Net) -> None:
     door, ada, bob = await relayed(net)
     await swap(ada, bob, 1, 2**10, entry_points=())
-    assert ada.channels.describe(bob.peer_id)["route"] == f"relay {door.peer_id[-6:]}"
+    assert ada.channels.describe(bob.peer_id).route == f"relay {door.peer_id[-6:]}"
 
 
 async def test_a_relay_gives_what_its_owner_says_and_no_more(net: Net) -> None:
@@ -283,7 +283,7 @@ async def test_an_exchange_goes_on_over_fresh_circuits_when_a_relay_ends_them_at
     resumed, repeated = totals(ada, bob)
     assert resumed >= 5, "64 MiB over circuits of 12 MiB"
     assert repeated <= 0.1 * 64 * 2**20, f"{repeated / 2**20:.1f} MiB were sent again"
-    assert ada.channels.describe(bob.peer_id)["route"] == f"relay {door.peer_id[-6:]}"
+    assert ada.channels.describe(bob.peer_id).route == f"relay {door.peer_id[-6:]}"
     await stream.close()
 
 
@@ -299,7 +299,7 @@ async def test_an_exchange_goes_on_over_a_fresh_circuit_when_a_relay_ends_one_by
 
     stream = await exchange(ada, bob, 8 * 2**20, linger)
     assert totals(ada, bob)[1] <= 4 * 2**20, "nothing but what was on its way was sent again"
-    assert ada.channels.describe(bob.peer_id)["route"] == f"relay {door.peer_id[-6:]}"
+    assert ada.channels.describe(bob.peer_id).route == f"relay {door.peer_id[-6:]}"
     await stream.close()
 
 
@@ -380,13 +380,13 @@ async def test_an_exchange_goes_on_directly_when_its_relay_is_gone(net: Net) -> 
     stream = await soon(ada.call(bob.info(entry_points=())))
     await stream.send(chunk(0, 2**20))
     assert await soon(stream.receive()) == chunk(0, 2**20)
-    assert ada.channels.describe(bob.peer_id)["route"].startswith("relay")
+    assert ada.channels.describe(bob.peer_id).route.startswith("relay")
     (dialer,) = ada.tunnels._dialers
     dialer.entry_points = tuple(straight)
     await door.close()
     await stream.send(chunk(1, 2**20))
     assert await soon(stream.receive()) == chunk(1, 2**20)
-    assert ada.channels.describe(bob.peer_id)["route"] == "punched"
+    assert ada.channels.describe(bob.peer_id).route == "punched"
     await stream.close()
 
 
