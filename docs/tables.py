@@ -27,13 +27,14 @@ from lowcomm_node.state_transfer import donor
 from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage import snapshots
-from lowcomm_node.sync import exchanger, link
-from lowcomm_node.sync.driver import HELLO_DEADLINE
+from lowcomm_node.sync import link
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system import quota
 from lowcomm_node.transport import call, nonces, ping, server, service
 from lowcomm_node.transport.guard import blocklist, eviction, overhead, peer_limit, rate_limits, unauthenticated
 from lowcomm_node.transport.tunnel import callee, dialer
+from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
+from lowcomm_protocol.exchange.peer import FIRST_DEADLINE
 from lowcomm_protocol.peers import probes, records
 from lowcomm_protocol.plan import clock
 from lowcomm_protocol.spec.document import ADDED
@@ -237,7 +238,7 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
     exchanges = [
         (
             "an exchange",
-            f"a deadline that each end sets itself: {exchanger.FIRST_DEADLINE:.0f} s at first and `seconds` "
+            f"a deadline that each end sets itself: {FIRST_DEADLINE:.0f} s at first and `seconds` "
             f"of the offers, at most {longest:.0f} s; `--exchange-deadline`",
         ),
         (

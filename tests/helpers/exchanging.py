@@ -20,11 +20,9 @@ from structlog.testing import capture_logs
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.sync import driver as round_module
-from lowcomm_node.sync import exchanger as exchanger_module
+from lowcomm_node.sync import driver as driver_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.exchanger import Exchanger
-from lowcomm_node.sync.history import History, Outcome
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_node.testing.scripted_trainer import REALIGN_SIZE, SIZE, ScriptedTrainer, contribution, set_event
 from lowcomm_node.testing.wire import DEADLINE, new_certificate, record, soon
@@ -37,7 +35,9 @@ from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.pair.machine import members_digest
+from lowcomm_protocol.exchange.peer import Deadlines
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import write_record
@@ -132,7 +132,7 @@ class Node(Peer):
     """An ``Exchanger`` with all that it needs; nothing begins before the test says so."""
 
     def __init__(
-        self, identity: Identity, spec: RunSpec, slots: int, size: int, numel: int = NUMEL, **ready: Any
+        self, identity: Identity, spec: RunSpec, slots: int, size: int, numel: int, deadlines: Deadlines, **ready: Any
     ) -> None:
         super().__init__(identity, spec)
         self.roster = Roster(self.peer_id, spec.run_id)
@@ -153,14 +153,13 @@ class Node(Peer):
         self.exchanger = Exchanger(
             peer_id=self.peer_id,
             spec=spec,
-            ready=Ready(**fields | ready),
-            trainer=self.trainer,  # type: ignore[arg-type]
             roster=self.roster,
             channels=self.channels,
-            deadline=NEVER,
+            deadlines=deadlines,
             tell=self.news.append,
         )
-        self.exchanger.open = True
+        self.exchanger.take_over(Ready(**fields | ready), self.trainer)  # type: ignore[arg-type]
+        self.exchanger.exchanging = True
         self._call, self.exchanger.call = self.exchanger.call, self._tapped  # type: ignore[method-assign]
         self.step(INTERVAL - 1)
 
@@ -181,6 +180,10 @@ class Node(Peer):
         self.trainer.swarm_step, self.trainer.steps = swarm_step, swarm_step if steps is None else steps
         self.trainer.tokens = self.trainer.steps * (100 + IDENTITIES.index(self.identity))
         self.exchanger.on_step(swarm_step, self.trainer.steps, self.trainer.tokens, seconds)
+
+    def allow(self, **deadlines: Any) -> None:
+        """Change the deadlines of this node."""
+        self.exchanger.peer.deadlines = replace(self.exchanger.peer.deadlines, **deadlines)
 
     def knows(self, *others: Peer, **changes: Any) -> None:
         """Hear the records of others."""
@@ -312,15 +315,18 @@ async def hear_end(stream: Stream) -> list[pb.Frame]:
 class Swarm:
     """Peers of one run in this event loop."""
 
-    def __init__(self, spec: RunSpec, slots: int | None, size: int, numel: int) -> None:
-        self.spec, self.size, self.numel = spec, size, numel
+    def __init__(self, spec: RunSpec, slots: int | None, size: int, numel: int, hello: float) -> None:
+        self.spec = spec
+        self.size = size
+        self.numel = numel
+        self.deadlines = Deadlines(longest=NEVER, first=NEVER, hello=hello, learns=False)
         self.slots = slots_each(spec.sync.group) if slots is None else slots
         self.nodes: list[Node] = []
         self.peers: list[Peer] = []
 
     async def node(self, **ready: Any) -> Node:
         """One more node."""
-        node = Node(IDENTITIES[len(self.peers)], self.spec, self.slots, self.size, self.numel, **ready)
+        node = Node(IDENTITIES[len(self.peers)], self.spec, self.slots, self.size, self.numel, self.deadlines, **ready)
         self.nodes.append(node)
         self.peers.append(node)
         await node.start()
@@ -344,7 +350,7 @@ class Swarm:
         """Until nothing is under way, and everything has been given back."""
 
         def left() -> list[Any]:
-            tasks = tasks_of("Exchanger.", "Round.", "PairRound.", "GroupRound.", "CalleeStream.")
+            tasks = tasks_of("Exchanger.", "ExchangeDriver.", "PairDriver.", "GroupDriver.", "CalleeStream.")
             running = [round_ for node in self.nodes for round_ in node.exchanger.running.values()]
             return [*tasks, *running, *(peer.peer_id for peer in self.peers if peer.answering)]
 
@@ -355,15 +361,11 @@ class Swarm:
 
 
 @contextmanager
-def hello_deadline_of(seconds: float) -> Iterator[None]:
-    """This deadline for hellos, and none of those that the owner of a node can't set is within reach."""
+def no_other_deadlines() -> Iterator[None]:
+    """None of the deadlines that the owner of a node can't set is within reach."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (exchanger_module, round_module):
-            patch.setattr(module, "HELLO_DEADLINE", seconds)
-        patch.setattr(exchanger_module, "FIRST_DEADLINE", NEVER)
-        patch.setattr(round_module, "ABANDON_DEADLINE", NEVER)
+        patch.setattr(driver_module, "ABANDON_DEADLINE", NEVER)
         patch.setattr(stream_module, "CLOSE_DEADLINE", NEVER)
-        patch.setattr(History, "usual_seconds", lambda self: None)  # of which a deadline is learned
         yield
 
 
@@ -384,10 +386,10 @@ async def swarm(
     hello_deadline: float = NEVER,
 ) -> AsyncIterator[Swarm]:
     """Nodes that know each other; nothing may be left of them in the end."""
-    one = Swarm(spec_of(group, fragments, codec), slots, size, numel)
+    one = Swarm(spec_of(group, fragments, codec), slots, size, numel, hello_deadline)
     unhandled: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-    with hello_deadline_of(hello_deadline), capture_logs() as logs:
+    with no_other_deadlines(), capture_logs() as logs:
         try:
             for _ in range(nodes):
                 await one.node()

@@ -13,7 +13,6 @@ from lowcomm_node.errors import NodeError, RetryLater, TrainerError
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import LimitsChanged, Notice
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
-from lowcomm_node.status.wire import read
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.transport.bandwidth import flow_options
 from lowcomm_node.transport.ping import match_peer
@@ -43,8 +42,7 @@ class Controls:
     def rounds(self, limit: int) -> list[ExchangeEnded]:
         """The last exchanges, newest last."""
         exchanger = self._view().exchanger
-        rounds = list(exchanger.history.rounds)[-limit:] if exchanger else []
-        return [read(ExchangeEnded, entry) for entry in rounds]
+        return list(exchanger.history.rounds)[-limit:] if exchanger else []
 
     def subscribe(self) -> asyncio.Queue[Notice]:
         """Events from now on; a queue that is full loses the oldest."""

@@ -34,7 +34,6 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.events import RunAmended
-from lowcomm_node.status.wire import read
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
@@ -45,7 +44,6 @@ from lowcomm_node.swarm.proofs_of_work import Prover
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.sync.exchanger import Exchanger
-from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.malloc import keep_freed_memory
 from lowcomm_node.trainer.lines import Event
 from lowcomm_node.trainer.messages import Stepped
@@ -61,6 +59,7 @@ from lowcomm_node.transport.tls import Gatekeeper, make_certificate
 from lowcomm_node.transport.traffic import Traffic
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
 from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.peer import Deadlines
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.amendments import Amendment
@@ -254,8 +253,8 @@ class Daemon:
             spec=self.run_.spec,
             roster=roster,
             channels=self.channels,
-            deadline=self.settings.exchange_deadline,
-            tell=lambda entry: self.board.tell(read(ExchangeEnded, entry)),
+            deadlines=Deadlines(longest=self.settings.exchange_deadline),
+            tell=self.board.tell,
             bandwidth=allowance.bandwidth,
         )
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
@@ -377,10 +376,10 @@ class Daemon:
         """Give up the exchanges with peers that have just been removed."""
         assert self.exchanger
         barred, now = self.run_admission.admission.barred, time()
-        for round_ in list(self.exchanger.running.values()):
-            gone = [peer for peer in round_.exchange.partners if barred(peer, now)]
+        for driver in list(self.exchanger.running.values()):
+            gone = [peer for peer in driver.one.partners if barred(peer, now)]
             if gone:
-                round_.handle(base.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator"))
+                driver.tell(base.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator"))
 
     def _hear_amendments(self, news: list[Amendment]) -> None:
         """Tell the owner what the run's creator has changed, and have the trainer follow."""

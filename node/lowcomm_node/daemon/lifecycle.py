@@ -28,7 +28,6 @@ from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.amendments import Amending
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.sync.exchanger import Exchanger
-from lowcomm_node.sync.history import Outcome
 from lowcomm_node.system.logs import log
 from lowcomm_node.trainer.failures import Failures
 from lowcomm_node.trainer.messages import (
@@ -38,6 +37,7 @@ from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_node.trainer.supervisor import Supervisor
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.channels import Channels
+from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import Phase
 from lowcomm_protocol.plan.clock import largest_jump
 from lowcomm_protocol.spec.amendments import Course
@@ -131,7 +131,7 @@ class Training:
             return LEAVE_DEADLINE
         guess = SAVED_BYTES * self.ready.parameters / DISK_RATE
         saving = guess if self.news.save_seconds is None else self.news.save_seconds
-        return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.step_seconds + saving))
+        return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.peer.step_seconds + saving))
 
     async def hurry_out(self) -> None:
         """Save, and let no exchange hold us up for long."""
@@ -245,7 +245,7 @@ class Training:
         await self._catch_up(drifted)
         await self._wait_for_start()
         await self._supervisor.trainer.evaluate()
-        self._exchanger.open = True
+        self._exchanger.exchanging = True
         self._board.enter("training", None)
         await self._membership.announce(Phase.TRAINING)
         await self._supervisor.train(True)
@@ -270,7 +270,7 @@ class Training:
             trainer=self._supervisor.trainer,
             channels=self._channels,
             membership=self._membership,
-            trusts=self._exchanger.trusts,
+            trusts=self._exchanger.peer.trusts,
             down=self._bandwidth.down,
             disk_quota=DiskQuota(settings.home, settings.max_disk),
             folder=settings.paths.incoming(self._run.fingerprint),
@@ -280,12 +280,12 @@ class Training:
         )
         began = monotonic()
         copied = await catch_up.run_from(
-            self._exchanger.swarm_step, state_form(self._run, self.ready, self.course.longest), drifted
+            self._exchanger.peer.swarm_step, state_form(self._run, self.ready, self.course.longest), drifted
         )
         if copied is not None:
             self._take_over(copied)
             if drifted:
-                self._exchanger.rest.copied(monotonic() - began, monotonic())
+                self._exchanger.copied(monotonic() - began)
         elif drifted:
             self._exchanger.endure_drift()
 
@@ -312,7 +312,7 @@ class Training:
         """Save, end the trainer, and wait until the owner lets us train."""
         hold = self._availability.hold
         assert hold
-        self._exchanger.open = False  # who calls us until all know it is told that we do not train
+        self._exchanger.exchanging = False  # who calls us until all know it is told that we do not train
         self._board.enter("paused", f"{hold.text}; saving")
         self._board.tell(Paused(rule=hold.rule.value, reason=hold.text, until=hold.until))
         await self._membership.announce(Phase.PAUSED)
@@ -379,7 +379,7 @@ class Training:
         )
         form = state_form(self._run, ready, self.course.longest)
         donor = Donor(form, self._snapshots, self._bandwidth.up, lambda peer: not self._barred(peer, time()))
-        self._exchanger.joiners = lambda: donor.joiners
+        self._exchanger.around.joiners = lambda: donor.joiners
         return donor
 
     def _trainer_settings(self) -> TrainerSettings:

@@ -21,17 +21,16 @@ from lowcomm_node.status.model import (
     Status,
     TrainerStatus,
 )
-from lowcomm_node.status.wire import read
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.sync.exchanger import Exchanger
-from lowcomm_node.sync.history import History, Outcome
-from lowcomm_node.sync.records import ExchangeStatus
+from lowcomm_node.sync.history import History
 from lowcomm_node.system.release import release
 from lowcomm_node.trainer.messages import Ready
 from lowcomm_node.trainer.supervisor import Supervisor
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.server import ExchangeServer
+from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.amendments import Course
@@ -71,8 +70,8 @@ def report(view: View) -> Status:
     """The status of a node."""
     board, membership, exchanger = view.board, view.membership, view.exchanger
     history = exchanger.history if exchanger else History()
-    rounds = exchanger.running.values() if exchanger else ()
-    running = tuple(read(ExchangeStatus, round_.describe(monotonic())) for round_ in rounds)
+    drivers = exchanger.running.values() if exchanger else ()
+    running = tuple(driver.describe(monotonic()) for driver in drivers)
     return Status(
         peer_id=view.peer_id,
         release=release(),
@@ -236,7 +235,7 @@ def _why_alone(view: View) -> str | None:
         return f"training on without exchanges of our own: {hindrance}"
     if (resting := exchanger.resting) is not None:
         return f"training on; {resting}"
-    if (trouble := exchanger.own_line.trouble) is not None:
+    if (trouble := exchanger.peer.own_line.trouble) is not None:
         return f"training on; {trouble}"
     reason = exchanger.history.last_reason
     return f"training on; the last exchange was not applied: {reason}" if reason else None

@@ -1,8 +1,9 @@
 """Simulation: N replicas in one process, with the protocol's own objects, in virtual time over a seeded network.
 
 network.py   virtual time, streams that take time and break
-peer.py      one peer: steps, captures and merges at their boundaries, what is due
-rounds.py    one exchange of a peer, in a pair or a group
+driver.py    drives the machine of a peer over the network
+peer.py      one peer: steps, captures and merges at their boundaries
+contents.py  what exchanges carry, by kind
 swarm.py     who takes part, attacks and churn, and what came of it
 baselines.py one replica alone, and all-reduce
 """

@@ -1,102 +1,205 @@
 """One simulated peer: a real replica, real exchanges, and virtual time.
 
-What ``daemon.py``, ``sync/exchanger.py`` and ``trainer/loop.py`` do with sockets, clocks and threads happens here as
-events: steps take ``1 / speed`` seconds, captures and merges wait for step boundaries, contributions travel as bytes.
+Steps take ``1 / speed`` seconds; captures and merges wait for step boundaries, as in ``trainer/loop.py``.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
-from lowcomm_node.simulation.network import Stream
-from lowcomm_node.simulation.rounds import GroupRound, PairRound, Round
+from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
+from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.exchange.base import Accepted, GaveUp
+from lowcomm_protocol.exchange import base, events
+from lowcomm_protocol.exchange.peer import Deadlines, Peer, Underway
 from lowcomm_protocol.peers.liveness import PROBE_EVERY, Liveness
-from lowcomm_protocol.peers.trust import Trust
-from lowcomm_protocol.plan.clock import is_supported, largest_jump
-from lowcomm_protocol.plan.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
-
-if TYPE_CHECKING:
-    from lowcomm_node.simulation.swarm import Swarm
-
+from lowcomm_protocol.plan.matching import Offer
 
 AHEAD = 10**9
 """Swarm steps that a liar claims too many."""
+EXCHANGES = 4
+"""How many may be under way at once, as in a node."""
+LONGEST = 300.0
+"""Seconds that one may take, as in a node."""
 
 
-class Peer:
+class World(Protocol):
+    """What peers know of each other, and who looks at them."""
+
+    network: Network
+
+    def training(self) -> Sequence[str]:
+        """Whom peers believe to be training, as signed records would tell them."""
+        ...
+
+    def others(self, *but: Any) -> Iterable["SimulatedPeer"]:
+        """All peers that train, but these."""
+        ...
+
+    def places(self, peer: str) -> tuple[str, ...]:
+        """The networks that a record names."""
+        ...
+
+    def connected(self, peer: "SimulatedPeer") -> set[str]:
+        """Whom the DHT has connected a peer to."""
+        ...
+
+    def probe(self, peer: "SimulatedPeer", other: str) -> None:
+        """Call a peer only to see whether it answers."""
+        ...
+
+    def lie(self, peer: "SimulatedPeer") -> str | None:
+        """How a peer lies now, if it does."""
+        ...
+
+    def altered(self, peer: "SimulatedPeer", content: bytes) -> bytes:
+        """What a peer really sends."""
+        ...
+
+    def on_step(self, peer: "SimulatedPeer") -> None:
+        """A peer has taken a step."""
+        ...
+
+    def copy_state(self, peer: "SimulatedPeer") -> bool:
+        """Have a peer copy the state of those that are furthest; whether anybody was there."""
+        ...
+
+
+class SimulatedPeer(PeerDriver):
     """A replica that trains and exchanges until the run is over, it leaves or dies."""
 
-    def __init__(self, swarm: "Swarm", name: str, replica: Replica, speed: float) -> None:
-        self.swarm, self.name, self.replica = swarm, name, replica
-        self.sync, self.speed = replica.spec.sync, speed
-        self.training = self.over = False
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        replica: Replica,
+        speed: float,
+        contents: Callable[["SimulatedPeer", Underway], ExchangeDriver],
+    ) -> None:
+        machine = Peer(name, replica.spec, replica.run_id, _View(self), Deadlines(longest=LONGEST))
+        super().__init__(world.network, machine)
+        self.world = world
+        self.replica = replica
+        self.sync = replica.spec.sync
+        self.speed = speed
+        self.training = False
         self.delay = 0.0
         self.pauses: tuple[tuple[float, float], ...] = ()
         self.bytes_sent = 0
-        self.applied = self.failed = self.refused = self.implausible = self.realigned = 0
-        self.trust = Trust(self.sync.interval)
+        self.applied = 0
+        self.failed = 0
+        self.implausible = 0
+        self.realigned = 0
+        self.copied = 0
+        """How often it has copied a state because it had drifted."""
         self.deeds: list[tuple[str, Deed, str]] = []
         """What it has held against others: who, how heavy, and why."""
         self.liveness = Liveness(name)
         self.losses: list[float] = []
         """Loss of every inner step, nats a token."""
-        self.running: dict[int, Round] = {}
-        self.by_stream: dict[Stream, Round] = {}
         self.at_boundary: list[Callable[[], None]] = []
         self.ripening: list[tuple[int, Callable[[], None]]] = []
+        self._contents = contents
+        self._is_copying = False
 
-    def hold(self, peer: str, deed: Deed, reason: str) -> None:
-        """Hold a deed against another peer."""
-        if deed is Deed.STUMBLE:
-            if not self.trust.stumbled(peer):
-                return
-            deed = Deed.LIGHT
-        self.trust.hold(peer, deed, self.replica.steps, reason)
-        self.deeds.append((peer, deed, reason))
+    def new_exchange(self, one: Underway) -> ExchangeDriver:
+        """See PeerDriver."""
+        return self._contents(self, one)
+
+    def heard(self, peer: str) -> None:
+        """See PeerDriver."""
+        self.liveness.met(peer, self.network.now)
+
+    def on_effect(self, effect: base.Effect) -> None:
+        """See PeerDriver."""
+        match effect:
+            case events.Unanswered(peer=peer):
+                self.liveness.missed(peer, self.network.now)
+            case events.Held(peer=peer, deed=deed, reason=reason, forgiven=False):
+                self.deeds.append((peer, deed, reason))
+            case events.Drifted() if not self._is_copying:
+                self._is_copying = True
+                self.after(0.0, self._copy_state)
+            case _:
+                pass
+
+    @property
+    def lie(self) -> str | None:
+        """How it lies now, if it does."""
+        return self.world.lie(self)
+
+    def altered(self, content: bytes) -> bytes:
+        """What it really sends."""
+        return self.world.altered(self, content)
+
+    def tampered(self, offer: Offer) -> Offer:
+        """See PeerDriver."""
+        return replace(offer, swarm_step=offer.swarm_step + AHEAD) if self.lie == "clock" else offer
 
     # inner steps
 
     def start(self) -> None:
         """Begin to train."""
         self.training = True
+        self._take_over()
         self.after(1.0 / self.speed, self._step)
         self._probe()
 
+    def _take_over(self) -> None:
+        replica = self.replica
+        count = len(replica.plan.fragments)
+        sizes = [coder(self.sync.codec, fragment.numel).max_size for fragment in replica.plan.fragments]
+        ready = events.TrainerReady(
+            plan=replica.plan.digest,
+            sizes=tuple((size, size) for size in sizes),
+            realign_sizes=tuple(4 * fragment.numel for fragment in replica.plan.fragments),
+            exchanges=EXCHANGES,
+            swarm_step=replica.clock.step,
+            steps=replica.steps,
+            tokens=replica.tokens,
+            progress=tuple(replica.schedule[fragment] for fragment in range(count)),
+            slow_digests=tuple(bytes.fromhex(replica.slow_digest(fragment)) for fragment in range(count)),
+            momentum_digests=tuple(bytes.fromhex(replica.momentum_digest(fragment)) for fragment in range(count)),
+        )
+        self.stimulate(ready)
+        self.stimulate(events.Opened())
+
     def leave(self) -> None:
         """Say goodbye: exchanges under way are given up, and others hear of it."""
-        for round_ in list(self.running.values()):
-            round_.handle(GaveUp(reason="leaves"))
-        self.training, self.over = False, True
+        self.stimulate(events.GaveUpAll(reason="leaves"))
+        self.training = False
+        self.over = True
 
     def die(self) -> None:
         """End without a word; whoever is connected notices."""
-        self.training, self.over = False, True
-        for stream in self.by_stream:
-            self.swarm.network.break_(stream)
+        self.training = False
+        self.over = True
+        self.break_off()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something later, once the machine runs."""
-        self.swarm.network.after(seconds, lambda: self._when_awake(action))
+        self.network.after(seconds, lambda: self._when_awake(action))
 
     def _when_awake(self, action: Callable[[], None]) -> None:
-        now = self.swarm.network.now
+        now = self.network.now
         until = max((start + length for start, length in self.pauses if start <= now < start + length), default=now)
         if until > now:
-            self.swarm.network.at(until, lambda: self._when_awake(action))
+            self.network.at(until, lambda: self._when_awake(action))
         elif not self.over:
             action()
 
     def _step(self) -> None:
-        self.losses.append(self.replica.inner_step())
+        replica = self.replica
+        self.losses.append(replica.inner_step())
         self._pass_boundary()
-        self.swarm.on_step(self)
-        for fragment in self.replica.schedule.due(self.replica.clock.step) if self.sync.group > 1 else ():
-            if fragment not in self.running:
-                self._begin(fragment)
-        if not self.replica.course.is_over(self.replica.clock.step):
+        self.world.on_step(self)
+        step = events.Stepped(
+            swarm_step=replica.clock.step, steps=replica.steps, tokens=replica.tokens, seconds=1.0 / self.speed
+        )
+        self.stimulate(step)
+        if not replica.course.is_over(replica.clock.step):
             self.after(1.0 / self.speed, self._step)
         else:
             self._finish()
@@ -104,15 +207,16 @@ class Peer:
     def _finish(self) -> None:
         """The run is over: merge what has arrived, begin nothing new."""
         self.training = False
-        for round_ in list(self.running.values()):
-            round_.handle(GaveUp(reason="the run is over"))
+        self.stimulate(events.Closed())
+        self.stimulate(events.GaveUpAll(reason="the run is over"))
         for _, merge in self.ripening:
             merge()
         self.ripening.clear()
         self.over = True
 
     def _pass_boundary(self) -> None:
-        actions, self.at_boundary = self.at_boundary, []
+        actions = self.at_boundary
+        self.at_boundary = []
         for action in actions:
             action()
         ripe = [entry for entry in self.ripening if entry[0] <= self.replica.steps]
@@ -120,107 +224,65 @@ class Peer:
         for _, merge in ripe:
             merge()
 
-    # what is due, and calls of others
-
-    def _begin(self, fragment: int) -> None:
-        offer = self._offer(fragment, self.replica.schedule.round_of(fragment, self.replica.clock.step))
-        self._new(offer, self._candidates(offer), called=False).start()
-
-    def _probe(self) -> None:
-        """Call some of the peers that records name and of which there was no sign of life of late."""
-        known = ((peer, self.swarm.places(peer)) for peer in self.swarm.training() if peer != self.name)
-        for peer in self.liveness.due(known, self.swarm.network.now, self.swarm.connected(self)):
-            self.swarm.probe(self, peer)
-        self.after(PROBE_EVERY, self._probe)
-
-    def _candidates(self, offer: Offer) -> Sequence[str]:
-        now, steps = self.swarm.network.now, self.replica.steps
-        alive = [peer for peer in self.swarm.training() if self.liveness.is_alive(peer, now)]
-        there = [peer for peer in alive if self.trust.trusts(peer, steps)]
-        seed, group, pairing = self.replica.spec.run.seed, self.sync.group, self.sync.pairing
-        return candidates(seed, offer.fragment, offer.round, self.name, there, group, pairing)
-
-    def _new(self, offer: Offer, peers: Sequence[str], called: bool) -> Round:
-        kind = PairRound if self.sync.group == 2 else GroupRound
-        round_ = self.running[offer.fragment] = kind(self, offer, peers, called)
-        return round_
-
-    def _offer(self, fragment: int, number: int) -> Offer:
-        replica, progress = self.replica, self.replica.schedule[fragment]
-        ahead = AHEAD if self.swarm.lie(self) == "clock" else 0
-        return Offer(
-            protocol=PROTOCOL_VERSION,
-            run_id=replica.run_id,
-            plan=replica.plan.digest,
-            codec=self.sync.codec,
-            fragment=fragment,
-            stage=0,
-            round=number,
-            swarm_step=replica.clock.step + ahead,
-            steps=replica.steps - progress.merged_steps,
-            tokens=replica.tokens - progress.merged_tokens,
-            version=progress.version,
-            slow_digest=bytes.fromhex(replica.slow_digest(fragment)) if self.sync.consensus == 0 else b"",
-            momentum_digest=bytes.fromhex(replica.momentum_digest(fragment)) if self.sync.consensus == 0 else b"",
-        )
-
-    def _consider(self, peer: str, theirs: Offer) -> Refusal | None:
-        round_, replica = self.running.get(theirs.fragment), self.replica
-        if round_ is not None and round_.exchange.is_calling(peer) and wins_crossing(self.name, peer):
-            return Refusal.CROSSED
-        if not self.trust.trusts(peer, replica.steps):
-            return Refusal.NOT_TRUSTED
-        ready = Readiness(
-            training=self.training,
-            busy=round_ is not None and not round_.exchange.has_room_for(peer),
-            has_room=True,
-            min_steps=0 if round_ is not None else replica.schedule.least_steps(theirs.fragment, self.sync.min_steps),
-            step_is_supported=self.supports(peer, theirs.swarm_step),
-            fragment_count=len(replica.schedule),
-        )
-        return consider(theirs, self._offer(theirs.fragment, theirs.round), ready)
-
-    def supports(self, peer: str, swarm_step: int) -> bool:
-        """Whether what we and others know makes a swarm step plausible that a peer claims."""
-        others = (one.replica.clock.step for one in self.swarm.others(self, peer))
-        most = largest_jump(self.sync.interval, self.replica.schedule.steps_alone(self.replica.steps))
-        return is_supported(swarm_step, self.replica.clock.step, others, most)
+    def _copy_state(self) -> None:
+        """Go back to the others, as a node does that has drifted."""
+        self._is_copying = False
+        if not self.training:
+            return
+        self.stimulate(events.Closed())
+        self.stimulate(events.GaveUpAll(reason="copies the state of a peer"))
+        for exchange in list(self.exchanges.values()):  # those that are applied and wait to be merged
+            exchange.carry_out(base.End(reason="copies the state of a peer"))
+        self.ripening.clear()
+        self.at_boundary.clear()
+        if self.world.copy_state(self):
+            self.copied += 1
+            self.stimulate(events.StateCopied(seconds=0.0))
+        else:
+            self.stimulate(events.DriftEndured())
+        self._take_over()
 
     # messages
 
     def receive(self, stream: Stream, kind: str, payload: Any) -> None:
         """Take in a message, once the machine runs."""
         if self.pauses and not self.over:
-            self._when_awake(lambda: self._take_in(stream, kind, payload))
+            self._when_awake(lambda: super(SimulatedPeer, self).receive(stream, kind, payload))
         else:
-            self._take_in(stream, kind, payload)
+            super().receive(stream, kind, payload)
 
-    def _take_in(self, stream: Stream, kind: str, payload: Any) -> None:
-        if self.over:
-            if kind != "closed":
-                self.swarm.network.break_(stream)
-        elif kind == "hello":
-            self._answer(stream, payload)
-        elif (round_ := self.by_stream.get(stream)) is not None:
-            round_.receive(stream, stream.other(self.name), kind, payload)
+    def _probe(self) -> None:
+        """Call some of the peers that records name and of which there was no sign of life of late."""
+        known = ((peer, self.world.places(peer)) for peer in self.world.training() if peer != self.name)
+        for peer in self.liveness.due(known, self.network.now, self.world.connected(self)):
+            self.world.probe(self, peer)
+        self.after(PROBE_EVERY, self._probe)
 
-    def _answer(self, stream: Stream, theirs: Offer) -> None:
-        peer = stream.other(self.name)
-        self.liveness.met(peer, self.swarm.network.now)
-        refusal = self._consider(peer, theirs)
-        if refusal is not None:
-            self.swarm.network.send(stream, self.name, "refuse", refusal)
-            return
-        round_ = self.running.get(theirs.fragment)
-        if round_ is None:
-            offer, pairs = self._offer(theirs.fragment, theirs.round), self.sync.group == 2
-            round_ = self._new(offer, [] if pairs else self._candidates(offer), called=True)
-            round_.exchange.expect(peer)
-            if not pairs:
-                round_.start()
-        crossed = round_.calls.pop(peer, None)
-        if crossed is not None:
-            self.swarm.network.close(crossed, self.name)
-        round_.link(peer, stream)
-        self.swarm.network.send(stream, self.name, "accept", round_.offer)
-        round_.handle(Accepted(peer=peer, offer=theirs, called_us=True))
+
+class _View:
+    """The surroundings of a simulated peer."""
+
+    def __init__(self, peer: SimulatedPeer) -> None:
+        self._peer = peer
+
+    def partners(self) -> list[str]:
+        peer = self._peer
+        return [one for one in peer.world.training() if peer.liveness.is_alive(one, peer.network.now)]
+
+    def training(self) -> list[tuple[str, int]]:
+        return [(one.name, one.replica.clock.step) for one in self._peer.world.others(self._peer)]
+
+    def furthest(self, but: str) -> int:
+        return max((one.replica.clock.step for one in self._peer.world.others(self._peer, but)), default=0)
+
+    def knows(self, peer: str) -> bool:
+        return True
+
+    def sharing(self) -> int:
+        return 0
+
+    def has_room_for(self, place: str, callers: Sequence[str], free: int) -> bool:
+        return True
+
+    def transfer_seconds(self, size: int, streams: int) -> float:
+        return 0.0

@@ -11,13 +11,16 @@ import torch
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.models.base import Model
+from lowcomm_node.simulation.contents import CONTENTS
+from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.network import Conditions, Network, Stream
-from lowcomm_node.simulation.peer import Peer
+from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.capture import GroupCapture
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.outer import worst_block_spread
+from lowcomm_protocol.exchange.peer import Underway
 from lowcomm_protocol.exchange.robust import PLAUSIBLE, Bound
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec
@@ -110,7 +113,7 @@ class Swarm:
     ) -> None:
         self.spec, self.dataset, self.members = spec, dataset, members
         self.network = Network(spec.run.seed, conditions)
-        self.peers: list[Peer] = []
+        self.peers: list[SimulatedPeer] = []
         self.curve: list[Point] = []
         self._every = max(1, spec.run.steps // evaluations) if evaluations else 0
         self._gone: dict[str, float] = {}
@@ -120,7 +123,7 @@ class Swarm:
         for number, member in enumerate(members):
             name = f"peer-{number}"
             made = liar(kind, member.attack) if member.attack else kind
-            peer = Peer(self, name, made(spec, name, dataset, cpu, compiled), member.speed)
+            peer = SimulatedPeer(self, name, made(spec, name, dataset, cpu, compiled), member.speed, _contents)
             peer.delay, peer.pauses = member.delay, member.pauses
             peer.replica.course = course or peer.replica.course
             self.peers.append(peer)
@@ -141,28 +144,28 @@ class Swarm:
         kind, _, number = peer.partition("-")
         return (f"sybils-{int(number) // 30}",) if kind == "sybil" else (peer,)
 
-    def connected(self, peer: Peer) -> set[str]:
+    def connected(self, peer: SimulatedPeer) -> set[str]:
         """Whom the DHT has connected a peer to, besides: of honest peers those before and after it."""
         place = self.peers.index(peer)
         return {self.peers[(place + step) % len(self.peers)].name for step in (-1, 1)}
 
-    def probe(self, peer: Peer, other: str) -> None:
+    def probe(self, peer: SimulatedPeer, other: str) -> None:
         """Call a peer only to see whether it answers; it hears of the caller, too."""
 
         def answer() -> None:
             callee = self.network.peers.get(other)
-            if isinstance(callee, Peer) and not callee.over:
+            if isinstance(callee, SimulatedPeer) and not callee.over:
                 for one, heard in ((peer, other), (callee, peer.name)):
                     one.liveness.heard(heard, self.network.now)
                 peer.liveness.reached(self.places(other))
 
         peer.after(PROBE_SECONDS, answer)
 
-    def others(self, *but: Peer | str) -> Iterable[Peer]:
+    def others(self, *but: SimulatedPeer | str) -> Iterable[SimulatedPeer]:
         """All peers that train, but these."""
         return [one for one in self.peers if one.training and one not in but and one.name not in but]
 
-    def tampered(self, peer: Peer, content: bytes) -> bytes:
+    def altered(self, peer: SimulatedPeer, content: bytes) -> bytes:
         """What a peer really sends: a liar may send bytes that decode to no number, or more than it should."""
         match self.lie(peer):
             case "nan":
@@ -172,12 +175,12 @@ class Swarm:
             case _:
                 return content
 
-    def lie(self, peer: Peer) -> Attack | None:
+    def lie(self, peer: SimulatedPeer) -> Attack | None:
         """How a peer lies now, if it does."""
         begun = peer.replica.clock.step >= self.spec.run.steps // 4
         return self.members[self.peers.index(peer)].attack if begun else None
 
-    def on_step(self, peer: Peer) -> None:
+    def on_step(self, peer: SimulatedPeer) -> None:
         """Look at the first peer now and then."""
         if self._every and peer is self.peers[0] and peer.replica.steps % self._every == 0:
             loss = held_out_loss(peer.replica.model, self.dataset, self.spec.model.context)
@@ -204,14 +207,17 @@ class Swarm:
             curve=tuple(self.curve),
         )
 
-    def _join(self, peer: Peer, late: bool) -> None:
-        if late and (there := list(self.others(peer))):
-            self._copy_state(peer, there)
+    def _join(self, peer: SimulatedPeer, late: bool) -> None:
+        if late:
+            self.copy_state(peer)
         self.network.peers[peer.name] = peer
         peer.start()
 
-    def _copy_state(self, peer: Peer, there: Sequence[Peer]) -> None:
-        """Piece by piece from all peers that are where the furthest one is, as a joiner does."""
+    def copy_state(self, peer: SimulatedPeer) -> bool:
+        """Piece by piece from all peers that are where the furthest one is; whether anybody was there."""
+        there = list(self.others(peer))
+        if not there:
+            return False
         copies = [transfer.Snapshot(one.replica) for one in there]
         base = max(copies, key=lambda one: one.swarm_step)
         manifests = {one: one.manifest([]) for one in copies}
@@ -222,15 +228,21 @@ class Swarm:
             return good[piece.index % len(good)].piece(piece)
 
         transfer.adopt(peer.replica, manifests[base], read)
+        return True
 
-    def _leave(self, peer: Peer) -> None:
+    def _leave(self, peer: SimulatedPeer) -> None:
         peer.leave()
         self.network.peers.pop(peer.name, None)
 
-    def _die(self, peer: Peer) -> None:
+    def _die(self, peer: SimulatedPeer) -> None:
         peer.die()
         self.network.peers.pop(peer.name, None)
         self._gone[peer.name] = self.network.now + RECORD_LIFETIME
+
+
+def _contents(peer: SimulatedPeer, one: Underway) -> ExchangeDriver:
+    assert peer.machine.kind is not None
+    return CONTENTS[peer.machine.kind.name](peer, one)
 
 
 def simulate(

@@ -26,10 +26,11 @@ from lowcomm_node.swarm.records import (
     SwarmLost,
     SwarmUnlisted,
 )
-from lowcomm_node.sync.records import ExchangeEnded, Outcome
+from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.events import Event
 from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
 from lowcomm_node.trainer.messages import Evaluated, Finished, Saved, Skipped, Tokenizing
+from lowcomm_protocol.exchange.events import Outcome
 
 
 def event_in_words(event: Event) -> str | None:

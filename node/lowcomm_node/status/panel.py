@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.status.model import Limits, Status, SwarmStatus
-from lowcomm_node.sync.records import ExchangeEnded, Outcome
+from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
 from lowcomm_node.system.units import write_rate
+from lowcomm_protocol.exchange.events import Outcome
 
 ROUNDS = 4
 """Rows kept for the last rounds."""

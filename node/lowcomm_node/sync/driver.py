@@ -1,88 +1,90 @@
-"""One exchange under way at this node: carries out its decisions, and reports what comes of that as events.
+"""Carries out one exchange at this node: what its machine decides, and reports what comes of that as events.
 
-                 ┌──────────── Gathering.handle(event) ─► effects ────────────┐
-    timers, calls of peers                                                    ▼
-                 └──────────── results ◄──── tasks: dial, capture, send, read, apply, abandon, end
+    Peer.handle ─► Do(effect) ─► carry_out ─► tasks: dial, capture, send, read, apply, abandon, end ─► events
 
-Nothing is decided here. ``sync/pair_driver.py`` and ``sync/group_driver.py`` carry out what only pairs and only groups do.
+Nothing is decided here. ``pair_driver.py`` and ``group_driver.py`` carry out what only pairs and only groups do.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from operator import itemgetter
+from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from lowcomm_node.errors import GaveUp, LinkLost, TrainerError, Unusable
 from lowcomm_node.sync import offers
-from lowcomm_node.sync.history import Outcome
 from lowcomm_node.sync.link import Link
+from lowcomm_node.sync.records import ExchangeStatus
 from lowcomm_node.system.logs import log
-from lowcomm_node.trainer.messages import Merged
+from lowcomm_node.trainer.arena import Arena
+from lowcomm_node.trainer.messages import Merged, Ready
+from lowcomm_node.trainer.process import Trainer
+from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange import base, events
+from lowcomm_protocol.exchange.peer import Peer, Underway
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import Offer, keeps_momentum, must_realign, steps_ahead
+from lowcomm_protocol.plan.matching import Refusal
 
-if TYPE_CHECKING:
-    from lowcomm_node.sync.exchanger import Exchanger
-
-HELLO_DEADLINE = 10.0
-"""Seconds for the answer to a call, and for what is still to be told when contributions have come."""
 ABANDON_DEADLINE = 2.0
+"""Seconds to tell a peer why we give it up."""
 
 
-class Round(ABC):
-    """An exchange of one fragment, with its streams, slots, tasks and timers."""
+@dataclass(frozen=True, kw_only=True)
+class Station:
+    """What one exchange has of its node.
 
-    def __init__(
-        self, node: "Exchanger", exchange: base.Gathering, offer: Offer, slots: Sequence[int], called: bool
-    ) -> None:
-        self.node, self.exchange = node, exchange
-        # The node may go on with another trainer while this exchange ends: it never meets that one's memory.
-        self.trainer, self.arena = node.trainer, node.arena
-        self.offer = offer
-        """What we bring."""
-        self.slots = slots
-        self.called = called
-        """Whether a peer's call began it, not our own schedule."""
-        self.place = ""
-        """Where that call came from."""
-        self.began = monotonic()
-        self.deadline = 0.0
-        """Seconds from then on."""
+    The node may go on with another trainer while the exchange ends: it never meets that one's memory.
+    """
+
+    peer: Peer
+    """The machine, to look things up; events go through ``stimulate``."""
+    ready: Ready
+    trainer: Trainer
+    arena: Arena
+    slots: Sequence[int]
+    bandwidth: Bandwidth
+    stimulate: Callable[[events.Event], None]
+    call: Callable[[str], Awaitable[CallerStream]]
+    """Open a stream to a peer. Raises LinkLost."""
+    heard: Callable[[str, Refusal | None], None]
+    """A peer has answered our offer; with what it refuses, if it does."""
+
+
+class ExchangeDriver(ABC):
+    """An exchange of one fragment, with its streams, slots and tasks."""
+
+    def __init__(self, station: Station, one: Underway) -> None:
+        self.station = station
+        self.one = one
+        self.trainer = station.trainer
+        self.arena = station.arena
+        self.slots = station.slots
         self.links: dict[str, Any] = {}
         self.calls: dict[str, asyncio.Task[None]] = {}
         """Calls of ours, by the peer that is called; they read what it sends, too."""
-        self.members: tuple[str, ...] = ()
-        """Whose contributions are captured and coded, ours included; sorted. Empty while that is not known."""
-        self.realign = self.keep_momentum = False
-        self.ahead = 0
-        """How many inner steps longer than we the other members claim to have trained."""
+        self.declined: dict[str, str] = {}
+        """Peers that have accepted in vain, and why."""
         self.worst_block: float | None = None
         """How far contributions were apart where they were most, once they are merged."""
         self.worked = 0.0
         """Seconds in which our trainer had something to do for it: to finish its step first, to code, to decode."""
-        self._asked, self._asked_at = 0, 0.0
-        self.decided: float | None = None
-        """When it was known that it is applied."""
+        self.done = asyncio.Event()
+        self._asked = 0
+        self._asked_at = 0.0
         self._why_late = ""
         """What was missing when its deadline passed, and what to do about it."""
-        self.done = asyncio.Event()
-        self._members_known, self._captured = asyncio.Event(), asyncio.Event()
+        self._members_known = asyncio.Event()
+        self._captured = asyncio.Event()
         self._abandoning: set[str] = set()
         """Peers that are being told why we give them up: their streams end after that."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timers: list[asyncio.TimerHandle] = []
-        self._told: Counter[type] = Counter()
-        """What of the timetable was told, by kind."""
 
     # what pairs and groups do in their own ways
 
@@ -90,14 +92,6 @@ class Round(ABC):
     @abstractmethod
     def expected(self) -> int:
         """Payload bytes that both directions will carry, as far as that is known."""
-
-    def timetable(self, deadline: float) -> list[tuple[float, Any]]:
-        """What is told to the exchange after how many seconds."""
-        return [
-            (deadline, base.DeadlinePassed()),
-            # What members still tell each other then gets a grace of its own; after it the exchange is over in any case.
-            (deadline + HELLO_DEADLINE, base.DeadlinePassed()),
-        ]
 
     @abstractmethod
     def _link(self, peer: str, stream: Stream) -> Link:
@@ -128,7 +122,7 @@ class Round(ABC):
     @property
     def fragment(self) -> int:
         """Which fragment is exchanged."""
-        return self.offer.fragment
+        return self.one.fragment
 
     @property
     def bytes_sent(self) -> int:
@@ -140,57 +134,97 @@ class Round(ABC):
         """Payload bytes that came out of the streams."""
         return sum(link.bytes_received for link in self.links.values())
 
-    def describe(self, now: float) -> dict[str, Any]:
+    def describe(self, now: float) -> ExchangeStatus:
         """What ``status`` shows of it."""
-        return {
-            "fragment": self.fragment,
-            "round": self.offer.round,
-            "stage": self.exchange.stage.value,
-            "partners": list(self.exchange.partners),
-            "bytes_sent": self.bytes_sent,
-            "bytes_received": self.bytes_received,
-            "bytes_expected": self.expected,
-            "seconds": now - self.began,
-        }
+        return ExchangeStatus(
+            fragment=self.fragment,
+            round=self.one.offer.round,
+            stage=self.one.machine.stage.value,
+            partners=self.one.partners,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            bytes_expected=self.expected,
+            seconds=now - self.one.began,
+        )
 
-    # events in, effects out
+    # events
 
-    def set_timers(self, deadline: float) -> None:
-        """Begin to count the seconds; again with more of them, where a member needs those."""
-        for timer in self._timers:
-            timer.cancel()
-        loop, elapsed, self.deadline = asyncio.get_running_loop(), monotonic() - self.began, deadline
-        told, self._timers = Counter(self._told), []
-        for after, event in sorted(self.timetable(deadline), key=itemgetter(0)):
-            if told[type(event)]:
-                told[type(event)] -= 1
-                continue
-            # What is due is told now: the timer that was to tell it may be among those that were cancelled.
-            self._timers.append(loop.call_later(max(0.0, after - elapsed), self._on_time, event))
+    def tell(self, event: Any) -> None:
+        """Tell the machine an event of this exchange."""
+        self.station.stimulate(events.In(exchange=self.one.number, event=event))
+
+    def lose(self, peer: str, why: str | Exception) -> None:
+        """Tell the machine that nothing can come from a peer any more."""
+        deed = why.deed if isinstance(why, Unusable) else Deed.HEAVY if isinstance(why, ProtocolViolation) else None
+        broke = isinstance(why, str) or (isinstance(why, LinkLost) and not isinstance(why, GaveUp))
+        stands = isinstance(why, Unusable)
+        self.station.stimulate(
+            events.Failed(exchange=self.one.number, peer=peer, reason=str(why), deed=deed, broke=broke, stands=stands)
+        )
+
+    def arrived(self, peer: str) -> None:
+        """Tell the machine that a contribution has come whole."""
+        self.station.stimulate(events.ContentCame(exchange=self.one.number, peer=peer))
+
+    # effects
+
+    def carry_out(self, effect: base.Effect) -> None:
+        """Carry out an effect of this exchange, at once or in a task.
+
+        Tasks begin in this order, and a link sends in the order of asking: what is told arrives as it was decided.
+        """
+        match effect:
+            case base.Dial(peer=peer):
+                self.calls[peer] = self._start(self._dial(peer))
+            case base.Capture():
+                self._start(self._capture())
+            case base.Abandon(peer=peer, reason=reason):
+                self._abandoning.add(peer)
+                self._start(self._abandon(peer, reason))
+            case base.Apply():
+                self._start(self._apply(effect))
+            case base.End(reason=reason):
+                self._start(self._end(reason))
+            case _:
+                self._start(self._try(effect))
+
+    def link(self, peer: str, stream: Stream) -> None:
+        """Take in the stream to a peer that takes part."""
+        self.links[peer] = self._link(peer, stream)
+
+    def cancel_call(self, peer: str) -> None:
+        """Drop our own call: calls crossed, and theirs goes on."""
+        call = self.calls.pop(peer, None)
+        if call is not None:
+            call.cancel()
+
+    def cut_off(self, peer: str, reason: str) -> None:
+        """Cancel the stream of a peer that is lost, or its other end would wait for what can't come any more.
+
+        ``reason``: what it is told first; empty where its stream does not stand.
+        """
+        if reason:
+            self._abandoning.add(peer)
+            self._start(self._abandon(peer, reason))
+        elif peer in self.links and peer not in self.declined:  # one that is declined is told why first
+            self.links[peer].stream.cancel()
+
+    def explain_late(self) -> None:
+        """Note what has not come by the deadline, and the flag to raise where that is what cut it short."""
+        missing, step = "", self.station.peer.step_seconds
+        if self.one.members and not self._captured.is_set():
+            missing = "our contribution was not ready" + (f", a step takes {step:.0f} s here" if step >= 1 else "")
+        elif self.one.members:
+            missing = "; ".join(
+                f"{peer[-6:]} had sent {100 * link.share_come:.0f} %" for peer, link in list(self.links.items())[:4]
+            )
+        longest = self.station.peer.deadlines.longest
+        remedy = "" if self.one.deadline < longest else f"; --exchange-deadline allows {longest:g} s: raise it"
+        self._why_late = self._why_late or f"({self.one.deadline:.3g} s{': ' if missing else ''}{missing}{remedy})"
 
     def time_left(self) -> float:
         """Seconds until the deadline."""
-        return self.deadline - (monotonic() - self.began)
-
-    def _on_time(self, event: Any) -> None:
-        self._told[type(event)] += 1
-        if isinstance(event, base.DeadlinePassed) and not self.exchange.over:
-            self._why_late = self._why_late or self._explain_late()
-        self.handle(event)
-
-    def _explain_late(self) -> str:
-        """What has not come by the deadline, and the flag to raise where that is what cut it short."""
-        missing, step = "", self.node.step_seconds
-        if self.members and not self._captured.is_set():
-            missing = "our contribution was not ready" + (f", a step takes {step:.0f} s here" if step >= 1 else "")
-        elif self.members:
-            came = [
-                f"{peer[-6:]} had sent {100 * link.share_come:.0f} %" for peer, link in list(self.links.items())[:4]
-            ]
-            missing = "; ".join(came)
-        longest = self.node.longest
-        remedy = "" if self.deadline < longest else f"; --exchange-deadline allows {longest:g} s: raise it"
-        return f"({self.deadline:.3g} s{': ' if missing else ''}{missing}{remedy})"
+        return self.one.deadline - (monotonic() - self.one.began)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -205,72 +239,6 @@ class Round(ABC):
             if not self._asked:
                 self.worked += monotonic() - self._asked_at
 
-    def _be_patient(self, theirs: Offer) -> None:
-        """Wait as long as a member needs, within what our owner allows. Raises LinkLost."""
-        if theirs.seconds > self.node.longest:
-            raise LinkLost(
-                f"needs {theirs.seconds} s for its steps and contents, and --exchange-deadline allows "
-                f"{self.node.longest:.0f} s here: raise it to exchange with such peers"
-            )
-        self._allow(theirs.seconds)
-
-    def _allow(self, seconds: float) -> None:
-        deadline = self.node.deadline_for(seconds)
-        if deadline > self.deadline:
-            self.set_timers(deadline)
-
-    def start(self) -> None:
-        """Call candidates."""
-        self._carry_out(self.exchange.start())
-
-    def handle(self, event: Any) -> None:
-        """Take in an event. What a peer must not do costs its stream."""
-        try:
-            effects = self.exchange.handle(event)
-        except ProtocolViolation as error:
-            self.lose(getattr(event, "peer", ""), error)
-            return
-        self._carry_out(effects)
-
-    def lose(self, peer: str, why: str | Exception) -> None:
-        """Go on without a peer, if anything was still to come from it; what no honest peer does is held against it."""
-        reason = str(why)
-        deed = why.deed if isinstance(why, Unusable) else Deed.HEAVY if isinstance(why, ProtocolViolation) else None
-        if deed is not None:
-            self.node.hold(peer, deed, reason)
-        if self.exchange.is_open(peer):
-            if self._has_begun(peer) and (
-                isinstance(why, str) or (isinstance(why, LinkLost) and not isinstance(why, GaveUp))
-            ):
-                self.node.hold_stall(peer, reason)
-            self.node.history.lost(peer, reason)
-            if peer in self.links:
-                self.links[peer].stream.cancel()  # or the other end would wait for what can't come any more
-        self._carry_out(self.exchange.handle(base.Lost(peer=peer, reason=reason)))
-
-    def _has_begun(self, peer: str) -> bool:
-        """Whether we have a place, slots and a stream for a peer, which it has cost us if it goes now."""
-        return bool(self.members) and peer in self.exchange.partners
-
-    def _carry_out(self, effects: list[base.Effect]) -> None:
-        # Tasks begin in this order, and a link sends in the order of asking: what is told arrives as it was decided.
-        for effect in effects:
-            match effect:
-                case base.Dial(peer=peer):
-                    self.calls[peer] = self._start(self._dial(peer))
-                case base.Capture(members=members):
-                    self.members = members
-                    self._start(self._capture())
-                case base.Abandon(peer=peer, reason=reason):
-                    self._abandoning.add(peer)
-                    self._start(self._abandon(peer, reason))
-                case base.Apply():
-                    self._start(self._apply(effect))
-                case base.End(reason=reason):
-                    self._start(self._end(reason))
-                case _:
-                    self._start(self._try(effect))
-
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -282,7 +250,7 @@ class Round(ABC):
         error = None if task.cancelled() else task.exception()
         if error is not None:  # a defect of ours: it costs this exchange, not the node
             log.error("exchange.defect", fragment=self.fragment, error=repr(error), exc_info=error)
-            self.handle(base.GaveUp(reason=f"a defect: {error!r}; please report it with the log"))
+            self.tell(base.GaveUp(reason=f"a defect: {error!r}; please report it with the log"))
 
     async def _try(self, effect: Any) -> None:
         try:
@@ -292,17 +260,16 @@ class Round(ABC):
 
     # streams
 
-    async def answer(self, peer: str, theirs: Offer, stream: CalleeStream) -> None:
-        """Accept the call of a peer; returns when its stream is done."""
-        self._be_patient(theirs)
-        link = self.links[peer] = self._link(peer, stream)
-        self.handle(base.Accepted(peer=peer, offer=theirs, called_us=True))
-        if peer not in self.exchange.partners:
+    async def answer(self, peer: str, stream: CalleeStream) -> None:
+        """Accept the call of a peer, which is linked; returns when its stream is done."""
+        link = self.links[peer]
+        if peer not in self.one.partners:
             raise ProtocolViolation("called us where the exchange could not take it")
         waiting = {asyncio.create_task(stream.wait_dropped())}
         try:
-            # The effects of that are tasks, which have not begun yet: our acceptance goes first.
-            await answer_in_time(link, pb.Frame(accept=offers.to_message(self.offer)))
+            # The effects of its call are tasks, which have not begun yet: our acceptance goes first.
+            accept = pb.Frame(accept=offers.to_message(self.one.offer))
+            await answer_in_time(link, accept, self.station.peer.deadlines.hello)
             waiting.add(self._start(self._follow(link)))
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -314,21 +281,15 @@ class Round(ABC):
 
     async def _dial(self, peer: str) -> None:
         stream: CallerStream | None = None
-        is_answered = False
         try:
-            stream = await self.node.call(peer)
-            await stream.send(pb.Frame(hello=offers.to_message(self.offer)))
-            async with asyncio.timeout(HELLO_DEADLINE):
+            stream = await self.station.call(peer)
+            await stream.send(pb.Frame(hello=offers.to_message(self.one.offer)))
+            async with asyncio.timeout(self.station.peer.deadlines.hello):
                 answer = await stream.receive()
-            if is_answered := answer is not None:
-                self.node.met(peer)
             await self._on_answer(peer, stream, answer)
         except (LowcommError, grpc.RpcError) as error:
-            if not is_answered:
-                self.node.missed(peer)
             self.lose(peer, error)
         except TimeoutError:
-            self.node.missed(peer)
             self.lose(peer, base.UNANSWERED)
         except asyncio.CancelledError:
             if stream is not None:
@@ -340,29 +301,31 @@ class Round(ABC):
             stream.cancel()  # it may have accepted, and would wait for us
 
     async def _on_answer(self, peer: str, stream: CallerStream, answer: pb.Frame | None) -> None:
-        kind = answer.WhichOneof("kind") if answer is not None else None
-        if answer is not None and kind == "refuse":
-            reason, detail = offers.read_refusal(answer.refuse)
-            self.node.history.they_refused(peer, reason)
-            self.calls.pop(peer, None)
-            self.handle(base.Refused(peer=peer, reason=reason, detail=detail))
-            await stream.close()
-            return
         if answer is None:
             raise LinkLost("ended the stream without an answer")
+        self.station.heard(peer, None)
+        kind = answer.WhichOneof("kind")
+        if kind == "refuse":
+            await self._on_refusal(peer, stream, answer.refuse)
+            return
         if kind != "accept":
             raise ProtocolViolation("answered our offer with something else")
         theirs = offers.from_message(answer.accept)
-        if (theirs.fragment, theirs.plan, theirs.codec) != (self.fragment, self.offer.plan, self.offer.codec):
-            raise ProtocolViolation("accepted something else than we offered")
-        if not self.node.supports(peer, theirs.swarm_step):
-            # Of two that were parted nobody can say who is right: it is not held against the other.
-            await _decline(stream, f"nobody else supports swarm step {theirs.swarm_step}")
-            raise LinkLost(f"claims swarm step {theirs.swarm_step}, which nobody else supports")
-        self._be_patient(theirs)
-        link = self.links[peer] = self._link(peer, stream)
-        self.handle(base.Accepted(peer=peer, offer=theirs))
-        await self._follow(link)
+        self.link(peer, stream)
+        self.station.stimulate(events.Answered(exchange=self.one.number, peer=peer, offer=theirs))
+        if peer not in self.one.partners:
+            await _decline(stream, self.declined.pop(peer, ""))
+            stream.cancel()
+            return
+        await self._follow(self.links[peer])
+
+    async def _on_refusal(self, peer: str, stream: CallerStream, message: pb.Refuse) -> None:
+        reason, detail = offers.read_refusal(message)
+        self.station.heard(peer, reason)
+        self.calls.pop(peer, None)
+        told = events.OfferRefused(exchange=self.one.number, peer=peer, reason=reason, detail=detail)
+        self.station.stimulate(told)
+        await stream.close()
 
     async def _follow(self, link: Link) -> None:
         """Read what a member sends to the end of the exchange."""
@@ -382,8 +345,6 @@ class Round(ABC):
         if link is None:
             if call is not None:
                 call.cancel()
-                if reason == base.UNANSWERED:
-                    self.node.missed(peer)
             return
         with suppress(LowcommError, TimeoutError):
             async with asyncio.timeout(ABANDON_DEADLINE):
@@ -397,89 +358,99 @@ class Round(ABC):
     # our contribution
 
     async def _capture(self) -> None:
-        others = self.exchange.offers(self.members)
-        # Slow weights that should be equal and are not (somebody has applied more): everybody sees it in the offers.
-        self.realign = must_realign(self.offer, others)
-        self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
-        if self.realign:  # in fp32, which takes longer
-            sizes, fragment = self.node.ready, self.fragment
-            larger = sizes.realign_sizes[fragment] / sizes.sizes[fragment][1]
-            self._allow(larger * max(offer.seconds for offer in (self.offer, *others)))
-        self.ahead = steps_ahead(self.offer, others, self.node.spec.sync.interval)
         try:
             self._prepare()
             self._members_known.set()
             with self.working():
                 await self._code()
         except LowcommError as error:
-            self.handle(base.GaveUp(reason=f"our contribution could not be captured: {error}"))
+            self.tell(base.GaveUp(reason=f"our contribution could not be captured: {error}"))
             return
         self._captured.set()
-        self.handle(base.Captured())
+        self.tell(base.Captured())
 
     async def _until(self, event: asyncio.Event) -> None:
         """Wait for the members, or for our capture. Raises LinkLost if the exchange is over before."""
         await event.wait()
-        if self.exchange.over:  # not only once it is done: what is captured may be dropped already
+        if self.one.machine.over:  # not only once it is done: what is captured may be dropped already
             raise LinkLost("the exchange is over")
 
     def _tokens(self, peers: Sequence[str]) -> dict[str, int]:
         """What weighs the contributions of these members, in this order."""
-        return {peer: (self.exchange.offer_of(peer) or self.offer).tokens for peer in peers}
+        return {peer: (self.one.machine.offer_of(peer) or self.one.offer).tokens for peer in peers}
 
     # the end
 
     async def _apply(self, effect: base.Apply) -> None:
-        self.decided = monotonic()
         try:
             merged = await self._merge(effect)
         except TrainerError as error:
             await self._end(f"the outer step failed: {error}")
             return
         self.worst_block = merged.worst_block
-        self.node.take_in(self, merged)
-        told = ["realigned"] if self.realign else []
+        told = ["realigned"] if self.one.realign else []
         if not all(effect.shards):
             told.append(f"{sum(effect.shards)} of {len(effect.shards)} shards")
-        self._finish(Outcome.APPLIED, ", ".join(told))
+        self._finish(
+            events.Merged(
+                exchange=self.one.number,
+                swarm_step=merged.swarm_step,
+                steps=merged.merged_steps,
+                tokens=merged.merged_tokens,
+                slow_digest=bytes.fromhex(merged.slow_digest),
+                momentum_digest=bytes.fromhex(merged.momentum_digest),
+                measured=self._measured(),
+                detail=", ".join(told),
+            )
+        )
 
     async def _end(self, reason: str) -> None:
-        if self.members:
+        if self.one.members:
             with suppress(TrainerError):
                 await self.trainer.drop(self.fragment)
         told = f"{reason} {self._why_late}" if self._why_late else reason
-        self._finish(Outcome.FAILED if self.members else Outcome.NO_PARTNER, told)
+        self._finish(events.Dropped(exchange=self.one.number, reason=told, measured=self._measured()))
 
-    def _finish(self, outcome: Outcome, reason: str) -> None:
-        for timer in self._timers:
-            timer.cancel()
+    def _measured(self) -> events.Measured:
+        now = monotonic()
+        rates = [rate for link in self.links.values() if (rate := link.rate(now)) is not None]
+        return events.Measured(work=self.worked, rate=min(rates, default=None))
+
+    def _finish(self, event: events.Event) -> None:
         self.done.set()
         self._members_known.set()
         self._captured.set()
-        self.node.ended(self, outcome, reason)
+        self.station.stimulate(event)
 
     async def close(self) -> None:
         """Let last words reach the other ends, and end all tasks."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=HELLO_DEADLINE)
+            await asyncio.wait(set(self._tasks), timeout=self.station.peer.deadlines.hello)
         left = set(self._tasks)  # some may have begun meanwhile
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
+    def give_back(self) -> None:
+        """Free the slots."""
+        for slot in self.slots:
+            self.arena.give_back(slot)
+
 
 async def _decline(stream: CallerStream, reason: str) -> None:
     """Tell a peer that has accepted why nothing comes of it: to one that hears nothing its own line looks broken."""
+    if not reason:
+        return
     with suppress(LowcommError, TimeoutError):
         async with asyncio.timeout(ABANDON_DEADLINE):
             await stream.send(pb.Frame(abandon=pb.Abandon(reason=reason)))
             await stream.close()
 
 
-async def answer_in_time(stream: CalleeStream | Link, frame: pb.Frame) -> None:
+async def answer_in_time(stream: CalleeStream | Link, frame: pb.Frame, seconds: float) -> None:
     """Send the answer to a call. Raises LinkLost if the caller does not take it in time."""
     try:
-        async with asyncio.timeout(HELLO_DEADLINE):
+        async with asyncio.timeout(seconds):
             await stream.send(frame)
     except TimeoutError:
         raise LinkLost("did not take our answer in time") from None

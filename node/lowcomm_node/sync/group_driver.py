@@ -11,11 +11,11 @@ All contributions to our shard are of one size; so are all copies of a mean. A s
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lowcomm_node.errors import LinkLost, TrainerError
-from lowcomm_node.sync import driver, frames
-from lowcomm_node.sync.driver import Round
+from lowcomm_node.sync import frames
+from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import GroupLink, Incoming
 from lowcomm_node.trainer.messages import Merged, Shared
 from lowcomm_node.transport.stream import Stream
@@ -23,28 +23,15 @@ from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.peer import Underway
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import Offer
-
-if TYPE_CHECKING:
-    from lowcomm_node.sync.exchanger import Exchanger
-
-PATIENCE = 3.0
-"""Seconds between two looks at who holds up the list of members."""
-GATHERING_PART, REDUCING_PART = 0.25, 0.6
-"""Parts of the deadline in which the group must have gathered, and contributions must have come."""
 
 
-class GroupRound(Round):
-    """Carries out a ``GroupExchange``."""
+class GroupDriver(ExchangeDriver):
+    """Carries out a ``group`` exchange."""
 
-    exchange: groups.GroupExchange
-
-    def __init__(
-        self, node: "Exchanger", offer: Offer, candidates: Sequence[str], slots: Sequence[int], called: bool
-    ) -> None:
-        exchange = groups.GroupExchange(me=node.peer_id, candidates=candidates, group=node.spec.sync.group)
-        super().__init__(node, exchange, offer, slots, called)
+    def __init__(self, station: Station, one: Underway) -> None:
+        super().__init__(station, one)
         self.sizes: tuple[int, ...] = ()
         """Coded bytes of each shard."""
         self._shared: Shared | None = None
@@ -56,40 +43,27 @@ class GroupRound(Round):
     @property
     def mine(self) -> int:
         """Which shard is ours."""
-        return self.members.index(self.node.peer_id)
+        return self.one.members.index(self.station.peer.me)
 
     @property
     def expected(self) -> int:
-        """See Round."""
+        """See ExchangeDriver."""
         if not self.sizes:
             return 0
         # A contribution to each other shard and the mean of ours to each other member: so much goes out, and comes in.
         return 2 * (sum(self.sizes) + (len(self.sizes) - 2) * self.sizes[self.mine])
 
-    def timetable(self, deadline: float) -> list[tuple[float, Any]]:
-        """See Round."""
-        gathering, reducing = min(driver.HELLO_DEADLINE, GATHERING_PART * deadline), REDUCING_PART * deadline
-        patience = min(PATIENCE, (reducing - gathering) / 4)
-        looks = int((deadline - gathering) / patience)
-        return [
-            (gathering, base.GatheringClosed()),
-            *((gathering + look * patience, groups.AgreeingClosed()) for look in range(1, looks)),
-            (reducing, groups.ReduceClosed()),
-            (deadline + driver.HELLO_DEADLINE / 2, groups.ConfirmingClosed()),
-            *super().timetable(deadline),
-        ]
-
     # what comes
 
     def _link(self, peer: str, stream: Stream) -> GroupLink:
-        return GroupLink(peer, stream, self.node.bandwidth, self.time_left)
+        return GroupLink(peer, stream, self.station.bandwidth, self.time_left)
 
     async def _read(self, link: GroupLink) -> None:
         peer = link.peer
         await link.read(partial(self._place, peer), partial(self._take_in, peer), partial(self._on_told, peer))
 
     def _on_told(self, peer: str, frame: pb.Frame) -> None:
-        self.handle(self._event(peer, frame))
+        self.tell(self._event(peer, frame))
 
     def _event(self, peer: str, frame: pb.Frame) -> Any:
         match frame.WhichOneof("kind"):
@@ -107,7 +81,7 @@ class GroupRound(Round):
     async def _place(self, peer: str, part: pb.Part) -> memoryview:
         """Where the share or the mean of a member goes."""
         await self._until(self._members_known)
-        if peer not in self.members:
+        if peer not in self.one.members:
             raise LinkLost("is not in the list of members")
         _, received, means = self.slots
         return (
@@ -115,17 +89,17 @@ class GroupRound(Round):
         )
 
     async def _take_in(self, peer: str, content: Incoming) -> None:
-        self.node.own_line.came()
+        self.arrived(peer)
         await self._until(self._captured)
         _, received, means = self.slots
         if content.part == pb.SHARE:
             with self.working():
                 await self.trainer.receive_share(self.fragment, peer, received, *self._share_of(peer))
-            self.handle(groups.ShardVerified(peer=peer))
+            self.tell(groups.ShardVerified(peer=peer))
         else:
             with self.working():
                 await self.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
-            self.handle(groups.MeanVerified(peer=peer, digest=content.digest))
+            self.tell(groups.MeanVerified(peer=peer, digest=content.digest))
 
     # what goes
 
@@ -136,15 +110,15 @@ class GroupRound(Round):
         link = self.links[effect.peer]
         match effect:
             case groups.SendRoll(roll=roll):
-                self._rolls[self.node.peer_id] = roll
+                self._rolls[self.station.peer.me] = roll
                 await link.send(frames.roll(roll))
             case groups.SendMembers(members=members):
-                await link.send(frames.members(members, self._rolls[self.node.peer_id]))
+                await link.send(frames.members(members, self._rolls[self.station.peer.me]))
             case groups.SendShard(peer=peer):
-                await self._send_share(link, self.members.index(peer))
+                await self._send_share(link, self.one.members.index(peer))
             case groups.SendMean():
                 assert self._mean is not None
-                place, digest = self._mean_of(self.node.peer_id), self._mean[1]
+                place, digest = self._mean_of(self.station.peer.me), self._mean[1]
                 await link.send_content(self._view(self.slots[2], *place), digest, pb.MEAN)
             case groups.SendHeld(held=held):
                 await link.send(frames.held(held))
@@ -157,40 +131,42 @@ class GroupRound(Round):
         await link.send_content(self._view(self.slots[0], offset, size), self._shared.digests[shard], pb.SHARE)
 
     async def _reduce(self, contributors: Sequence[str]) -> None:
-        offset, _ = self._mean_of(self.node.peer_id)
+        offset, _ = self._mean_of(self.station.peer.me)
         try:
             with self.working():
                 mean = await self.trainer.reduce(self.fragment, self._tokens(contributors), self.slots[2], offset)
         except TrainerError as error:
-            self.handle(base.GaveUp(reason=f"our shard could not be averaged: {error}"))
+            self.tell(base.GaveUp(reason=f"our shard could not be averaged: {error}"))
             return
         self._mean = mean.size, mean.digest
-        self.handle(groups.Reduced(digest=mean.digest))
+        self.tell(groups.Reduced(digest=mean.digest))
         for peer, why in mean.left_out.items():
             self.lose(peer, why)
 
     # our contribution, and the end
 
     def _prepare(self) -> None:
-        coding = codec("fp32" if self.realign else self.offer.codec)
-        bounds = shard_bounds(self.node.ready.numels[self.fragment], len(self.members))
+        coding = codec("fp32" if self.one.realign else self.one.offer.codec)
+        bounds = shard_bounds(self.station.ready.numels[self.fragment], len(self.one.members))
         self.sizes = tuple(coding.coded_size(stop - start) for start, stop in bounds)
 
     async def _code(self) -> None:
-        self._shared = await self.trainer.share(self.fragment, self.slots[0], self.realign, self.members, self.ahead)
+        self._shared = await self.trainer.share(
+            self.fragment, self.slots[0], self.one.realign, self.one.members, self.one.ahead
+        )
 
     async def _merge(self, effect: base.Apply) -> Merged:
         owners = [owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied]
-        return await self.trainer.merge(self.fragment, owners, effect.swarm_step, self.keep_momentum)
+        return await self.trainer.merge(self.fragment, owners, effect.swarm_step, self.one.keep_momentum)
 
     # places in slots: offset and size
 
     def _share_of(self, peer: str) -> tuple[int, int]:
         size = self.sizes[self.mine]
-        return self.members.index(peer) * size, size
+        return self.one.members.index(peer) * size, size
 
     def _mean_of(self, peer: str) -> tuple[int, int]:
-        shard = self.members.index(peer)
+        shard = self.one.members.index(peer)
         return sum(self.sizes[:shard]), self.sizes[shard]
 
     def _view(self, slot: int, offset: int, size: int) -> memoryview:

@@ -2,16 +2,12 @@
 
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
-from statistics import median
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any
 
-from lowcomm_node.sync.needs import Recent
-from lowcomm_node.sync.records import Outcome
+from lowcomm_node.sync.driver import ExchangeDriver
+from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
-
-if TYPE_CHECKING:
-    from lowcomm_node.sync.driver import Round
 
 WE_REFUSED: dict[Refusal, str] = {
     Refusal.BUSY: "an exchange of this fragment was under way",
@@ -30,7 +26,6 @@ WE_REFUSED: dict[Refusal, str] = {
     Refusal.NOT_TRUSTED: "it is left out for a while",
 }
 """Why we refused an offer, for our owner; ``REFUSAL_TEXT`` says the same of a peer that refused ours."""
-_LEFT_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
 MAX_ROUNDS = 200
 MAX_PEERS = 1024
 
@@ -57,62 +52,44 @@ class History:
     """Offers that were refused, by others and by us."""
     bytes_sent: int = 0
     bytes_received: int = 0
-    rounds: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
+    rounds: deque[ExchangeEnded] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
     worst_block: dict[int, float] = field(default_factory=dict)
     """Of each fragment at its last merge: how far contributions were apart in the block of 256 values that was worst."""
     last_reason: str = ""
     """Why the last exchange was not applied; empty after one that was."""
-    left_out_by: set[str] = field(default_factory=set)
-    """Peers that have left us out, or did not believe our swarm step, since the last exchange that was applied."""
-    work: Recent = field(default_factory=Recent)
-    """Seconds that our trainer took for an exchange, waiting for a step included."""
-    rates: Recent = field(default_factory=Recent)
-    """Bytes a second at which contents came, the slowest of each exchange."""
     _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
-    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=16))
 
-    def record(self, round_: "Round", outcome: Outcome, reason: str, swarm_step: int) -> dict[str, Any]:
+    def record(self, driver: ExchangeDriver, outcome: Outcome, reason: str, swarm_step: int) -> ExchangeEnded:
         """Count an exchange that is over; its entry in the list of rounds."""
         now = monotonic()
-        seconds = now - round_.began
         self.outcomes[outcome] += 1
-        self.in_doubt += round_.exchange.in_doubt
-        self.bytes_sent += round_.bytes_sent
-        self.bytes_received += round_.bytes_received
-        partners = round_.exchange.partners
-        self._measure(round_, now)
+        self.in_doubt += driver.one.machine.in_doubt
+        self.bytes_sent += driver.bytes_sent
+        self.bytes_received += driver.bytes_received
+        partners = driver.one.partners
         if outcome is Outcome.APPLIED:
-            self.realigned += round_.realign
-            self.worst_block[round_.fragment] = round_.worst_block or 0.0
-            self._seconds.append((round_.decided or now) - round_.began)
-            self.left_out_by.clear()
+            self.realigned += driver.one.realign
+            self.worst_block[driver.fragment] = driver.worst_block or 0.0
             for peer in partners:
                 self.of(peer).completed += 1
         self.last_reason = reason if outcome is not Outcome.APPLIED else ""
-        entry = {
-            "time": time(),
-            "fragment": round_.fragment,
-            "round": round_.offer.round,
-            "outcome": outcome.value,
-            "reason": reason,
-            "partners": list(partners),
-            "in_doubt": round_.exchange.in_doubt,
-            "left_out": round_.exchange.refusals,
-            "swarm_step": swarm_step,
-            "bytes_sent": round_.bytes_sent,
-            "bytes_received": round_.bytes_received,
-            "seconds": seconds,
-            "worst_block": round_.worst_block,
-        }
+        entry = ExchangeEnded(
+            time=time(),
+            fragment=driver.fragment,
+            round=driver.one.offer.round,
+            outcome=outcome,
+            reason=reason,
+            partners=partners,
+            in_doubt=driver.one.machine.in_doubt,
+            left_out=driver.one.machine.refusals,
+            swarm_step=swarm_step,
+            bytes_sent=driver.bytes_sent,
+            bytes_received=driver.bytes_received,
+            seconds=now - driver.one.began,
+            worst_block=driver.worst_block,
+        )
         self.rounds.append(entry)
         return entry
-
-    def _measure(self, round_: "Round", now: float) -> None:
-        """Learn what exchanges need, from those that failed, too: the next ones then get as long as it takes."""
-        if round_.worked:
-            self.work.add(round_.worked, now)
-        if rates := [rate for link in round_.links.values() if (rate := link.rate(now)) is not None]:
-            self.rates.add(min(rates), now)
 
     def of(self, peer: str) -> PeerHistory:
         """The history of one peer; the one not met for longest is forgotten first."""
@@ -131,8 +108,6 @@ class History:
         history = self.of(peer)
         history.refused += 1
         history.last_reason = REFUSAL_TEXT[refusal]
-        if refusal in _LEFT_OUT and len(self.left_out_by) < MAX_PEERS:
-            self.left_out_by.add(peer)
 
     def we_refused(self, peer: str, refusal: Refusal) -> None:
         """Count an offer of a peer that we refused; not where our own call to it goes on instead."""
@@ -146,7 +121,3 @@ class History:
         history = self.of(peer)
         history.failed += 1
         history.last_reason = reason
-
-    def usual_seconds(self) -> float | None:
-        """Median of the seconds after which the last exchanges that were applied had all they needed; None if none was."""
-        return median(self._seconds) if self._seconds else None

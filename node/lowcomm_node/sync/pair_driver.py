@@ -1,53 +1,36 @@
 """An exchange of two at this node: both send their whole contribution, and a part of it again where it must be."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lowcomm_node.sync import driver
-from lowcomm_node.sync.driver import Round
+from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import PairLink
 from lowcomm_node.trainer.messages import Again, Captured, Merged
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.pair import machine as pairs
-from lowcomm_protocol.plan.matching import Offer
-
-if TYPE_CHECKING:
-    from lowcomm_node.sync.exchanger import Exchanger
+from lowcomm_protocol.exchange.peer import Underway
 
 
-class PairRound(Round):
-    """Carries out an ``Exchange``. Its slots: our contribution, and theirs."""
+class PairDriver(ExchangeDriver):
+    """Carries out a ``pair`` exchange. Its slots: our contribution, and theirs."""
 
-    def __init__(
-        self, node: "Exchanger", offer: Offer, candidates: Sequence[str], slots: Sequence[int], called: bool
-    ) -> None:
-        super().__init__(node, pairs.Exchange(me=node.peer_id, candidates=candidates), offer, slots, called)
-        self.least = self.most = 0
-        """Bytes that one contribution may have."""
+    def __init__(self, station: Station, one: Underway) -> None:
+        super().__init__(station, one)
+        self.least = 0
+        self.most = 0
+        """Fewest and most bytes that one contribution may have."""
         self.content: Captured | None = None
         """Ours."""
 
     @property
     def expected(self) -> int:
-        """See Round."""
+        """See ExchangeDriver."""
         return 2 * (self.content.size if self.content else self.most)
 
-    def timetable(self, deadline: float) -> list[tuple[float, Any]]:
-        """See Round."""
-        return [(min(driver.HELLO_DEADLINE, deadline / 2), base.GatheringClosed()), *super().timetable(deadline)]
-
     def _link(self, peer: str, stream: Stream) -> PairLink:
-        return PairLink(peer, stream, self.node.bandwidth, self.time_left)
-
-    def _on_time(self, event: Any) -> None:
-        if isinstance(event, base.DeadlinePassed) and self.exchange.stage is base.Stage.TRADING:
-            for peer, link in self.links.items():
-                if peer in self.exchange.partners and not link.has_come:
-                    self.node.hold_stall(peer, "was too slow for the deadline")
-        super()._on_time(event)
+        return PairLink(peer, stream, self.station.bandwidth, self.time_left)
 
     async def _read(self, link: PairLink) -> None:
         await self._until(self._members_known)
@@ -57,19 +40,19 @@ class PairRound(Round):
             self.least,
             partial(self._take_in, link.peer, slot),
             lambda blocks: self._start(self._resend(link, blocks)) and None,
-            lambda members: self.handle(pairs.Confirmed(peer=link.peer, members=members)),
+            lambda members: self.tell(pairs.Confirmed(peer=link.peer, members=members)),
         )
 
     async def _take_in(self, peer: str, slot: int, size: int, again: bool) -> Again | None:
         """Have a contribution decoded, or what of it came again; what is missing still."""
-        self.node.own_line.came()
+        self.arrived(peer)
         await self._until(self._captured)
         with self.working():
             if again:
                 await self.trainer.patch(self.fragment, peer, slot, size)
             elif missing := await self.trainer.receive(self.fragment, peer, slot, size):
                 return missing
-        self.handle(pairs.Verified(peer=peer))
+        self.tell(pairs.Verified(peer=peer))
         return None
 
     async def _effect(self, effect: Any) -> None:
@@ -92,14 +75,14 @@ class PairRound(Round):
             self.lose(link.peer, error)
 
     def _prepare(self) -> None:
-        self.least, self.most = self.node.ready.sizes[self.fragment]
-        if self.realign:
-            self.least = self.most = self.node.ready.realign_sizes[self.fragment]
+        self.least, self.most = self.station.ready.sizes[self.fragment]
+        if self.one.realign:
+            self.least = self.most = self.station.ready.realign_sizes[self.fragment]
 
     async def _code(self) -> None:
-        self.content = await self.trainer.capture(self.fragment, self.slots[0], self.realign, self.ahead)
+        self.content = await self.trainer.capture(self.fragment, self.slots[0], self.one.realign, self.one.ahead)
 
     async def _merge(self, effect: base.Apply) -> Merged:
         return await self.trainer.merge(
-            self.fragment, self._tokens(effect.members), effect.swarm_step, self.keep_momentum
+            self.fragment, self._tokens(effect.members), effect.swarm_step, self.one.keep_momentum
         )

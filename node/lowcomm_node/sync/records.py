@@ -2,18 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import ClassVar
 
 from lowcomm_node.system.events import Event
-
-
-class Outcome(StrEnum):
-    """How an exchange ended."""
-
-    APPLIED = "applied"
-    NO_PARTNER = "no-partner"
-    FAILED = "failed"
+from lowcomm_protocol.exchange.events import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from helpers.waiting import until_async
 from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, LONGEST_LEAVE, Training
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import CheckpointStatus, Progress
-from lowcomm_node.sync.history import Outcome
 from lowcomm_node.trainer.messages import Checkpoint
+from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
 from lowcomm_protocol.spec.run import parse_toml, sign_run
@@ -50,7 +50,8 @@ def test_a_node_gets_as_long_to_leave_as_a_step_and_a_checkpoint_take(
     step: float, saved: float | None, seconds: float
 ) -> None:
     training = hearing()
-    training.ready, training._exchanger = SimpleNamespace(parameters=110_000_000), SimpleNamespace(step_seconds=step)
+    training.ready = SimpleNamespace(parameters=110_000_000)
+    training._exchanger = SimpleNamespace(peer=SimpleNamespace(step_seconds=step))
     training.news = SimpleNamespace(save_seconds=saved)
     assert training.leave_seconds == pytest.approx(seconds)
     training.ready = None

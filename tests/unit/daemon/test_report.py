@@ -15,8 +15,8 @@ from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import LastFailure, Pause
 from lowcomm_node.status.wire import to_json
 from lowcomm_node.sync.history import History
-from lowcomm_node.sync.records import Outcome
 from lowcomm_node.trainer.failures import Failure, Kind
+from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.plan.matching import Refusal
 from lowcomm_protocol.refusals import Reason, Refusals, What
 

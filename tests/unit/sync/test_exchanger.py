@@ -11,11 +11,13 @@ from helpers.exchanging import INTERVAL, MIN_STEPS, NUMEL, Node, eventually, say
 from lowcomm_node.errors import TrainerLost
 from lowcomm_node.sync import exchanger as exchanger_module
 from lowcomm_node.sync import offers
-from lowcomm_node.sync.exchanger import ENDURED, SLACK
 from lowcomm_node.sync.history import WE_REFUSED
-from lowcomm_node.sync.needs import LIFE
 from lowcomm_node.testing.scripted_trainer import SIZE, ScriptedTrainer
 from lowcomm_node.testing.wire import cabled
+from lowcomm_protocol.exchange import events
+from lowcomm_protocol.exchange.drift import ENDURED
+from lowcomm_protocol.exchange.needs import LIFE
+from lowcomm_protocol.exchange.peer import SLACK
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
@@ -33,19 +35,21 @@ async def refused(caller: Node, callee: Node, reason: Refusal) -> None:
 async def refused_for_good(caller: Node, callee: Node, reason: Refusal) -> None:
     """As ``refused``, and there was nobody else to call."""
     entry = await caller.ended()
-    assert entry["outcome"] == "no-partner"
-    assert entry["left_out"] == {callee.peer_id: REFUSAL_TEXT[reason]}
+    assert entry.outcome == "no-partner"
+    assert entry.left_out == {callee.peer_id: REFUSAL_TEXT[reason]}
     assert REFUSAL_TEXT[reason] in caller.exchanger.history.last_reason
     await refused(caller, callee, reason)
     assert caller.trainer.asked == []
-    fragment = entry["fragment"]
-    assert fragment not in caller.exchanger.schedule.due(caller.exchanger.swarm_step), "it waits for its next sync"
+    fragment = entry.fragment
+    assert fragment not in caller.exchanger.peer.schedule.due(caller.exchanger.peer.swarm_step), (
+        "it waits for its next sync"
+    )
 
 
 @pytest.mark.parametrize("callee", [0, 1])
 async def test_who_does_not_train_refuses(callee: int):
     async with swarm(2) as one:
-        one.nodes[callee].exchanger.open = False
+        one.nodes[callee].exchanger.exchanging = False
         one.nodes[1 - callee].step(INTERVAL)
         await refused_for_good(one.nodes[1 - callee], one.nodes[callee], Refusal.NOT_TRAINING)
         assert one.nodes[callee].outcomes == {}
@@ -60,7 +64,7 @@ async def test_who_has_just_merged_refuses_until_it_has_made_enough_steps():
         callee.step(INTERVAL - 1, MIN_STEPS)
         await caller.at_rest()
         caller.step(2 * INTERVAL)
-        assert (await caller.ended(2))["outcome"] == "applied"
+        assert (await caller.ended(2)).outcome == "applied"
 
 
 async def test_who_cuts_the_model_otherwise_is_refused():
@@ -85,10 +89,10 @@ async def test_a_step_that_nobody_else_supports_is_refused(step: int, outcome: s
         caller, callee = one.nodes
         callee.knows(caller, swarm_step=step, issued=time() + 1)
         caller.step(step)
-        assert (await caller.ended())["outcome"] == outcome
+        assert (await caller.ended()).outcome == outcome
         if outcome == "no-partner":
             await refused(caller, callee, Refusal.IMPLAUSIBLE_STEP)
-            assert callee.exchanger.swarm_step == INTERVAL - 1
+            assert callee.exchanger.peer.swarm_step == INTERVAL - 1
 
 
 async def test_a_step_that_a_third_peer_supports_is_accepted():
@@ -96,10 +100,10 @@ async def test_a_step_that_a_third_peer_supports_is_accepted():
         caller, callee = one.nodes
         third = await one.puppet()
         callee.knows(third, swarm_step=INTERVAL, issued=time() + 1)
-        caller.roster = caller.exchanger.roster = Roster(caller.peer_id, one.spec.run_id)
+        caller.roster = caller.exchanger.around.roster = Roster(caller.peer_id, one.spec.run_id)
         caller.knows(callee)
         caller.step(11 * INTERVAL)
-        assert (await caller.ended())["outcome"] == "applied"
+        assert (await caller.ended()).outcome == "applied"
 
 
 async def test_an_answer_with_a_step_that_nobody_else_supports_is_not_taken():
@@ -110,12 +114,12 @@ async def test_an_answer_with_a_step_that_nobody_else_supports_is_not_taken():
         await callee.at_rest()
         caller.knows(callee, swarm_step=11 * INTERVAL + 1, issued=time() + 1)
         caller.step(INTERVAL)
-        assert "which nobody else supports" in (await caller.ended())["reason"]
+        assert "which nobody else supports" in (await caller.ended()).reason
         told = await callee.ended(2)
-        assert f"gave up: nobody else supports swarm step {11 * INTERVAL + 1}" in told["reason"]
+        assert f"gave up: nobody else supports swarm step {11 * INTERVAL + 1}" in told.reason
         assert caller.exchanger.history.of(callee.peer_id).failed == 1
         assert [node.trainer.merges for node in one.nodes] == [[], []]
-        assert not callee.exchanger.own_line._stalled, "its line is not to blame"
+        assert not callee.exchanger.peer.own_line._stalled, "its line is not to blame"
 
 
 async def test_a_stranger_is_refused():
@@ -136,16 +140,16 @@ async def test_who_is_busy_refuses_and_the_next_candidate_is_called():
         one.meet(first, second, third)
         third.step(INTERVAL)
         entry = await third.ended()
-        assert entry["outcome"] == "no-partner"
-        assert entry["left_out"] == dict.fromkeys((first.peer_id, second.peer_id), REFUSAL_TEXT[Refusal.BUSY])
+        assert entry.outcome == "no-partner"
+        assert entry.left_out == dict.fromkeys((first.peer_id, second.peer_id), REFUSAL_TEXT[Refusal.BUSY])
         for busy in (first, second):
             await refused(third, busy, Refusal.BUSY)
         one.meet()
         await third.at_rest()
         third.step(2 * INTERVAL)
-        assert (await third.ended(2))["partners"] == [fourth.peer_id]
+        assert (await third.ended(2)).partners == (fourth.peer_id,)
         first.trainer.holds["capture"].set()
-        assert [(await node.ended())["outcome"] for node in (first, second)] == ["applied", "applied"]
+        assert [(await node.ended()).outcome for node in (first, second)] == ["applied", "applied"]
 
 
 @pytest.mark.parametrize("short", ["of exchanges", "of slots"])
@@ -161,18 +165,19 @@ async def test_who_is_full_refuses_and_does_not_begin(short: str):
         first.step(INTERVAL)
         await eventually(lambda: "capture" in second.trainer.asked, "two are under way")
         if short == "of slots":
-            first.exchanger.ready = replace(first.exchanger.ready, slots=4)
+            first.exchanger.peer.ready = replace(first.exchanger.peer.ready, exchanges=2)
+            first.exchanger.peer._closing.add(0)
         one.meet(first, third)
         third.step(INTERVAL + INTERVAL // 2)
         await refused_for_good(third, first, Refusal.FULL)
         first.step(INTERVAL + INTERVAL // 2)
         assert list(first.exchanger.running) == [1], "the other fragment waits"
         first.trainer.holds["capture"].set()
-        assert (await first.ended())["outcome"] == "applied"
-        third.exchanger.open = False
+        assert (await first.ended()).outcome == "applied"
+        third.exchanger.exchanging = False
         await eventually(lambda: first.free == 2, "slots are free again")
         first.step(INTERVAL + INTERVAL // 2 + 1)
-        assert (await first.ended(2))["fragment"] == 0
+        assert (await first.ended(2)).fragment == 0
         one.slots = 2
         third.trainer.arena.take(2)  # of its larger arena, so that all are alike in the end
 
@@ -200,12 +205,12 @@ async def test_slots_are_kept_until_the_last_word_has_gone():
         first, second = one.nodes
         first.silent["confirm"].clear()
         first.step(INTERVAL)
-        assert (await first.ended())["outcome"] == "applied"
+        assert (await first.ended()).outcome == "applied"
         assert (first.free, len(second.exchanger.running)) == (0, 1)
         first.step(2 * INTERVAL)
         assert not first.exchanger.running, "the next one waits for slots"
         first.silent["confirm"].set()
-        assert (await second.ended())["outcome"] == "applied"
+        assert (await second.ended()).outcome == "applied"
         await eventually(lambda: first.free == one.slots, "slots are free again")
 
 
@@ -220,7 +225,7 @@ async def test_a_caller_that_is_gone_before_it_is_accepted_is_noticed(group: int
         await say(stream, pb.Frame(hello=offers.to_message(puppet.offer())))
         await eventually(lambda: node.waiting_to_say["accept"], "it is to be accepted")
         stream.cancel()
-        assert (await node.ended())["outcome"] == outcome
+        assert (await node.ended()).outcome == outcome
         assert node.exchanger.history.of(puppet.peer_id).failed == 1
 
 
@@ -233,46 +238,53 @@ def seconds_of(node: Node, size: int = SIZE) -> int:
 async def test_an_offer_tells_how_long_the_owners_limits_make_contents_take():
     async with swarm(1) as one:
         node = one.nodes[0]
-        assert node.exchanger._offer(0, 1).seconds == 0, "there is no limit"
-        assert node.exchanger._offer(0, 1).seconds == 0 != seconds_of(node) == node.exchanger._offer(0, 1).seconds
+        assert node.exchanger.peer._offer(0, 1).seconds == 0, "there is no limit"
+        assert (
+            node.exchanger.peer._offer(0, 1).seconds
+            == 0
+            != seconds_of(node)
+            == node.exchanger.peer._offer(0, 1).seconds
+        )
         node.exchanger.bandwidth.down.allow(SIZE / 20.0)
-        assert node.exchanger._offer(0, 1).seconds == ceil(20.0 * SLACK), "the slower direction decides"
-        node.exchanger.joiners = lambda: 2
-        assert node.exchanger._offer(0, 1).seconds == 3 * ceil(20.0 * SLACK), "joiners share the link"
-        assert offers.from_message(offers.to_message(node.exchanger._offer(0, 1))).seconds == 90
+        assert node.exchanger.peer._offer(0, 1).seconds == ceil(20.0 * SLACK), "the slower direction decides"
+        node.exchanger.around.joiners = lambda: 2
+        assert node.exchanger.peer._offer(0, 1).seconds == 3 * ceil(20.0 * SLACK), "joiners share the link"
+        assert offers.from_message(offers.to_message(node.exchanger.peer._offer(0, 1))).seconds == 90
 
 
 @pytest.mark.parametrize("limited", [0, 1])
 async def test_both_wait_as_long_as_the_limits_of_either_ask_for(limited: int):
     async with swarm(2) as one:
         for node in one.nodes:
-            node.exchanger.history.usual_seconds = lambda: 1.0  # type: ignore[method-assign]
-            assert node.exchanger.deadline == 14.0
+            node.allow(learns=True)
+            node.exchanger.peer._durations.append(1.0)
+            assert node.exchanger.peer.deadline == 14.0
             node.trainer.holds["capture"].clear()
         seconds_of(one.nodes[limited])
         one.nodes[0].step(INTERVAL)
         await eventually(lambda: all("capture" in node.trainer.asked for node in one.nodes), "both have agreed")
-        assert [node.exchanger.running[0].deadline for node in one.nodes] == [14.0 + 15.0] * 2
+        assert [node.exchanger.running[0].one.deadline for node in one.nodes] == [14.0 + 15.0] * 2
         for node in one.nodes:
             node.trainer.holds["capture"].set()
             node.exchanger.bandwidth.up.allow(None)
-        assert (await one.nodes[0].ended())["outcome"] == "applied"
+        assert (await one.nodes[0].ended()).outcome == "applied"
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 async def test_both_wait_as_long_as_the_steps_of_either_take(slow: int):
     async with swarm(2) as one:
         for node in one.nodes:
-            node.exchanger.history.usual_seconds = lambda: 1.0  # type: ignore[method-assign]
+            node.allow(learns=True)
+            node.exchanger.peer._durations.append(1.0)
             node.trainer.holds["capture"].clear()
         one.nodes[slow].step(INTERVAL - 1, seconds=28.4)
-        assert one.nodes[slow].exchanger._offer(0, 1).seconds == 28
+        assert one.nodes[slow].exchanger.peer._offer(0, 1).seconds == 28
         one.nodes[0].step(INTERVAL)
         await eventually(lambda: all("capture" in node.trainer.asked for node in one.nodes), "both have agreed")
-        assert [node.exchanger.running[0].deadline for node in one.nodes] == [14.0 + 28.0] * 2
+        assert [node.exchanger.running[0].one.deadline for node in one.nodes] == [14.0 + 28.0] * 2
         for node in one.nodes:
             node.trainer.holds["capture"].set()
-        assert (await one.nodes[0].ended())["outcome"] == "applied"
+        assert (await one.nodes[0].ended()).outcome == "applied"
 
 
 async def test_what_a_trainer_took_beyond_its_step_and_a_slow_line_count_the_next_time():
@@ -280,30 +292,30 @@ async def test_what_a_trainer_took_beyond_its_step_and_a_slow_line_count_the_nex
         one.nodes[0].step(INTERVAL)
         await one.nodes[0].ended()
         exchanger, now = one.nodes[0].exchanger, monotonic()
-        assert exchanger.history.work.usual(now) is not None, "a trainer that codes is measured"
-        assert exchanger.history.rates.usual(now) is not None, "a content that comes is measured"
-        exchanger._pace.append(28.0)
+        assert exchanger.peer._work.usual(now) is not None, "a trainer that codes is measured"
+        assert exchanger.peer._rates.usual(now) is not None, "a content that comes is measured"
+        exchanger.peer._pace.append(28.0)
         for _ in range(3):
-            exchanger.history.work.add(40.0, now)
-            exchanger.history.rates.add(SIZE / 70.0, now)
-        assert exchanger._offer(0, 2).seconds == 40 + 70
-        exchanger.longest = 60.0
-        assert exchanger._offer(0, 2).seconds == 60, "what was only measured keeps nobody from trying"
+            exchanger.peer._work.add(40.0, now)
+            exchanger.peer._rates.add(SIZE / 70.0, now)
+        assert exchanger.peer._offer(0, 2).seconds == 40 + 70
+        one.nodes[0].allow(longest=60.0)
+        assert exchanger.peer._offer(0, 2).seconds == 60, "what was only measured keeps nobody from trying"
         assert exchanger.hindrance is None
-        assert exchanger.history.rates.usual(now + LIFE + 1) is None, "nor does a bad moment count for ever"
+        assert exchanger.peer._rates.usual(now + LIFE + 1) is None, "nor does a bad moment count for ever"
 
 
 async def test_steps_that_no_exchange_may_wait_for_are_told_with_the_flag():
     async with swarm(2) as one:
         node = one.nodes[0]
-        node.exchanger.longest = 14.0
+        node.allow(longest=14.0)
         node.step(INTERVAL, seconds=28.0)
         assert node.exchanger.running == {}
         told = "with steps of 28 s an exchange may take 28 s, and --exchange-deadline allows 14: raise that"
         assert node.exchanger.hindrance == told
-        node.exchanger.longest = 30.0
+        node.allow(longest=30.0)
         node.step(INTERVAL + 1)
-        assert (await node.ended())["outcome"] == "applied", "it stays due"
+        assert (await node.ended()).outcome == "applied", "it stays due"
 
 
 @pytest.mark.parametrize("step", [0.0, 28.0])
@@ -313,13 +325,14 @@ async def test_a_deadline_that_passes_names_what_is_missing_and_the_flag(step: f
         node.trainer.holds["capture"].clear()
         node.step(INTERVAL)
         await eventually(lambda: "capture" in node.trainer.asked, "they have agreed")
-        node.exchanger._pace.append(step)
-        node.exchanger.longest = 0.2
+        node.exchanger.peer._pace.append(step)
+        node.allow(longest=0.2)
         late = node.exchanger.running[0]
-        late.set_timers(0.2)
-        await eventually(lambda: late.exchange.over, "its deadline has passed")
+        node.exchanger.peer._set_timers(late.one, 0.2)
+        node.exchanger._set_timer()
+        await eventually(lambda: late.one.machine.over, "its deadline has passed")
         node.trainer.holds["capture"].set()
-        reason = (await node.ended())["reason"]
+        reason = (await node.ended()).reason
         assert "our contribution was not ready" in reason
         assert ("a step takes 28 s here" in reason) == bool(step)
         assert "--exchange-deadline allows 0.2 s: raise it" in reason
@@ -330,7 +343,7 @@ async def test_who_may_not_wait_so_long_refuses():
     async with swarm(2) as one:
         caller, callee = one.nodes
         seconds_of(caller)
-        callee.exchanger.longest = 14.0
+        callee.allow(longest=14.0)
         caller.step(INTERVAL)
         await refused_for_good(caller, callee, Refusal.TOO_SLOW)
 
@@ -339,11 +352,11 @@ async def test_a_caller_that_may_not_wait_so_long_gives_up_at_once_and_does_not_
     async with swarm(2) as one:
         caller, callee = one.nodes
         seconds_of(callee)
-        caller.exchanger.longest = 14.0
+        caller.allow(longest=14.0)
         caller.step(INTERVAL)
         entry = await caller.ended()
-        assert "needs 15 s for its steps and contents" in entry["left_out"][callee.peer_id]
-        assert caller.exchanger.trust.trusts(callee.peer_id, caller.exchanger.steps)
+        assert "needs 15 s for its steps and contents" in entry.left_out[callee.peer_id]
+        assert caller.exchanger.peer.trust.trusts(callee.peer_id, caller.exchanger.peer.steps)
         await callee.ended()
 
 
@@ -352,25 +365,25 @@ async def test_who_could_only_fail_begins_nothing_and_says_so():
         node = one.nodes[0]
         assert node.exchanger.hindrance is None
         seconds_of(node)
-        node.exchanger.longest = 14.0
+        node.allow(longest=14.0)
         node.step(INTERVAL)
         assert node.exchanger.running == {}
         assert "15 s, and --exchange-deadline allows 14" in (node.exchanger.hindrance or "")
         node.exchanger.bandwidth.up.allow(None)
         node.step(INTERVAL + 1)
-        assert (await node.ended())["outcome"] == "applied", "it stays due"
+        assert (await node.ended()).outcome == "applied", "it stays due"
 
 
 async def test_what_is_not_begun_because_others_share_the_link_is_told_until_it_is_begun():
     async with swarm(2) as one:
         node = one.nodes[0]
         alone = seconds_of(node)
-        node.exchanger.longest = alone + 5.0
-        node.exchanger.joiners = lambda: 1
+        node.allow(longest=alone + 5.0)
+        node.exchanger.around.joiners = lambda: 1
         node.step(INTERVAL)
         assert node.exchanger.running == {}
         assert f"which 2 share, an exchange may take {2 * alone} s" in (node.exchanger.hindrance or "")
-        node.exchanger.joiners = lambda: 0
+        node.exchanger.around.joiners = lambda: 0
         node.step(INTERVAL + 1)
         assert node.exchanger.hindrance is None
         node.exchanger.bandwidth.up.allow(None)
@@ -384,10 +397,10 @@ async def test_an_exchange_keeps_to_the_limits_of_its_owner():
             throttle.allow(SIZE / 1.5)
         began = monotonic()
         limited.step(INTERVAL)
-        assert (await limited.ended())["outcome"] == "applied"
+        assert (await limited.ended()).outcome == "applied"
         assert monotonic() - began > 1.0, "a limit that makes contents take 1.5 s, less the credit"
         assert limited.exchanger.bandwidth.up.total == limited.exchanger.bandwidth.down.total == SIZE
-        assert (await other.ended())["outcome"] == "applied"
+        assert (await other.ended()).outcome == "applied"
 
 
 async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
@@ -397,9 +410,10 @@ async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
             assert node.exchanger.has_drifted is (behind == 2), f"{behind} of 3 are far ahead"
             node.knows(other, swarm_step=11 * INTERVAL)
         node.step(1)
-        node.exchanger._begin(0)
+        node.exchanger.peer._begin(0)
+        node.exchanger.stimulate(events.Tick())
         assert node.exchanger.drifted.is_set() and not node.exchanger.running, "nobody is accused of lies"
-        node.exchanger.swarm_step = INTERVAL
+        node.exchanger.peer.swarm_step = INTERVAL
         assert not node.exchanger.has_drifted, "a merge heals that"
 
 
@@ -412,25 +426,24 @@ async def test_a_drift_that_nobody_helps_with_does_not_keep_a_node_from_training
         assert node.exchanger.has_drifted
         node.exchanger.endure_drift()
         assert not node.exchanger.has_drifted and not node.exchanger.drifted.is_set()
-        node.exchanger.steps += ENDURED * INTERVAL
+        node.exchanger.peer.steps += ENDURED * INTERVAL
         assert node.exchanger.has_drifted, "it asks again"
 
 
 async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
     async with swarm(4) as one:
         node, *others = one.nodes
-        history, exchanger = node.exchanger.history, node.exchanger
-        exchanger.steps = 2 * INTERVAL
+        exchanger = node.exchanger
+        exchanger.peer.steps = 2 * INTERVAL
         for left_out, other in enumerate(others):
             assert exchanger.has_drifted is (left_out == 2), f"{left_out} of 3 leave it out"
-            history.they_refused(other.peer_id, Refusal.BUSY)
             if left_out < 2:
-                history.they_refused(other.peer_id, Refusal.NOT_TRUSTED)
-        exchanger.steps -= 1
+                exchanger.peer.drift.left_out(other.peer_id)
+        exchanger.peer.steps -= 1
         assert not exchanger.has_drifted, "it has met somebody a moment ago"
-        exchanger.steps += 1
-        exchanger.take_over(exchanger.ready, node.trainer)
-        exchanger.steps = 2 * INTERVAL
+        exchanger.peer.steps += 1
+        exchanger.take_over(exchanger._ready, node.trainer)
+        exchanger.peer.steps = 2 * INTERVAL
         assert not exchanger.has_drifted, "it has copied the state of a peer"
 
 
@@ -438,15 +451,15 @@ async def test_whose_swarm_step_most_peers_do_not_believe_has_drifted():
     async with swarm(3) as one:
         node, *others = one.nodes
         exchanger = node.exchanger
-        exchanger.steps = 2 * INTERVAL
-        exchanger.history.they_refused(others[0].peer_id, Refusal.IMPLAUSIBLE_STEP)
+        exchanger.peer.steps = 2 * INTERVAL
+        exchanger.peer.drift.left_out(others[0].peer_id)
         assert not exchanger.has_drifted, "one alone may be wrong, or lie"
-        exchanger.history.they_refused(others[1].peer_id, Refusal.IMPLAUSIBLE_STEP)
+        exchanger.peer.drift.left_out(others[1].peer_id)
         assert exchanger.has_drifted
 
 
 async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies_again(monkeypatch):
-    now = 0.0
+    began = now = monotonic()
     monkeypatch.setattr(exchanger_module, "monotonic", lambda: now)
     async with swarm(3) as one:
         node, *others = one.nodes
@@ -454,15 +467,15 @@ async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies
         node.knows(*others, swarm_step=11 * INTERVAL)
         assert exchanger.has_drifted
         assert exchanger.resting is None
-        exchanger.rest.copied(took=0.1, now=now)
+        exchanger.peer.drift.rest.copied(took=0.1, now=now)
         assert not exchanger.has_drifted
         assert "whose state was copied of late: it is copied again in 10 s" in (exchanger.resting or "")
         node.step(INTERVAL)
-        assert (await node.ended())["outcome"] == "applied", "exchanges go on"
-        exchanger.swarm_step = 0
-        now = 10.0
+        assert (await node.ended()).outcome == "applied", "exchanges go on"
+        exchanger.peer.swarm_step = 0
+        now = began + 10.0
         assert exchanger.has_drifted and exchanger.resting is None
-        exchanger.rest.copied(took=0.1, now=now)
+        exchanger.peer.drift.rest.copied(took=0.1, now=now)
         node.knows(*others, swarm_step=INTERVAL, issued=time() + 1)
         assert exchanger.resting is None, "nothing is wrong any more"
 
@@ -470,12 +483,13 @@ async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies
 async def test_who_has_no_trainer_yet_refuses_everybody():
     async with swarm(2) as one:
         caller, callee = one.nodes
-        with_trainer, callee.exchanger._ready = callee.exchanger._ready, None
-        callee.exchanger.open = False
+        with_trainer = callee.exchanger.peer.ready
+        callee.exchanger.peer.ready = None
+        callee.exchanger.exchanging = False
         assert callee.exchanger.hindrance is None
         caller.step(INTERVAL)
         await refused_for_good(caller, callee, Refusal.NOT_TRAINING)
-        callee.exchanger._ready = with_trainer
+        callee.exchanger.peer.ready = with_trainer
 
 
 async def test_an_exchange_that_ends_after_its_trainer_keeps_to_that_ones_memory():
@@ -487,17 +501,17 @@ async def test_an_exchange_that_ends_after_its_trainer_keeps_to_that_ones_memory
         await eventually(lambda: "capture" in lost.asked, "an exchange is under way")
         assert lost.arena is not None and lost.arena.free == 0
         node.trainer = ScriptedTrainer(node.peer_id, one.slots, SIZE, one.spec.sync.codec, NUMEL)
-        node.exchanger.take_over(node.exchanger.ready, node.trainer)  # type: ignore[arg-type]
+        node.exchanger.take_over(node.exchanger._ready, node.trainer)  # type: ignore[arg-type]
         (round_,) = node.exchanger.running.values()
         closing = asyncio.create_task(node.exchanger.close("the trainer failed", 0.0))
         lost.errors["capture"] = TrainerLost("The trainer ended.")
         lost.holds["capture"].set()
         entry = await node.ended()
-        assert entry["outcome"] == "failed" and "captured: The trainer ended." in entry["reason"]
+        assert entry.outcome == "failed" and "captured: The trainer ended." in entry.reason
         await closing
         assert round_.trainer is lost and lost.arena.free == one.slots
         assert node.free == one.slots and node.trainer.asked == [], "the next one never hears of it"
-        assert (await other.ended())["outcome"] == "failed"
+        assert (await other.ended()).outcome == "failed"
 
 
 async def test_exchanges_that_may_end_in_time_are_not_given_up():
@@ -507,8 +521,8 @@ async def test_exchanges_that_may_end_in_time_are_not_given_up():
         node.step(INTERVAL)
         await eventually(lambda: "capture" in node.trainer.asked, "an exchange is under way")
         closing = asyncio.create_task(node.exchanger.close("the node pauses", 60.0))
-        await eventually(lambda: not node.exchanger.open, "no more are begun")
+        await eventually(lambda: not node.exchanger.exchanging, "no more are begun")
         node.trainer.holds["capture"].set()
         await closing
-        assert (await node.ended())["outcome"] == "applied"
+        assert (await node.ended()).outcome == "applied"
         assert node.free == one.slots, "when it returns nothing is left of it"

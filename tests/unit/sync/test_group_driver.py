@@ -8,12 +8,11 @@ import pytest
 from helpers.exchanging import INTERVAL, NUMEL, Node, agreed, announced, eventually, hear, hear_end, say, swarm
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.sync import frames, offers
-from lowcomm_node.sync.group_driver import GroupRound
-from lowcomm_node.sync.history import Outcome
 from lowcomm_node.testing.scripted_trainer import contribution, mean_of, shard_sizes
 from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.table import HAVE_GIVEN
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -38,8 +37,8 @@ async def test_a_group_that_begins_at_once_applies_all_shards_with_all_contribut
                 node.step(number * INTERVAL)
             for node in one.nodes:
                 entry = await node.ended(number)
-                assert (entry["outcome"], entry["reason"], len(entry["partners"])) == ("applied", "", group - 1)
-                assert entry["bytes_sent"] == entry["bytes_received"]
+                assert (entry.outcome, entry.reason, len(entry.partners)) == ("applied", "", group - 1)
+                assert entry.bytes_sent == entry.bytes_received
             agreed(one.nodes, number)
             assert one.nodes[0].trainer.merges[-1].contributions == whole_means(one.nodes, number)
             for node in one.nodes:
@@ -54,19 +53,19 @@ async def test_who_is_called_takes_part_with_all_of_its_group(group: int, first:
     async with swarm(group, group) as one:
         one.nodes[first].step(INTERVAL)
         for node in one.nodes:
-            assert len((await node.ended())["partners"]) == group - 1
+            assert len((await node.ended()).partners) == group - 1
         assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
 
 
 async def test_a_group_goes_on_without_a_member_that_refuses():
     async with swarm(4, 4) as one:
-        one.nodes[1].exchanger.open = False
+        one.nodes[1].exchanger.exchanging = False
         for node in one.nodes:
             node.step(INTERVAL)
         others = [node for node in one.nodes if node is not one.nodes[1]]
         for node in others:
             entry = await node.ended()
-            assert (entry["reason"], entry["left_out"]) == (
+            assert (entry.reason, entry.left_out) == (
                 "",
                 {one.nodes[1].peer_id: REFUSAL_TEXT[Refusal.NOT_TRAINING]},
             )
@@ -83,8 +82,8 @@ async def test_slow_weights_that_differ_go_in_full_precision_for_all():
             node.step(INTERVAL)
         for node in one.nodes:
             entry = await node.ended()
-            assert (entry["outcome"], entry["reason"]) == ("applied", "realigned")
-            assert entry["bytes_sent"] > 4 * NUMEL
+            assert (entry.outcome, entry.reason) == ("applied", "realigned")
+            assert entry.bytes_sent > 4 * NUMEL
         agreed(one.nodes)
 
 
@@ -118,13 +117,13 @@ async def test_a_member_that_dies_costs_no_more_than_its_shard(when: str, place:
         await dying.die()
         everybody, alive = {node.peer_id for node in one.nodes}, {node.peer_id for node in others}
         entries = [await node.ended() for node in others]
-        assert [entry["outcome"] for entry in entries] == ["applied"] * 3
+        assert [entry.outcome for entry in entries] == ["applied"] * 3
         assert agreed(others) == (everybody if "mean has come" in costs else alive)
         # Who dies after the leader has named it, and before it is agreed, is still in the list.
         in_list = costs == "its own" or (costs == "none of a leader" and place == 3)
-        assert [entry["reason"] for entry in entries] == ["3 of 4 shards" if in_list else ""] * 3
-        assert all(dying.peer_id in entry["left_out"] for entry in entries)
-        ended = (await dying.ended())["outcome"]
+        assert [entry.reason for entry in entries] == ["3 of 4 shards" if in_list else ""] * 3
+        assert all(dying.peer_id in entry.left_out for entry in entries)
+        ended = (await dying.ended()).outcome
         assert ended in ("failed", "no-partner") or (name == "commit" and agreed(one.nodes) == everybody)
 
 
@@ -142,8 +141,8 @@ async def test_a_contribution_that_the_trainer_can_not_take_costs_that_peer_only
         owners = agreed(one.nodes)
         others = {node.peer_id for node in one.nodes if node not in (critic, blamed)}
         assert others <= owners and blamed.peer_id not in owners
-        assert entries[at]["left_out"] == {blamed.peer_id: "brings progress of norm 9 where 3 is plausible"}
-        assert entries[at]["reason"] == f"{len(owners)} of 4 shards"
+        assert entries[at].left_out == {blamed.peer_id: "brings progress of norm 9 where 3 is plausible"}
+        assert entries[at].reason == f"{len(owners)} of 4 shards"
 
 
 @pytest.mark.parametrize("request_", ["share", "reduce", "merge"])
@@ -154,9 +153,9 @@ async def test_a_trainer_that_fails_costs_its_own_node_the_exchange(request_: st
         for node in one.nodes:
             node.step(INTERVAL)
         entry = await failing.ended()
-        assert entry["outcome"] == "failed" and "out of memory" in entry["reason"]
+        assert entry.outcome == "failed" and "out of memory" in entry.reason
         for node in others:
-            assert (await node.ended())["outcome"] == "applied"
+            assert (await node.ended()).outcome == "applied"
         assert (failing.peer_id in agreed(others)) == (request_ == "merge")
 
 
@@ -169,9 +168,9 @@ async def test_a_share_that_comes_too_late_is_not_averaged_but_its_sender_takes_
         await eventually(lambda: "share" in slow.trainer.asked, "all have agreed")
         for node in one.nodes[:2]:
             await eventually(lambda node=node: node.trainer.asked.count("receive_share") == 1, "one came")
-            next(iter(node.exchanger.running.values())).handle(groups.ReduceClosed())
+            next(iter(node.exchanger.running.values())).tell(groups.ReduceClosed())
         slow.trainer.holds["share"].set()
-        assert [(await node.ended())["reason"] for node in one.nodes] == [""] * 3
+        assert [(await node.ended()).reason for node in one.nodes] == [""] * 3
         assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
         whole, applied = whole_means(one.nodes), slow.trainer.merges[0].contributions
         assert {peer for peer in whole if applied[peer] == whole[peer]} == {slow.peer_id}
@@ -184,34 +183,13 @@ async def test_a_node_that_leaves_ends_its_exchange_and_the_others_go_on():
         for node in one.nodes:
             node.step(INTERVAL)
         await eventually(lambda: "share" in leaving.trainer.asked, "all have agreed")
-        leaving.exchanger.longest = 0.1
+        leaving.allow(longest=0.1)
         closing = asyncio.create_task(leaving.exchanger.close("the node leaves"))
         for node in others:
-            assert (await node.ended())["left_out"] == {leaving.peer_id: "gave up: the node leaves"}
+            assert (await node.ended()).left_out == {leaving.peer_id: "gave up: the node leaves"}
         leaving.trainer.holds["share"].set()
         await closing
         assert agreed(others) == {node.peer_id for node in others}
-
-
-@pytest.mark.parametrize("deadline", [1.0, 10.0, 12.5, 60.0, 3600.0])
-async def test_the_hours_of_a_group_strike_in_their_order(deadline: float):
-    async with swarm(1, 4, hello_deadline=10.0) as one:
-        node = one.nodes[0].exchanger
-        hours = GroupRound(node, node._offer(0, 1), [], (), called=False).timetable(deadline)
-        hours.sort(key=lambda hour: hour[0])
-        kinds = [type(event) for _, event in hours]
-        looks = kinds.index(groups.ReduceClosed) - 1
-        assert kinds[0] is base.GatheringClosed and looks >= 3, "who waits for the leader can give it up before"
-        assert kinds[1 : looks + 1] == [groups.AgreeingClosed] * looks
-        rest = [kind for kind in kinds[looks + 1 :] if kind is not groups.AgreeingClosed]
-        assert rest == [
-            groups.ReduceClosed,
-            base.DeadlinePassed,
-            groups.ConfirmingClosed,
-            base.DeadlinePassed,
-        ]
-        assert hours[0][0] <= 10.0 and hours[-1][0] == deadline + 10.0
-        assert len(hours) < 1300
 
 
 HAVE_COME: dict[str, Callable[[groups.GroupExchange], Iterable[str]]] = {
@@ -253,18 +231,18 @@ async def test_a_member_that_falls_silent_is_not_waited_for(frame: str, place: i
         for what, hours in (HOURS if place else HOURS_OF_A_LEADER)[frame]:
             come = HAVE_COME[what]
             await eventually(
-                lambda come=come: all(names <= set(come(each.exchange)) for each in rounds), f"{what} come"
+                lambda come=come: all(names <= set(come(each.one.machine)) for each in rounds), f"{what} come"
             )
-            assert not any(each.exchange.over for each in rounds), "it was not waited for"
+            assert not any(each.one.machine.over for each in rounds), "it was not waited for"
             for round_ in rounds:
                 for hour in hours:
-                    round_.handle(hour)
+                    round_.tell(hour)
         entries = [await node.ended() for node in others]
         silent.silent[frame].set()
         owners = agreed(others)
         assert names <= owners
         assert (silent.peer_id in owners) == (frame in ("held", "commit"))
-        assert [entry["outcome"] for entry in entries] == ["applied"] * 3
+        assert [entry.outcome for entry in entries] == ["applied"] * 3
         if frame == "commit":
             assert [node.exchanger.history.in_doubt for node in others] == [1] * 3, "it may have left something out"
         await silent.ended()
@@ -275,7 +253,7 @@ async def test_the_clock_ends_what_nothing_else_ends(frame: str):
     async with swarm(3, 3, hello_deadline=0.2) as one:
         one.nodes[0].silent[frame].clear()
         for node in one.nodes:
-            node.exchanger.longest = 0.5
+            node.allow(longest=0.5)
         for node in one.nodes:
             node.step(INTERVAL)
         for node in one.nodes[1:]:
@@ -298,19 +276,19 @@ async def test_a_share_of_a_list_that_we_do_not_agree_to_is_not_taken_in(leaves:
         await say(early, frames.roll(pair), frames.members(pair, pair), announced(bytes(9), part=pb.SHARE))
         (round_,) = node.exchanger.running.values()
         reads = round_.links  # it has come to the share when the list before it was heard
-        await eventually(lambda: hasty.peer_id in reads and hasty.peer_id in round_.exchange._lists, "named")
+        await eventually(lambda: hasty.peer_id in reads and hasty.peer_id in round_.one.machine._lists, "named")
         if leaves:
-            node.exchanger.longest = 0.1
+            node.allow(longest=0.1)
             await node.exchanger.close("the node leaves")
         else:
             both = sorted([leader.peer_id, node.peer_id])
             await say(stream, frames.roll(both), frames.members(both, both))
             heard = await hear_end(early)
             assert heard[-1].abandon.reason == "is not in the list of members"
-            assert list(round_.members) == both
+            assert list(round_.one.members) == both
         stream.cancel()
         entry = await node.ended()
-        assert entry["outcome"] == ("no-partner" if leaves else "failed")
+        assert entry.outcome == ("no-partner" if leaves else "failed")
         early.cancel()
 
 
@@ -327,7 +305,7 @@ async def test_a_member_sends_its_part_and_hardly_more(group: int, codec_name: s
         entries = [await node.ended() for node in one.nodes]
         assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
         part = 2 * (group - 1) / group * codec(codec_name).coded_size(numel)
-        sent = [entry["bytes_sent"] for entry in entries]
+        sent = [entry.bytes_sent for entry in entries]
         assert sum(sent) == pytest.approx(group * part, rel=1e-4), (
             "a shard that is larger than others makes those smaller"
         )

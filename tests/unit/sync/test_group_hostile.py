@@ -116,7 +116,7 @@ async def test_an_impostor_that_does_all_right_is_a_member_like_all():
         impostor = Impostor(await one.puppet(), one.nodes)
         await impostor.join()
         await impostor.play("")
-        assert [(await node.ended())["reason"] for node in one.nodes] == ["", ""]
+        assert [(await node.ended()).reason for node in one.nodes] == ["", ""]
         assert agreed(one.nodes) == set(impostor.members)
         assert one.nodes[0].trainer.merges[0].contributions[impostor.me] == impostor.mean
         for stream in impostor.streams.values():
@@ -196,13 +196,13 @@ async def test_a_hostile_member_is_lost_and_nobody_else(name: str):
             node.silent["members"].set()
         entries = [await node.ended() for node in one.nodes]
         for node, entry in zip(one.nodes, entries, strict=True):
-            assert re.search(reason, entry["left_out"].pop(impostor.me))
-            assert (entry["outcome"], entry["left_out"]) == ("applied", {})
+            assert re.search(reason, entry.left_out.pop(impostor.me))
+            assert (entry.outcome, entry.left_out) == ("applied", {})
             assert node.exchanger.history.of(impostor.me).failed == 1
         mean_has_come = stage in ("held", "commit")
         assert agreed(one.nodes) == set(impostor.members if mean_has_come else impostor.members[:2])
         in_list = stage != "roll"
-        assert [e["reason"] for e in entries] == ["2 of 3 shards" if in_list and not mean_has_come else ""] * 2
+        assert [e.reason for e in entries] == ["2 of 3 shards" if in_list and not mean_has_come else ""] * 2
         for stream in impostor.streams.values():
             await hear_end(stream)
             stream.cancel()

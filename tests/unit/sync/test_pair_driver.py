@@ -6,10 +6,10 @@ import pytest
 
 from helpers.exchanging import INTERVAL, Node, announced, chunks, eventually, hear, hear_content, hear_end, say, swarm
 from lowcomm_node.sync import frames
-from lowcomm_node.sync.history import Outcome
 from lowcomm_node.testing.scripted_trainer import SIZE, contribution
 from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.events import Outcome
 
 
 def merged_all(nodes: list[Node], number: int = 1) -> None:
@@ -26,13 +26,13 @@ async def test_a_pair_merges_once_with_both_contributions():
         second.step(INTERVAL)
         for node, other in ((first, second), (second, first)):
             entry = await node.ended()
-            assert (entry["outcome"], entry["partners"]) == ("applied", [other.peer_id])
-            assert (entry["bytes_sent"], entry["bytes_received"]) == (SIZE, SIZE)
-            assert node.news == [{"event": "exchange.applied", **entry}]
+            assert (entry.outcome, entry.partners) == ("applied", (other.peer_id,))
+            assert (entry.bytes_sent, entry.bytes_received) == (SIZE, SIZE)
+            assert node.news == [entry]
             assert node.exchanger.history.of(other.peer_id).completed == 1
             assert node.trainer.merges[0].tokens == {peer.peer_id: peer.trainer.tokens for peer in one.nodes}
             assert node.trainer.merges[0].swarm_step == other.trainer.steps
-            assert node.exchanger.swarm_step == INTERVAL
+            assert node.exchanger.peer.swarm_step == INTERVAL
         merged_all(one.nodes)
         for node in one.nodes:
             await node.at_rest()
@@ -67,7 +67,7 @@ async def test_a_partner_that_is_gone_in_the_midst_of_it_costs_one_exchange(call
         await say(stream, announced(puppet.content), chunks(puppet.content)[0])
         stream.cancel()
         entry = await node.ended()
-        assert (entry["outcome"], node.trainer.merges) == ("failed", [])
+        assert (entry.outcome, node.trainer.merges) == ("failed", [])
         assert node.exchanger.history.of(puppet.peer_id).failed == 1
 
 
@@ -78,7 +78,7 @@ async def test_a_frame_of_groups_in_a_pair_costs_one_exchange(calls: bool):
         puppet = await one.puppet()
         stream = await puppet.agree(node, calls)
         await say(stream, frames.roll(sorted([puppet.peer_id, node.peer_id])))
-        assert "sent 'roll' where a contribution was expected" in (await node.ended())["reason"]
+        assert "sent 'roll' where a contribution was expected" in (await node.ended()).reason
         await hear_end(stream)
         stream.cancel()
 
@@ -92,7 +92,7 @@ async def test_a_puppet_that_does_all_right_is_merged_with(calls: bool):
         assert await hear_content(stream) == contribution(node.peer_id, 0, 1, SIZE)
         await say(stream, announced(puppet.content), *chunks(puppet.content), puppet.confirm(node))
         assert (await hear(stream)).confirm == puppet.confirm(node).confirm
-        assert (await node.ended())["outcome"] == "applied"
+        assert (await node.ended()).outcome == "applied"
         assert node.trainer.merges[0].contributions[puppet.peer_id] == puppet.content
         closing = asyncio.create_task(soon(stream.close()))
         if not calls:
@@ -111,14 +111,14 @@ async def test_what_waits_for_a_capture_that_comes_after_the_end_is_not_decoded_
         await say(stream, announced(puppet.content), *chunks(puppet.content))
         (round_,) = node.exchanger.running.values()
         await eventually(lambda: round_.bytes_received == SIZE, "all has come")
-        round_.handle(base.GaveUp(reason="its deadline has passed"))
+        round_.tell(base.GaveUp(reason="its deadline has passed"))
         capture.set()
         await eventually(lambda: "drop" in node.trainer.asked, "it is being dropped")
         await eventually(round_._captured.is_set, "the capture was answered")
         drop.set()
-        assert (await node.ended())["outcome"] == "failed"
+        assert (await node.ended()).outcome == "failed"
         await hear_end(stream)
         stream.cancel()
         await node.at_rest()
         assert "receive" not in node.trainer.asked
-        assert len(node.exchanger.trust) == 0, "nothing is held against the partner"
+        assert len(node.exchanger.peer.trust) == 0, "nothing is held against the partner"

@@ -16,7 +16,7 @@ def score(node: Node, peer: Puppet) -> float:
 def has_stumbled(node: Node, peer: Puppet) -> None:
     """As often as costs nothing."""
     for _ in range(FORGIVEN):
-        assert not node.exchanger.trust.stumbled(peer.peer_id)
+        assert not node.exchanger.peer.trust.stumbled(peer.peer_id)
 
 
 @pytest.mark.parametrize(("again", "left"), [(False, 1.0), (True, 0.8)])
@@ -59,7 +59,7 @@ async def test_who_says_no_proper_hello_is_left_out_and_told_so_the_next_time(fi
         assert answer.refuse.reason == "not-trusted"
         await hear_end(again)
         node.step(INTERVAL)
-        assert "nobody else is training" in (await node.ended())["reason"], "nor is it called"
+        assert "nobody else is training" in (await node.ended()).reason, "nor is it called"
 
 
 @pytest.mark.parametrize(("again", "left"), [(False, 1.0), (True, 0.8)])
@@ -93,7 +93,7 @@ async def test_a_contribution_in_crumbs_is_refused_before_it_has_cost_much():
         most = FREE_CHUNKS + len(puppet.content) // LEAST_CHUNK
         crumbs = [pb.Frame(chunk=pb.Chunk(offset=at, data=puppet.content[at : at + 1])) for at in range(most + 1)]
         await say(stream, announced(puppet.content), *crumbs)
-        assert "in pieces of less than 1024" in (await node.ended())["reason"]
+        assert "in pieces of less than 1024" in (await node.ended()).reason
         assert score(node, puppet) == 0.0
         await hear_end(stream)
 
@@ -102,14 +102,14 @@ async def test_a_contribution_in_crumbs_is_refused_before_it_has_cost_much():
 async def test_a_contribution_that_drips_is_given_up_long_before_the_deadline(calls: bool):
     async with swarm(1) as one:
         (node,) = one.nodes
-        node.exchanger.longest = 4.0
+        node.allow(longest=4.0)
         puppet = await one.puppet()
         has_stumbled(node, puppet)
         stream = await puppet.agree(node, calls)
         await say(stream, announced(puppet.content))
         entry = await soon(node.ended())
-        assert "too slowly for the deadline" in entry["reason"] + str(entry["left_out"])
-        assert entry["seconds"] < 3.0
+        assert "too slowly for the deadline" in entry.reason + str(entry.left_out)
+        assert entry.seconds < 3.0
         assert score(node, puppet) == 0.8
         await hear_end(stream)
 
@@ -120,6 +120,6 @@ async def test_nothing_is_held_against_who_does_all_right():
         puppet = await one.puppet()
         stream = await puppet.agree(node, calls=True)
         await say(stream, announced(puppet.content), *chunks(puppet.content), puppet.confirm(node))
-        assert (await node.ended())["outcome"] == "applied"
+        assert (await node.ended()).outcome == "applied"
         assert score(node, puppet) == 1.0
         await soon(stream.close())

@@ -1,6 +1,6 @@
 """What must hold for copies that a node makes to get back to the others: they become rare where they do not help."""
 
-from lowcomm_node.state_transfer.rest import FIRST, LONGEST, REMEMBERED, SHARE, Rest
+from lowcomm_protocol.exchange.rest import FIRST, LONGEST, REMEMBERED, SHARE, Rest
 
 
 def test_each_copy_of_a_day_doubles_the_rest_and_an_old_one_is_forgotten():

@@ -1,0 +1,271 @@
+"""What exchanges of simulated replicas carry: contributions, coded to bytes, decoded by the receiver's capture.
+
+A kind of exchange has one entry in `CONTENTS`.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any
+
+from lowcomm_node.simulation.driver import ExchangeDriver
+from lowcomm_node.simulation.peer import SimulatedPeer
+from lowcomm_node.trainer.capture import GroupCapture, PairCapture
+from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
+from lowcomm_protocol.exchange import base, events, kinds
+from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.pair import machine as pairs
+from lowcomm_protocol.exchange.peer import Underway
+
+ENDLESS = 8
+"""How often a liar sends contents that have no end."""
+
+
+class Contents(ExchangeDriver):
+    """What all kinds share: captures and merges at step boundaries, and what is decoded in between."""
+
+    peer: SimulatedPeer
+
+    def __init__(self, peer: SimulatedPeer, one: Underway) -> None:
+        super().__init__(peer, one)
+        self.replica = peer.replica
+        self.fragment = one.fragment
+
+    @abstractmethod
+    def code(self) -> None:
+        """Code our contribution, which has been captured. Raises CodecError."""
+
+    @abstractmethod
+    def decode(self, other: str, kind: str, data: bytes) -> Any:
+        """Decode contents; the event that follows, if any. Raises CodecError or ImplausibleError."""
+
+    @abstractmethod
+    def pool(self, effect: base.Apply) -> None:
+        """Make the mean of what is applied."""
+
+    def capture(self, members: tuple[str, ...]) -> None:
+        """See ExchangeDriver."""
+        self.peer.at_boundary.append(self._capture)
+
+    def _capture(self) -> None:
+        one = self.one
+        if one.machine.over:
+            return
+        self.replica.capture(self.fragment, one.realign, one.members, one.ahead)
+        self.peer.realigned += one.realign
+        self.replica.captures[self.fragment].keep_momentum = one.keep_momentum
+        try:
+            self.code()
+        except CodecError as error:
+            self.tell(base.GaveUp(reason=str(error)))
+            return
+        self.captured()
+
+    def use(self, other: str, kind: str, payload: bytes) -> None:
+        """See ExchangeDriver."""
+        try:
+            event = self.decode(other, kind, payload)
+        except (CodecError, ImplausibleError) as error:
+            self.leave_out(other, error)
+            return
+        if event is not None:
+            self.tell(event)
+
+    def leave_out(self, other: str, error: LowcommError) -> None:
+        """What a peer brought can't be used."""
+        implausible = isinstance(error, ImplausibleError)
+        self.peer.implausible += implausible
+        self.fail(other, str(error), deed=error.deed if implausible else Deed.HEAVY, stands=True)
+
+    def apply(self, effect: base.Apply) -> None:
+        """See ExchangeDriver."""
+        self.pool(effect)
+        self.replica.outer(self.fragment)
+        ripe = self.replica.captures[self.fragment].steps + self.peer.sync.overlap
+        self.peer.ripening.append((ripe, lambda: self._merge(effect.swarm_step)))
+
+    def _merge(self, swarm_step: int) -> None:
+        replica = self.replica
+        replica.merge(self.fragment, swarm_step)
+        self.peer.applied += 1
+        progress = replica.schedule[self.fragment]
+        merged = events.Merged(
+            exchange=self.one.number,
+            swarm_step=replica.clock.step,
+            steps=progress.merged_steps,
+            tokens=progress.merged_tokens,
+            slow_digest=bytes.fromhex(replica.slow_digest(self.fragment)),
+            momentum_digest=bytes.fromhex(replica.momentum_digest(self.fragment)),
+        )
+        self.peer.stimulate(merged)
+
+    def drop(self) -> None:
+        """See ExchangeDriver."""
+        self.peer.failed += 1
+        self.replica.drop(self.fragment)
+        if not self.one.called:
+            self.replica.schedule.skip(self.fragment, self.replica.clock.step)
+
+    def tokens(self, peers: tuple[str, ...]) -> dict[str, int]:
+        """What weighs the contributions of these members, in this order."""
+        return {peer: (self.one.machine.offer_of(peer) or self.one.offer).tokens for peer in peers}
+
+    def send(self, other: str, kind: str, data: bytes) -> None:
+        """Send contents."""
+        stream, peer = self.links[other], self.peer
+        for _ in range(ENDLESS if peer.lie == "endless" else 1):
+            peer.bytes_sent += len(data)
+            self.network.send(stream, peer.name, kind, data, len(data), peer.delay)
+
+    def say(self, other: str, kind: str, payload: Any) -> None:
+        """Send what is no content."""
+        self.network.send(self.links[other], self.peer.name, kind, payload)
+
+
+class PairContents(Contents):
+    """Two peers send each other the whole fragment."""
+
+    CONTENTS = frozenset({"content", "resend", "again"})
+    WHOLE = frozenset({"content", "again"})
+    content = b""
+
+    @property
+    def captured_pair(self) -> PairCapture:
+        """Of our replica."""
+        return self.replica.pair(self.fragment)
+
+    def event(self, other: str, kind: str, payload: Any) -> Any:
+        """See ExchangeDriver."""
+        return pairs.Confirmed(peer=other, members=payload)
+
+    def decode(self, other: str, kind: str, data: bytes) -> Any:
+        """See Contents."""
+        capture = self.captured_pair
+        if kind == "content" and (again := capture.receive(other, memoryview(data))):
+            self.send(other, "resend", again)
+            return None
+        if kind == "resend":
+            self.send(other, "again", self._coded(lambda out: capture.resend(data, out)))
+            return None
+        if kind == "again":
+            capture.patch(other, memoryview(data))
+        return pairs.Verified(peer=other)
+
+    def effect(self, effect: base.Effect) -> None:
+        """See ExchangeDriver."""
+        match effect:
+            case pairs.SendContent(peer=other):
+                self.send(other, "content", self.content)
+            case pairs.SendConfirm(peer=other, members=members):
+                self.say(other, "confirm", members)
+            case _:
+                raise NotImplementedError(effect)
+
+    def code(self) -> None:
+        """See Contents."""
+        self.content = self._coded(self.captured_pair.encode)
+
+    def _coded(self, encode: Callable[[memoryview], int]) -> bytes:
+        out = bytearray(self.captured_pair.coder.max_size)
+        return self.peer.altered(bytes(out[: encode(memoryview(out))]))
+
+    def pool(self, effect: base.Apply) -> None:
+        """See Contents."""
+        self.captured_pair.pool(self.tokens(effect.members))
+
+
+class GroupContents(Contents):
+    """Every member averages one shard."""
+
+    CONTENTS = frozenset({"shard", "mean"})
+    WHOLE = CONTENTS
+    mean = b""
+
+    def __init__(self, peer: SimulatedPeer, one: Underway) -> None:
+        super().__init__(peer, one)
+        self.shares: dict[str, bytes] = {}
+
+    @property
+    def captured_group(self) -> GroupCapture:
+        """Of our replica."""
+        return self.replica.group(self.fragment)
+
+    def event(self, other: str, kind: str, payload: Any) -> Any:
+        """See ExchangeDriver."""
+        match kind:
+            case "roll":
+                return groups.RollCame(peer=other, roll=payload)
+            case "members":
+                return groups.MembersCame(peer=other, members=payload)
+            case "held":
+                return groups.HeldCame(peer=other, held=payload)
+            case _:
+                shards, heard = payload
+                return groups.CommitCame(peer=other, shards=shards, heard=heard)
+
+    def decode(self, other: str, kind: str, data: bytes) -> Any:
+        """See Contents."""
+        if kind == "shard":
+            self.captured_group.receive(other, memoryview(data))
+            return groups.ShardVerified(peer=other)
+        self.captured_group.receive_mean(other, memoryview(data))
+        return groups.MeanVerified(peer=other, digest=sha256(data).digest())
+
+    def effect(self, effect: base.Effect) -> None:
+        """See ExchangeDriver."""
+        match effect:
+            case groups.SendRoll(peer=other, roll=roll):
+                self.say(other, "roll", roll)
+            case groups.SendMembers(peer=other, members=members):
+                self.say(other, "members", members)
+            case groups.SendShard(peer=other):
+                self.send(other, "shard", self.shares[other])
+            case groups.Reduce(contributors=contributors):
+                self._reduce(contributors)
+            case groups.SendMean(peer=other):
+                self.send(other, "mean", self.mean)
+            case groups.SendHeld(peer=other, held=held):
+                self.say(other, "held", held)
+            case groups.SendCommit(peer=other, shards=shards, heard=heard):
+                self.say(other, "commit", (shards, heard))
+            case _:
+                raise NotImplementedError(effect)
+
+    def code(self) -> None:
+        """See Contents."""
+        capture = self.captured_group
+        out, start = bytearray(8 * capture.sent.numel() + 4096), 0
+        for owner, size in zip(capture.members, capture.encode(memoryview(out)), strict=True):
+            self.shares[owner] = self.peer.altered(bytes(out[start : start + size]))
+            start += size
+
+    def _reduce(self, contributors: tuple[str, ...]) -> None:
+        capture = self.captured_group
+        out = bytearray(8 * capture.sent.numel() + 4096)
+        size = capture.reduce(self.tokens(contributors), memoryview(out))
+        self.mean = bytes(out[:size])
+        self.tell(groups.Reduced(digest=sha256(self.mean).digest()))
+        for other, error in capture.left_out.items() if not self.one.machine.over else ():
+            self.leave_out(other, error)
+
+    def pool(self, effect: base.Apply) -> None:
+        """See Contents."""
+        owners = [owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied]
+        self.captured_group.pool(owners)
+
+
+CONTENTS: dict[str, type[Contents]] = {kinds.PAIR.name: PairContents, kinds.GROUP.name: GroupContents}
+"""By the name of the kind."""
+
+
+@contextmanager
+def registered(kind: kinds.Kind, contents: type[Contents]) -> Generator[None]:
+    """Simulate a kind of exchange of your own while the context lasts."""
+    CONTENTS[kind.name] = contents
+    try:
+        with kinds.registered(kind):
+            yield
+    finally:
+        del CONTENTS[kind.name]

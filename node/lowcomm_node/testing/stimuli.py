@@ -1,0 +1,119 @@
+"""A log of all that a peer's machine was told and looked up, which another machine can be told again."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowcomm_protocol.exchange.base import Effect
+from lowcomm_protocol.exchange.events import Event, Surroundings
+from lowcomm_protocol.exchange.peer import Deadlines, Peer
+from lowcomm_protocol.spec.run import RunSpec
+
+
+@dataclass(frozen=True)
+class Stimulus:
+    """One event, what was looked up meanwhile, and what was decided."""
+
+    now: float
+    event: Event
+    effects: list[Effect]
+    seen: list[tuple[str, Any]]
+
+
+@dataclass
+class Log:
+    """Everything that a machine was told, in order."""
+
+    me: str
+    spec: RunSpec
+    run_id: str
+    deadlines: Deadlines
+    stimuli: list[Stimulus] = field(default_factory=list[Stimulus])
+
+    def replay(self) -> list[list[Effect]]:
+        """What a new machine decides that is told the same. Raises AssertionError if it looks up something else."""
+        around = _Replayed()
+        machine = Peer(self.me, self.spec, self.run_id, around, self.deadlines)
+        decided: list[list[Effect]] = []
+        for one in self.stimuli:
+            around.seen = deque(one.seen)
+            decided.append(machine.handle(one.now, one.event))
+            assert not around.seen, f"did not look up {around.seen[0]}"
+        return decided
+
+
+class RecordedPeer(Peer):
+    """A machine that keeps a log."""
+
+    def __init__(
+        self, me: str, spec: RunSpec, run_id: str, surroundings: Surroundings, deadlines: Deadlines | None = None
+    ) -> None:
+        around = _Recorded(surroundings)
+        super().__init__(me, spec, run_id, around, deadlines)
+        self.log = Log(me, spec, run_id, self.deadlines)
+        self._recorded = around
+
+    def handle(self, now: float, event: Event) -> list[Effect]:
+        """See Peer."""
+        self._recorded.seen = []
+        effects = super().handle(now, event)
+        self.log.stimuli.append(Stimulus(now, event, list(effects), self._recorded.seen))
+        return effects
+
+
+class _Recorded:
+    """Surroundings that note what was looked up."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.seen: list[tuple[str, Any]] = []
+        self._through = surroundings
+
+    def __getattr__(self, name: str) -> Any:
+        def look(*args: Any, **named: Any) -> Any:
+            answer = getattr(self._through, name)(*args, **named)
+            self.seen.append((name, answer))
+            return answer
+
+        return look
+
+    partners: Any
+    training: Any
+    furthest: Any
+    knows: Any
+    sharing: Any
+    has_room_for: Any
+    transfer_seconds: Any
+
+
+class _Replayed:
+    """Surroundings that answer what was answered before."""
+
+    def __init__(self) -> None:
+        self.seen: deque[tuple[str, Any]] = deque()
+
+    def _answer(self, name: str) -> Any:
+        known, answer = self.seen.popleft()
+        assert known == name, f"looked up {name} where {known} had been looked up"
+        return answer
+
+    def partners(self) -> Sequence[str]:
+        return self._answer("partners")
+
+    def training(self) -> Sequence[tuple[str, int]]:
+        return self._answer("training")
+
+    def furthest(self, but: str) -> int:
+        return self._answer("furthest")
+
+    def knows(self, peer: str) -> bool:
+        return self._answer("knows")
+
+    def sharing(self) -> int:
+        return self._answer("sharing")
+
+    def has_room_for(self, place: str, callers: Sequence[str], free: int) -> bool:
+        return self._answer("has_room_for")
+
+    def transfer_seconds(self, size: int, streams: int) -> float:
+        return self._answer("transfer_seconds")

@@ -1,0 +1,82 @@
+"""The story of an exchange as JSON: how it began, and every event that its machine was told. It can be replayed.
+
+A story is read only by whoever looks into a defect, never from the network.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.base import Effect, Gathering
+from lowcomm_protocol.exchange.group import machine as group
+from lowcomm_protocol.exchange.kinds import kind_named
+from lowcomm_protocol.exchange.pair import machine as pair
+from lowcomm_protocol.plan.matching import Offer, Refusal
+
+VERSION = 1
+
+
+def to_json(event: Any) -> Any:
+    """An event, effect or offer as JSON: dataclasses as their name and fields, bytes as hexadecimal digits."""
+    if is_dataclass(event):
+        named = {one.name: to_json(getattr(event, one.name)) for one in fields(event)}
+        return {"is": type(event).__name__} | named
+    if isinstance(event, bytes):
+        return {"hex": event.hex()}
+    if isinstance(event, tuple | list):
+        return [to_json(one) for one in event]  # pyright: ignore[reportUnknownVariableType]
+    return event
+
+
+def from_json(told: Any) -> Any:
+    """The counterpart of ``to_json``. Raises KeyError where a name is unknown."""
+    if isinstance(told, list):
+        return tuple(from_json(one) for one in told)  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(told, dict):
+        return told
+    if "hex" in told:
+        return bytes.fromhex(told["hex"])  # pyright: ignore[reportUnknownArgumentType]
+    values = {name: from_json(value) for name, value in told.items() if name != "is"}  # pyright: ignore[reportUnknownVariableType]
+    if "reason" in values and told["is"] == "Refused":
+        values["reason"] = Refusal(values["reason"])
+    return _NAMED[told["is"]](**values)
+
+
+_NAMED: dict[str, type] = {
+    name: value
+    for module in (base, pair, group)
+    for name, value in vars(module).items()
+    if isinstance(value, type) and is_dataclass(value)
+} | {"Offer": Offer}
+
+
+def tell(kind: str, machine: Gathering, expected: Sequence[str], told: Sequence[tuple[float, Any]]) -> dict[str, Any]:
+    """The story of an exchange.
+
+    ``expected``: peers that had called before it began; ``told``: seconds and events, in order.
+    """
+    return {
+        "version": VERSION,
+        "kind": kind,
+        "me": machine.me,
+        "candidates": list(machine.candidates),
+        "group": machine.group,
+        "expected": list(expected),
+        "told": [[round(seconds, 6), to_json(event)] for seconds, event in told],
+    }
+
+
+def replay(story: dict[str, Any]) -> list[tuple[float, list[Effect]]]:
+    """What a machine decides that is told the same: seconds and effects of each event, those of its start first."""
+    machine = kind_named(story["kind"]).machine(story["me"], story["candidates"], story["group"])
+    for peer in story["expected"]:
+        machine.expect(peer)
+    effects = [(0.0, machine.start())] if not story["expected"] or kind_named(story["kind"]).all_call else []
+    for seconds, told in story["told"]:
+        try:
+            effects.append((seconds, machine.handle(from_json(told))))
+        except ProtocolViolation:
+            effects.append((seconds, []))  # what follows was told as well
+    return effects

@@ -1,0 +1,187 @@
+"""What must hold for the machine of a peer: timers, and decisions that depend on nothing but what it was told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.exchanging import INTERVAL, eventually, swarm
+from lowcomm_node.data import Dataset, open_data
+from lowcomm_node.simulation import Conditions, Member
+from lowcomm_node.simulation import peer as simulated
+from lowcomm_node.simulation.swarm import Swarm
+from lowcomm_node.sync import exchanger
+from lowcomm_node.testing.stimuli import Log, RecordedPeer
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.exchange import base, events, kinds, story
+from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.peer import Deadlines, Peer, Underway
+from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.spec.run import RunSpec
+
+MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
+
+
+def spec(method: str, seed: int = 0, steps: int = 40) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "run": {"name": "test", "seed": seed, "steps": steps},
+            "model": MODEL,
+            "train": {"batch": 2, "warmup": 5},
+            "sync": {"method": method, "interval": 8},
+        }
+    )
+
+
+class Alone:
+    """Surroundings of one peer that knows one other."""
+
+    def partners(self) -> list[str]:
+        return ["b"]
+
+    def training(self) -> list[tuple[str, int]]:
+        return [("b", 8)]
+
+    def furthest(self, but: str) -> int:
+        return 8
+
+    def knows(self, peer: str) -> bool:
+        return True
+
+    def sharing(self) -> int:
+        return 0
+
+    def has_room_for(self, place: str, callers: object, free: int) -> bool:
+        return True
+
+    def transfer_seconds(self, size: int, streams: int) -> float:
+        return 0.0
+
+
+def begun(deadlines: Deadlines) -> tuple[Peer, Underway]:
+    """A peer that has begun an exchange at second 100."""
+    settings = spec("noloco")
+    peer = Peer("a", settings, settings.run_id, Alone(), deadlines)
+    ready = events.TrainerReady(
+        plan="00", sizes=((10, 10),), realign_sizes=(10,), exchanges=1, swarm_step=0, steps=0, tokens=0,
+        progress=(FragmentProgress(),), slow_digests=(b"",), momentum_digests=(b"",),
+    )  # fmt: skip
+    peer.handle(0.0, ready)
+    peer.handle(0.0, events.Opened())
+    peer.handle(100.0, events.Stepped(swarm_step=8, steps=8, tokens=80))
+    return peer, peer.running[0]
+
+
+def told(one: Underway) -> list[str]:
+    return [type(event).__name__ for _, event in one.story]
+
+
+GATHERING, DEADLINE = base.GatheringClosed.__name__, base.DeadlinePassed.__name__
+
+
+def test_an_exchange_is_told_its_deadlines_once_each_however_often_they_are_extended():
+    peer, one = begun(Deadlines(first=60.0, learns=False))
+    one.machine.candidates = ["b", "c"]
+    assert peer.next_timer == 110.0
+    peer.handle(109.9, events.Tick())
+    assert told(one) == [], "it is not time yet"
+    peer._set_timers(one, 80.0)
+    peer._set_timers(one, 90.0)
+    assert [at for at, _ in one.timers] == [110.0, 190.0, 200.0]
+    one.told[base.GatheringClosed] += 1
+    peer._set_timers(one, 120.0)
+    assert [at for at, _ in one.timers] == [220.0, 230.0], "what was told is not told again"
+
+
+def test_what_was_due_when_the_deadline_was_extended_is_told_all_the_same():
+    peer, one = begun(Deadlines(first=60.0, learns=False))
+    peer._set_timers(one, 80.0)
+    effects = peer.handle(111.0, events.Tick())
+    assert told(one) == [GATHERING]
+    assert events.Unanswered(peer="b") in effects
+    assert peer.next_timer is None, "nobody is left: it is over"
+
+
+@pytest.mark.parametrize("deadline", [1.0, 10.0, 12.5, 60.0, 3600.0])
+def test_the_hours_of_a_group_strike_in_their_order(deadline: float):
+    hours = sorted(kinds.GROUP.timetable(10.0, deadline), key=lambda hour: hour[0])
+    struck = [type(event) for _, event in hours]
+    looks = struck.index(groups.ReduceClosed) - 1
+    assert struck[0] is base.GatheringClosed
+    assert looks >= 3, "a peer that waits for the leader can give it up before"
+    assert struck[1 : looks + 1] == [groups.AgreeingClosed] * looks
+    rest = [kind for kind in struck[looks + 1 :] if kind is not groups.AgreeingClosed]
+    assert rest == [groups.ReduceClosed, base.DeadlinePassed, groups.ConfirmingClosed, base.DeadlinePassed]
+    assert hours[0][0] <= 10.0
+    assert hours[-1][0] == deadline + 10.0
+    assert len(hours) < 1300
+
+
+# The same stimuli give the same effects, whoever drives
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataset]:
+    folder: Path = tmp_path_factory.mktemp("text")
+    for number in range(20):
+        (folder / f"{number}.txt").write_text(f"The {number}th of twenty short texts, all much alike. " * 12)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield open_data(f"text:{folder}", "bytes", folder / "cache")
+    torch.set_num_threads(threads)
+
+
+def decides_the_same(log: Log) -> None:
+    for one, effects in zip(log.stimuli, log.replay(), strict=True):
+        assert effects == one.effects, f"after {one.event} at {one.now}"
+
+
+@pytest.mark.parametrize("method", ["lowcomm", "streaming-diloco"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_simulator_tells_a_machine_gives_the_same_effects_elsewhere(monkeypatch, dataset, method, seed):
+    monkeypatch.setattr(simulated, "Peer", RecordedPeer)
+    members = [Member(), Member(speed=0.8), Member(attack="huge"), Member(dies=20.0)]
+    conditions = Conditions(loss=0.1)
+    world = Swarm(spec(method, seed), dataset, members, conditions, Replica, compiled=False, evaluations=0)
+    world.network.run()
+    logs = [one.machine.log for one in world.peers if isinstance(one.machine, RecordedPeer)]
+    assert sum(isinstance(e, events.Over) for log in logs for one in log.stimuli for e in one.effects) > 5
+    for log in logs:
+        decides_the_same(log)
+
+
+@pytest.mark.parametrize("group", [2, 3])
+async def test_what_the_daemon_tells_a_machine_gives_the_same_effects_elsewhere(monkeypatch, group):
+    monkeypatch.setattr(exchanger, "Peer", RecordedPeer)
+    async with swarm(group, group) as one:
+        for node in one.nodes:
+            node.step(INTERVAL)
+        for node in one.nodes:
+            assert (await node.ended()).outcome == "applied"
+        await eventually(lambda: not any(node.exchanger.running for node in one.nodes), "all is over")
+        logs = [node.exchanger.peer.log for node in one.nodes if isinstance(node.exchanger.peer, RecordedPeer)]
+    assert len(logs) == group
+    for log in logs:
+        assert any(isinstance(effect, events.Over) for one_ in log.stimuli for effect in one_.effects)
+        decides_the_same(log)
+
+
+@pytest.mark.parametrize("method", ["lowcomm", "streaming-diloco"])
+def test_the_story_of_an_exchange_is_decided_again_the_same(monkeypatch, dataset, method):
+    stories = []
+
+    class Telling(RecordedPeer):
+        def _finish(self, one: Underway, *rest: object) -> None:
+            stories.append((self.story(one), one.machine.stage, one.machine.reason))
+            super()._finish(one, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(simulated, "Peer", Telling)
+    members = [Member()] * 3
+    conditions = Conditions(loss=0.2)
+    Swarm(spec(method), dataset, members, conditions, Replica, compiled=False, evaluations=0).network.run()
+    assert len(stories) > 10
+    for one, stage, reason in stories:
+        last = [effect for _, effects in story.replay(one) for effect in effects][-1]
+        applied = stage is base.Stage.APPLIED
+        assert isinstance(last, base.Apply) if applied else last == base.End(reason=reason)
