@@ -215,6 +215,7 @@ def _count(history: History) -> ExchangeCounts:
         realigned=history.realigned,
         realigned_share=round(history.realigned / applied, 3) if applied else None,
         worst_block=max(history.worst_block.values(), default=None),
+        since_applied=None if history.applied_at is None else monotonic() - history.applied_at,
     )
 
 

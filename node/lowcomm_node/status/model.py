@@ -155,6 +155,8 @@ class ExchangeCounts:
     """Their part of all applied ones."""
     worst_block: float | None = None
     """Largest spread of contributions in a block of 256 values, over the last merge of each fragment."""
+    since_applied: float | None = None
+    """Seconds since one was applied last; null if none was since the node started."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,9 @@ def _speed(status: Status) -> Text:
 
 def _exchange(status: Status) -> RenderableType:
     if not status.exchanges_running:
-        return Text("none under way", "dim")
+        since = status.exchanges.since_applied
+        last = "" if since is None else f"; the last was applied {seconds(since)} ago"
+        return Text(f"none under way{last}", "dim")
     first, *others = status.exchanges_running
     partners = ", ".join(short_peer(partner) for partner in first.partners) or MISSING
     done = first.bytes_sent + first.bytes_received

@@ -57,6 +57,8 @@ class History:
     """Of each fragment at its last merge: how far contributions were apart in the block of 256 values that was worst."""
     last_reason: str = ""
     """Why the last exchange was not applied; empty after one that was."""
+    applied_at: float | None = None
+    """When the last one was applied (monotonic seconds)."""
     _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
 
     def record(self, driver: ExchangeDriver, outcome: Outcome, reason: str, swarm_step: int) -> ExchangeEnded:
@@ -68,6 +70,7 @@ class History:
         self.bytes_received += driver.bytes_received
         partners = driver.one.partners
         if outcome is Outcome.APPLIED:
+            self.applied_at = now
             self.realigned += driver.one.realign
             self.worst_block[driver.fragment] = driver.worst_block or 0.0
             for peer in partners:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lowcomm_node.daemon import report as report_module
 from lowcomm_node.daemon.report import View, report
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold, Rule
@@ -40,6 +41,15 @@ def test_refusals_are_counted_one_by_one_whatever_became_of_their_exchanges():
     history.we_refused("b", Refusal.TOO_SOON)
     exchanges = report(view(exchanger=SimpleNamespace(history=history, running={}))).exchanges
     assert (exchanges.refused, exchanges.no_partner, exchanges.completed) == (3, 5, 0)
+
+
+def test_how_long_ago_an_exchange_was_applied_counts_from_the_last_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(report_module, "monotonic", lambda: 1075.0)
+    history = History()
+    exchanger = SimpleNamespace(history=history, running={})
+    assert report(view(exchanger=exchanger)).exchanges.since_applied is None
+    history.applied_at = 1000.0
+    assert report(view(exchanger=exchanger)).exchanges.since_applied == 75.0
 
 
 def test_what_strangers_sent_and_was_not_taken_is_told_by_its_reason():

@@ -193,6 +193,13 @@ def test_rows_stay_where_they_are_while_exchanges_and_rounds_come_and_go() -> No
     assert len({len(lines(swarm_box("x", two, 1.0, 80), 80)) for two in (meeting, waiting)}) == 1
 
 
+def test_between_exchanges_it_says_how_long_ago_the_last_was_applied() -> None:
+    idle = TRAINING | {"exchanges_running": []}
+    recent = idle | {"exchanges": TRAINING["exchanges"] | {"since_applied": 75.2}}
+    assert "none under way; the last was applied 1:15 ago" in text(node_box(recent), 60)
+    assert "applied" not in text(node_box(idle))
+
+
 def test_warnings_are_shown() -> None:
     assert "step-0000000300 is damaged" in text(node_box(FINISHED))
 

@@ -34,6 +34,7 @@ KEYS: dict[type, str] = {
         exchanges_running.bytes_expected exchanges_running.seconds
         exchanges exchanges.completed exchanges.refused exchanges.failed exchanges.no_partner
         exchanges.in_doubt exchanges.realigned exchanges.realigned_share exchanges.worst_block
+        exchanges.since_applied
         limits limits.max_up limits.max_down limits.max_peers limits.up limits.down limits.peers
         limits.turned_away
         checkpoint checkpoint.step checkpoint.path""",

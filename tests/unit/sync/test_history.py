@@ -69,6 +69,7 @@ def test_an_exchange_that_was_applied_is_counted_for_everybody_who_took_part(clo
     assert history.outcomes == {Outcome.APPLIED: 1}
     assert (history.bytes_sent, history.bytes_received) == (21, 42)
     assert [history.of(peer).completed for peer in "abc"] == [1, 1, 0]
+    assert history.applied_at == 1007.5
     assert list(history.rounds) == [entry]
     assert entry.time > 1_700_000_000
     assert entry == ExchangeEnded(
