@@ -33,7 +33,9 @@ from lowcomm_node.system import quota
 from lowcomm_node.transport import call, nonces, ping, server, service
 from lowcomm_node.transport.guard import blocklist, eviction, overhead, peer_limit, rate_limits, unauthenticated
 from lowcomm_node.transport.tunnel import callee, dialer
+from lowcomm_protocol.exchange.group import table as group_table
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
+from lowcomm_protocol.exchange.pair import table as pair_table
 from lowcomm_protocol.exchange.peer import FIRST_DEADLINE
 from lowcomm_protocol.peers import probes, records
 from lowcomm_protocol.plan import clock
@@ -342,6 +344,11 @@ def _bytes(count: int) -> str:
     return f"{count // 2**20} MiB" if count >= 2**20 else f"{count // 2**10} KiB"
 
 
+def drawn(mermaid: Callable[[], str]) -> Iterator[str]:
+    """A table of transitions as a diagram."""
+    yield f"\n```mermaid\n{mermaid()}```\n"
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "settings": settings,
     "owner": owner,
@@ -349,6 +356,8 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "added": added,
     "limits": limits,
     "events": events,
+    "pair": partial(drawn, pair_table.mermaid),
+    "group": partial(drawn, group_table.mermaid),
     **{name: partial(printed, kind) for name, kind in RECORDS.items()},
 }
 

@@ -1,14 +1,11 @@
 """What must hold for one stream of a group, as the table of transitions has it."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.group.table import TERMINAL, TRANSITIONS, Input, State, mermaid, step
-
-DOCS = Path(__file__).parents[3] / "docs" / "states.md"
+from lowcomm_protocol.exchange.group.table import TERMINAL, TRANSITIONS, Input, State, step
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(State, Input)))
@@ -44,7 +41,3 @@ def test_everything_is_told_once_and_in_one_order():
         frozenset({Input.REFUSED, Input.FAILED}),
         frozenset({Input.REFUSED, Input.FAILED, Input.MEAN}),
     }
-
-
-def test_the_drawing_in_the_docs_is_the_table():
-    assert f"```mermaid\n{mermaid()}```" in DOCS.read_text(encoding="utf-8")

@@ -1,14 +1,11 @@
 """What must hold for one stream, as the table of transitions has it."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.pair.table import HOLDING, TERMINAL, TRANSITIONS, Input, Output, State, mermaid, step
-
-DOCS = Path(__file__).parents[3] / "docs" / "states.md"
+from lowcomm_protocol.exchange.pair.table import HOLDING, TERMINAL, TRANSITIONS, Input, Output, State, step
 
 
 def reachable(start: State) -> set[State]:
@@ -87,7 +84,3 @@ def test_they_confirm_only_after_our_content_was_sent():
     for inputs, _ in paths():
         if Input.CONFIRMED in inputs:
             assert Input.CAPTURED in inputs[: inputs.index(Input.CONFIRMED)]
-
-
-def test_the_drawing_in_the_docs_is_the_table():
-    assert f"```mermaid\n{mermaid()}```" in DOCS.read_text(encoding="utf-8")
