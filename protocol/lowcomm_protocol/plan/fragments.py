@@ -14,7 +14,7 @@ from math import prod
 from typing import Literal
 
 from lowcomm_protocol.errors import PlanError
-from lowcomm_protocol.plan import partition as balance
+from lowcomm_protocol.plan import partition
 
 LIMIT = Fraction(5, 4)
 """A fragment may hold this many times the mean before an embedding or head is split to relieve
@@ -46,9 +46,9 @@ class TensorSpec:
         return prod(self.shape)
 
     @property
-    def stack(self) -> balance.Stack:
+    def stack(self) -> partition.Stack:
         """Its rows, which are never cut: dimension 0; a tensor without dimensions is one row."""
-        return balance.Stack(self.shape[0], prod(self.shape[1:])) if self.shape else balance.Stack(1, 1)
+        return partition.Stack(self.shape[0], prod(self.shape[1:])) if self.shape else partition.Stack(1, 1)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _slice(tensor: TensorSpec, start: int, stop: int) -> Slice:
 
 def _cut_rows(tensors: Sequence[TensorSpec], count: int) -> list[list[Slice]]:
     """Cut the model by rows, in the order given."""
-    parts = balance.cut([tensor.stack for tensor in tensors], count)
+    parts = partition.cut([tensor.stack for tensor in tensors], count)
     return [[_slice(tensors[span.stack], span.start, span.stop) for span in part] for part in parts]
 
 
@@ -192,9 +192,9 @@ def _whole_layers(tensors: Sequence[TensorSpec], count: int, pattern: str) -> li
             loads[home] += tensor.numel
         else:
             split.append(tensor)
-    left = balance.room(loads, sum(tensor.numel for tensor in split))
+    left = partition.room(loads, sum(tensor.numel for tensor in split))
     for tensor in split:
-        for part, start, stop in balance.fill(tensor.stack, left):
+        for part, start, stop in partition.fill(tensor.stack, left):
             parts[part].append(_slice(tensor, start, stop))
     return parts
 
@@ -207,7 +207,7 @@ def _layer_homes(tensors: Sequence[TensorSpec], count: int, pattern: str) -> dic
     if pattern == "strided":
         return {layer: rank % count for rank, layer in enumerate(sizes)}
     layers = list(sizes)
-    runs = balance.cut([balance.Stack(1, size) for size in sizes.values()], count)  # a layer is one row: never cut
+    runs = partition.cut([partition.Stack(1, size) for size in sizes.values()], count)  # a layer is one row: never cut
     return {layers[span.stack]: index for index, run in enumerate(runs) for span in run}
 
 
