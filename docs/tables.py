@@ -33,10 +33,10 @@ from lowcomm_node.system import quota
 from lowcomm_node.transport import call, nonces, ping, server, service
 from lowcomm_node.transport.guard import blocklist, eviction, overhead, peer_limit, rate_limits, unauthenticated
 from lowcomm_node.transport.tunnel import callee, dialer
+from lowcomm_protocol.exchange.budget import FIRST_DEADLINE
 from lowcomm_protocol.exchange.group import table as group_table
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.exchange.pair import table as pair_table
-from lowcomm_protocol.exchange.peer import FIRST_DEADLINE
 from lowcomm_protocol.peers import probes, records
 from lowcomm_protocol.plan import clock
 from lowcomm_protocol.spec.document import ADDED

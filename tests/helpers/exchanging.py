@@ -35,9 +35,9 @@ from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol import PROTOCOL_VERSION
+from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.pair.machine import members_digest
-from lowcomm_protocol.exchange.peer import Deadlines
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import write_record
@@ -183,7 +183,8 @@ class Node(Peer):
 
     def allow(self, **deadlines: Any) -> None:
         """Change the deadlines of this node."""
-        self.exchanger.peer.deadlines = replace(self.exchanger.peer.deadlines, **deadlines)
+        budget = self.exchanger.peer.budget
+        budget.deadlines = replace(budget.deadlines, **deadlines)
 
     def knows(self, *others: Peer, **changes: Any) -> None:
         """Hear the records of others."""

@@ -59,7 +59,7 @@ from lowcomm_node.transport.tls import Gatekeeper, make_certificate
 from lowcomm_node.transport.traffic import Traffic
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
 from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange.peer import Deadlines
+from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.amendments import Amendment

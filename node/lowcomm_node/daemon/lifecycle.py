@@ -131,7 +131,7 @@ class Training:
             return LEAVE_DEADLINE
         guess = SAVED_BYTES * self.ready.parameters / DISK_RATE
         saving = guess if self.news.save_seconds is None else self.news.save_seconds
-        return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.peer.step_seconds + saving))
+        return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.peer.budget.step_seconds + saving))
 
     async def hurry_out(self) -> None:
         """Save, and let no exchange hold us up for long."""
@@ -280,7 +280,7 @@ class Training:
         )
         began = monotonic()
         copied = await catch_up.run_from(
-            self._exchanger.peer.swarm_step, state_form(self._run, self.ready, self.course.longest), drifted
+            self._exchanger.peer.position.swarm_step, state_form(self._run, self.ready, self.course.longest), drifted
         )
         if copied is not None:
             self._take_over(copied)

@@ -17,7 +17,7 @@ from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.pair import machine as pairs
-from lowcomm_protocol.exchange.peer import Underway
+from lowcomm_protocol.exchange.underway import Underway
 
 ENDLESS = 8
 """How often a liar sends contents that have no end."""
@@ -105,7 +105,7 @@ class Contents(ExchangeDriver):
         """See ExchangeDriver."""
         self.peer.failed += 1
         self.replica.drop(self.fragment)
-        if not self.one.called:
+        if self.one.call is None:
             self.replica.schedule.skip(self.fragment, self.replica.clock.step)
 
     def tokens(self, peers: tuple[str, ...]) -> dict[str, int]:

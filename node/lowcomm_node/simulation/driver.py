@@ -12,7 +12,8 @@ from typing import Any
 
 from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.peer import Peer, Underway
+from lowcomm_protocol.exchange.peer import Peer
+from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer
 
 

@@ -13,7 +13,9 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.peer import Deadlines, Peer, Underway
+from lowcomm_protocol.exchange.budget import Deadlines
+from lowcomm_protocol.exchange.peer import Peer
+from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.peers.liveness import PROBE_EVERY, Liveness
 from lowcomm_protocol.plan.matching import Offer
 

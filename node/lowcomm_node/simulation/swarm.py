@@ -20,8 +20,8 @@ from lowcomm_node.trainer.capture import GroupCapture
 from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.outer import worst_block_spread
-from lowcomm_protocol.exchange.peer import Underway
 from lowcomm_protocol.exchange.robust import PLAUSIBLE, Bound
+from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.state.pieces import Piece
@@ -241,8 +241,7 @@ class Swarm:
 
 
 def _contents(peer: SimulatedPeer, one: Underway) -> ExchangeDriver:
-    assert peer.machine.kind is not None
-    return CONTENTS[peer.machine.kind.name](peer, one)
+    return CONTENTS[one.kind.name](peer, one)
 
 
 def simulate(

@@ -28,7 +28,8 @@ from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.peer import Peer, Underway
+from lowcomm_protocol.exchange.peer import Peer
+from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import Refusal
 
@@ -211,14 +212,14 @@ class ExchangeDriver(ABC):
 
     def explain_late(self) -> None:
         """Note what has not come by the deadline, and the flag to raise where that is what cut it short."""
-        missing, step = "", self.station.peer.step_seconds
+        missing, step = "", self.station.peer.budget.step_seconds
         if self.one.members and not self._captured.is_set():
             missing = "our contribution was not ready" + (f", a step takes {step:.0f} s here" if step >= 1 else "")
         elif self.one.members:
             missing = "; ".join(
                 f"{peer[-6:]} had sent {100 * link.share_come:.0f} %" for peer, link in list(self.links.items())[:4]
             )
-        longest = self.station.peer.deadlines.longest
+        longest = self.station.peer.budget.deadlines.longest
         remedy = "" if self.one.deadline < longest else f"; --exchange-deadline allows {longest:g} s: raise it"
         self._why_late = self._why_late or f"({self.one.deadline:.3g} s{': ' if missing else ''}{missing}{remedy})"
 
@@ -269,7 +270,7 @@ class ExchangeDriver(ABC):
         try:
             # The effects of its call are tasks, which have not begun yet: our acceptance goes first.
             accept = pb.Frame(accept=offers.to_message(self.one.offer))
-            await answer_in_time(link, accept, self.station.peer.deadlines.hello)
+            await answer_in_time(link, accept, self.station.peer.budget.deadlines.hello)
             waiting.add(self._start(self._follow(link)))
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -284,7 +285,7 @@ class ExchangeDriver(ABC):
         try:
             stream = await self.station.call(peer)
             await stream.send(pb.Frame(hello=offers.to_message(self.one.offer)))
-            async with asyncio.timeout(self.station.peer.deadlines.hello):
+            async with asyncio.timeout(self.station.peer.budget.deadlines.hello):
                 answer = await stream.receive()
             await self._on_answer(peer, stream, answer)
         except (LowcommError, grpc.RpcError) as error:
@@ -425,7 +426,7 @@ class ExchangeDriver(ABC):
     async def close(self) -> None:
         """Let last words reach the other ends, and end all tasks."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=self.station.peer.deadlines.hello)
+            await asyncio.wait(set(self._tasks), timeout=self.station.peer.budget.deadlines.hello)
         left = set(self._tasks)  # some may have begun meanwhile
         for task in left:
             task.cancel()

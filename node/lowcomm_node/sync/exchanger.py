@@ -29,7 +29,8 @@ from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base, events, kinds
-from lowcomm_protocol.exchange.peer import Deadlines, Peer
+from lowcomm_protocol.exchange.budget import Deadlines
+from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.peers.records import Phase
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan.matching import Refusal
@@ -185,7 +186,6 @@ class Exchanger:
     def _begin(self, number: int) -> None:
         one = self.peer.exchange(number)
         assert one is not None
-        assert self.peer.kind is not None
         assert self._ready is not None
         assert self._trainer is not None
         assert self._trainer.arena is not None
@@ -200,10 +200,10 @@ class Exchanger:
             call=self.call,
             heard=self._heard,
         )
-        self._drivers[number] = DRIVERS[self.peer.kind.name](station, one)
+        self._drivers[number] = DRIVERS[one.kind.name](station, one)
 
     def _on_over(self, driver: ExchangeDriver, outcome: events.Outcome, reason: str) -> None:
-        entry = self.history.record(driver, outcome, reason, self.peer.swarm_step)
+        entry = self.history.record(driver, outcome, reason, self.peer.position.swarm_step)
         self._tell(entry)
         task = asyncio.create_task(self._close(driver))
         self._closing.add(task)
@@ -253,12 +253,12 @@ class Exchanger:
     @property
     def has_drifted(self) -> bool:
         """Whether to copy the state of others."""
-        return self.peer.has_drifted(monotonic())
+        return self.peer.drift.must_copy(monotonic())
 
     @property
     def resting(self) -> str | None:
         """Why we train on though we are far from most peers; None if we are not, or are about to copy their state."""
-        return self.peer.resting(monotonic())
+        return self.peer.drift.resting(monotonic())
 
     @property
     def hindrance(self) -> str | None:
@@ -268,7 +268,7 @@ class Exchanger:
     def standing(self, peer: str) -> dict[str, Any]:
         """What ``peers`` shows of how we judge a peer."""
         return {
-            "score": round(self.peer.trust.score(peer, self.peer.steps), 2),
+            "score": round(self.peer.trust.score(peer, self.peer.position.steps), 2),
             "left_out": not self.peer.trusts(peer),
             "held_against": self.peer.trust.reason(peer),
         }
@@ -293,13 +293,13 @@ class Exchanger:
         del self._calls[call]
         refusal = self._refused.pop(call, None)
         if refusal is not None:
-            await answer_in_time(stream, offers.refuse(refusal), self.peer.deadlines.hello)
+            await answer_in_time(stream, offers.refuse(refusal), self.peer.budget.deadlines.hello)
             return
         await self._accepted.pop(call).answer(peer, stream)
 
     async def _hear_hello(self, peer: str, stream: CalleeStream) -> Any:
         try:
-            async with asyncio.timeout(self.peer.deadlines.hello):
+            async with asyncio.timeout(self.peer.budget.deadlines.hello):
                 frame = await stream.receive()
         except TimeoutError:
             self._hold(peer, Deed.STUMBLE, "called without saying hello in time")
@@ -314,7 +314,7 @@ class Exchanger:
         if info is None:
             raise LinkLost("has left")
         stub = await self.channels.stub(info)
-        timeout = 2 * self.peer.deadlines.longest + 60
+        timeout = 2 * self.peer.budget.deadlines.longest + 60
         return CallerStream(stub.Swap(metadata=self.channels.metadata(peer), timeout=timeout))
 
     @property
@@ -343,11 +343,11 @@ class Exchanger:
         latest = max((driver.one.deadline for driver in self._drivers.values()), default=0.0)
         try:
             async with asyncio.timeout(
-                min(latest, self.peer.deadlines.longest, latest if patience is None else patience)
+                min(latest, self.peer.budget.deadlines.longest, latest if patience is None else patience)
             ):
                 while self._drivers:
                     await next(iter(self._drivers.values())).done.wait()
-            last_words = self.peer.deadlines.hello + 1
+            last_words = self.peer.budget.deadlines.hello + 1
         except TimeoutError:
             self.stimulate(events.GaveUpAll(reason=reason))
             last_words = ABANDON_DEADLINE + 1

@@ -23,7 +23,7 @@ from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.peer import Underway
+from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 

@@ -10,7 +10,7 @@ from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.pair import machine as pairs
-from lowcomm_protocol.exchange.peer import Underway
+from lowcomm_protocol.exchange.underway import Underway
 
 
 class PairDriver(ExchangeDriver):

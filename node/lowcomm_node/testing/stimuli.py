@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowcomm_protocol.exchange.base import Effect
+from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Event, Surroundings
-from lowcomm_protocol.exchange.peer import Deadlines, Peer
+from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.spec.run import RunSpec
 
 
@@ -51,7 +52,7 @@ class RecordedPeer(Peer):
     ) -> None:
         around = _Recorded(surroundings)
         super().__init__(me, spec, run_id, around, deadlines)
-        self.log = Log(me, spec, run_id, self.deadlines)
+        self.log = Log(me, spec, run_id, self.budget.deadlines)
         self._recorded = around
 
     def handle(self, now: float, event: Event) -> list[Effect]:

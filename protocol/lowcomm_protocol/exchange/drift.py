@@ -4,10 +4,12 @@ Either the others leave it out, and have for a while: what it brings is implausi
 longer it trains alone. Or they are far ahead, as they confirm each other, because this machine slept.
 """
 
-from collections.abc import Callable, Sequence
 from math import ceil
 
+from lowcomm_protocol.exchange.events import Surroundings
+from lowcomm_protocol.exchange.position import Position
 from lowcomm_protocol.exchange.rest import Rest
+from lowcomm_protocol.plan.clock import largest_jump
 
 WITNESSES = 2
 """Peers that must leave us out before we believe that we are wrong: one alone could be a liar, or as wrong as we."""
@@ -21,8 +23,9 @@ MAX_PEERS = 1024
 class Drift:
     """What tells that we have drifted, and what was done about it."""
 
-    def __init__(self, interval: int) -> None:
-        self._interval = interval
+    def __init__(self, position: Position, surroundings: Surroundings) -> None:
+        self._position = position
+        self._around = surroundings
         self._left_out_by: set[str] = set()
         """Peers that have left us out, or did not believe our swarm step, since the last exchange that was applied."""
         self._endured_until = 0
@@ -43,33 +46,35 @@ class Drift:
         self.forget()
         self._endured_until = 0
 
-    def endure(self, steps: int) -> None:
-        """Nobody could hand over a state: train on, or we would ask again and again instead of training."""
-        self._endured_until = steps + ENDURED * self._interval
+    def endure(self) -> None:
+        """Nobody could hand over a state: train on, rather than ask again and again."""
+        self._endured_until = self._position.steps + ENDURED * self._position.interval
 
-    def must_copy(self, now: float, steps: int, is_far: Callable[[], bool]) -> bool:
-        """Whether to copy the state of others now."""
-        return steps >= self._endured_until and not self.rest.left(now) and is_far()
+    def must_copy(self, now: float) -> bool:
+        """Whether to copy the state of others now: exchanges can't bring us back to them."""
+        position = self._position
+        if position.ready is None or position.steps < self._endured_until or self.rest.left(now):
+            return False
+        return self._is_far()
 
-    def is_far(self, training: Sequence[tuple[str, int]], ahead: int, alone: int) -> bool:
-        """Whether most of those that train are too far away.
+    def resting(self, now: float) -> str | None:
+        """Why we train on though we are far from most peers; None if we aren't, or copy soon."""
+        seconds = self.rest.left(now)
+        if self._position.ready is None or not seconds or not self._is_far():
+            return None
+        return (
+            "still far from most peers, whose state was copied of late: "
+            f"it is copied again in {ceil(seconds)} s at the earliest"
+        )
 
-        ``training``: peers and their swarm steps; ``ahead``: how many of them are too far ahead of us, and
-        confirmed by others; ``alone``: own inner steps since the last merge.
-        """
+    def _is_far(self) -> bool:
+        position = self._position
+        far = position.swarm_step + largest_jump(position.interval)
+        if not self._left_out_by and self._around.furthest(but=position.me) <= far:
+            return False
+        training = self._around.training()
+        ahead = sum(step > far and position.supports(peer, step) for peer, step in training)
         left_out = sum(peer in self._left_out_by for peer, _ in training)
-        if alone < DRIFTED * self._interval or left_out < WITNESSES:
+        if position.steps_alone < DRIFTED * position.interval or left_out < WITNESSES:
             left_out = 0
         return 2 * max(ahead, left_out) > len(training)
-
-    @property
-    def is_suspected(self) -> bool:
-        """Whether anybody leaves us out."""
-        return bool(self._left_out_by)
-
-    def resting(self, now: float, is_far: Callable[[], bool]) -> str | None:
-        """Why we train on though we are far from most peers; None if we are not, or copy their state soon."""
-        seconds = self.rest.left(now)
-        if not seconds or not is_far():
-            return None
-        return f"still far from most peers, whose state was copied of late: it is copied again in {ceil(seconds)} s at the earliest"

@@ -51,7 +51,7 @@ def test_a_node_gets_as_long_to_leave_as_a_step_and_a_checkpoint_take(
 ) -> None:
     training = hearing()
     training.ready = SimpleNamespace(parameters=110_000_000)
-    training._exchanger = SimpleNamespace(peer=SimpleNamespace(step_seconds=step))
+    training._exchanger = SimpleNamespace(peer=SimpleNamespace(budget=SimpleNamespace(step_seconds=step)))
     training.news = SimpleNamespace(save_seconds=saved)
     assert training.leave_seconds == pytest.approx(seconds)
     training.ready = None

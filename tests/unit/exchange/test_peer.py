@@ -15,8 +15,11 @@ from lowcomm_node.sync import exchanger
 from lowcomm_node.testing.stimuli import Log, RecordedPeer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange import base, events, kinds, story
+from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.peer import Deadlines, Peer, Underway
+from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
+from lowcomm_protocol.exchange.peer import Peer
+from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan.schedule import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -74,7 +77,7 @@ def begun(deadlines: Deadlines) -> tuple[Peer, Underway]:
 
 
 def told(one: Underway) -> list[str]:
-    return [type(event).__name__ for _, event in one.story]
+    return [type(event).__name__ for _, event in one.told]
 
 
 GATHERING, DEADLINE = base.GatheringClosed.__name__, base.DeadlinePassed.__name__
@@ -86,17 +89,17 @@ def test_an_exchange_is_told_its_deadlines_once_each_however_often_they_are_exte
     assert peer.next_timer == 110.0
     peer.handle(109.9, events.Tick())
     assert told(one) == [], "it is not time yet"
-    peer._set_timers(one, 80.0)
-    peer._set_timers(one, 90.0)
+    one.set_timers(HELLO_DEADLINE, 80.0)
+    one.set_timers(HELLO_DEADLINE, 90.0)
     assert [at for at, _ in one.timers] == [110.0, 190.0, 200.0]
-    one.told[base.GatheringClosed] += 1
-    peer._set_timers(one, 120.0)
+    one._struck[base.GatheringClosed] += 1
+    one.set_timers(HELLO_DEADLINE, 120.0)
     assert [at for at, _ in one.timers] == [220.0, 230.0], "what was told is not told again"
 
 
 def test_what_was_due_when_the_deadline_was_extended_is_told_all_the_same():
     peer, one = begun(Deadlines(first=60.0, learns=False))
-    peer._set_timers(one, 80.0)
+    one.set_timers(HELLO_DEADLINE, 80.0)
     effects = peer.handle(111.0, events.Tick())
     assert told(one) == [GATHERING]
     assert events.Unanswered(peer="b") in effects
@@ -173,7 +176,7 @@ def test_the_story_of_an_exchange_is_decided_again_the_same(monkeypatch, dataset
 
     class Telling(RecordedPeer):
         def _finish(self, one: Underway, *rest: object) -> None:
-            stories.append((self.story(one), one.machine.stage, one.machine.reason))
+            stories.append((one.story(), one.machine.stage, one.machine.reason))
             super()._finish(one, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(simulated, "Peer", Telling)

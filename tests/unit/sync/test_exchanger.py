@@ -15,9 +15,9 @@ from lowcomm_node.sync.history import WE_REFUSED
 from lowcomm_node.testing.scripted_trainer import SIZE, ScriptedTrainer
 from lowcomm_node.testing.wire import cabled
 from lowcomm_protocol.exchange import events
+from lowcomm_protocol.exchange.budget import SLACK
 from lowcomm_protocol.exchange.drift import ENDURED
 from lowcomm_protocol.exchange.needs import LIFE
-from lowcomm_protocol.exchange.peer import SLACK
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
@@ -41,7 +41,7 @@ async def refused_for_good(caller: Node, callee: Node, reason: Refusal) -> None:
     await refused(caller, callee, reason)
     assert caller.trainer.asked == []
     fragment = entry.fragment
-    assert fragment not in caller.exchanger.peer.schedule.due(caller.exchanger.peer.swarm_step), (
+    assert fragment not in caller.exchanger.peer.position.schedule.due(caller.exchanger.peer.position.swarm_step), (
         "it waits for its next sync"
     )
 
@@ -92,7 +92,7 @@ async def test_a_step_that_nobody_else_supports_is_refused(step: int, outcome: s
         assert (await caller.ended()).outcome == outcome
         if outcome == "no-partner":
             await refused(caller, callee, Refusal.IMPLAUSIBLE_STEP)
-            assert callee.exchanger.peer.swarm_step == INTERVAL - 1
+            assert callee.exchanger.peer.position.swarm_step == INTERVAL - 1
 
 
 async def test_a_step_that_a_third_peer_supports_is_accepted():
@@ -165,7 +165,7 @@ async def test_who_is_full_refuses_and_does_not_begin(short: str):
         first.step(INTERVAL)
         await eventually(lambda: "capture" in second.trainer.asked, "two are under way")
         if short == "of slots":
-            first.exchanger.peer.ready = replace(first.exchanger.peer.ready, exchanges=2)
+            first.exchanger.peer.position.ready = replace(first.exchanger.peer.position.ready, exchanges=2)
             first.exchanger.peer._closing.add(0)
         one.meet(first, third)
         third.step(INTERVAL + INTERVAL // 2)
@@ -257,8 +257,8 @@ async def test_both_wait_as_long_as_the_limits_of_either_ask_for(limited: int):
     async with swarm(2) as one:
         for node in one.nodes:
             node.allow(learns=True)
-            node.exchanger.peer._durations.append(1.0)
-            assert node.exchanger.peer.deadline == 14.0
+            node.exchanger.peer.budget.durations.append(1.0)
+            assert node.exchanger.peer.budget.deadline == 14.0
             node.trainer.holds["capture"].clear()
         seconds_of(one.nodes[limited])
         one.nodes[0].step(INTERVAL)
@@ -275,7 +275,7 @@ async def test_both_wait_as_long_as_the_steps_of_either_take(slow: int):
     async with swarm(2) as one:
         for node in one.nodes:
             node.allow(learns=True)
-            node.exchanger.peer._durations.append(1.0)
+            node.exchanger.peer.budget.durations.append(1.0)
             node.trainer.holds["capture"].clear()
         one.nodes[slow].step(INTERVAL - 1, seconds=28.4)
         assert one.nodes[slow].exchanger.peer._offer(0, 1).seconds == 28
@@ -292,17 +292,17 @@ async def test_what_a_trainer_took_beyond_its_step_and_a_slow_line_count_the_nex
         one.nodes[0].step(INTERVAL)
         await one.nodes[0].ended()
         exchanger, now = one.nodes[0].exchanger, monotonic()
-        assert exchanger.peer._work.usual(now) is not None, "a trainer that codes is measured"
-        assert exchanger.peer._rates.usual(now) is not None, "a content that comes is measured"
-        exchanger.peer._pace.append(28.0)
+        assert exchanger.peer.budget.work.usual(now) is not None, "a trainer that codes is measured"
+        assert exchanger.peer.budget.rates.usual(now) is not None, "a content that comes is measured"
+        exchanger.peer.budget.pace.append(28.0)
         for _ in range(3):
-            exchanger.peer._work.add(40.0, now)
-            exchanger.peer._rates.add(SIZE / 70.0, now)
+            exchanger.peer.budget.work.add(40.0, now)
+            exchanger.peer.budget.rates.add(SIZE / 70.0, now)
         assert exchanger.peer._offer(0, 2).seconds == 40 + 70
         one.nodes[0].allow(longest=60.0)
         assert exchanger.peer._offer(0, 2).seconds == 60, "what was only measured keeps nobody from trying"
         assert exchanger.hindrance is None
-        assert exchanger.peer._rates.usual(now + LIFE + 1) is None, "nor does a bad moment count for ever"
+        assert exchanger.peer.budget.rates.usual(now + LIFE + 1) is None, "nor does a bad moment count for ever"
 
 
 async def test_steps_that_no_exchange_may_wait_for_are_told_with_the_flag():
@@ -325,10 +325,10 @@ async def test_a_deadline_that_passes_names_what_is_missing_and_the_flag(step: f
         node.trainer.holds["capture"].clear()
         node.step(INTERVAL)
         await eventually(lambda: "capture" in node.trainer.asked, "they have agreed")
-        node.exchanger.peer._pace.append(step)
+        node.exchanger.peer.budget.pace.append(step)
         node.allow(longest=0.2)
         late = node.exchanger.running[0]
-        node.exchanger.peer._set_timers(late.one, 0.2)
+        late.one.set_timers(0.2, 0.2)
         node.exchanger._set_timer()
         await eventually(lambda: late.one.machine.over, "its deadline has passed")
         node.trainer.holds["capture"].set()
@@ -356,7 +356,7 @@ async def test_a_caller_that_may_not_wait_so_long_gives_up_at_once_and_does_not_
         caller.step(INTERVAL)
         entry = await caller.ended()
         assert "needs 15 s for its steps and contents" in entry.left_out[callee.peer_id]
-        assert caller.exchanger.peer.trust.trusts(callee.peer_id, caller.exchanger.peer.steps)
+        assert caller.exchanger.peer.trust.trusts(callee.peer_id, caller.exchanger.peer.position.steps)
         await callee.ended()
 
 
@@ -413,7 +413,7 @@ async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
         node.exchanger.peer._begin(0)
         node.exchanger.stimulate(events.Tick())
         assert node.exchanger.drifted.is_set() and not node.exchanger.running, "nobody is accused of lies"
-        node.exchanger.peer.swarm_step = INTERVAL
+        node.exchanger.peer.position.swarm_step = INTERVAL
         assert not node.exchanger.has_drifted, "a merge heals that"
 
 
@@ -426,7 +426,7 @@ async def test_a_drift_that_nobody_helps_with_does_not_keep_a_node_from_training
         assert node.exchanger.has_drifted
         node.exchanger.endure_drift()
         assert not node.exchanger.has_drifted and not node.exchanger.drifted.is_set()
-        node.exchanger.peer.steps += ENDURED * INTERVAL
+        node.exchanger.peer.position.steps += ENDURED * INTERVAL
         assert node.exchanger.has_drifted, "it asks again"
 
 
@@ -434,16 +434,16 @@ async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
     async with swarm(4) as one:
         node, *others = one.nodes
         exchanger = node.exchanger
-        exchanger.peer.steps = 2 * INTERVAL
+        exchanger.peer.position.steps = 2 * INTERVAL
         for left_out, other in enumerate(others):
             assert exchanger.has_drifted is (left_out == 2), f"{left_out} of 3 leave it out"
             if left_out < 2:
                 exchanger.peer.drift.left_out(other.peer_id)
-        exchanger.peer.steps -= 1
+        exchanger.peer.position.steps -= 1
         assert not exchanger.has_drifted, "it has met somebody a moment ago"
-        exchanger.peer.steps += 1
+        exchanger.peer.position.steps += 1
         exchanger.take_over(exchanger._ready, node.trainer)
-        exchanger.peer.steps = 2 * INTERVAL
+        exchanger.peer.position.steps = 2 * INTERVAL
         assert not exchanger.has_drifted, "it has copied the state of a peer"
 
 
@@ -451,7 +451,7 @@ async def test_whose_swarm_step_most_peers_do_not_believe_has_drifted():
     async with swarm(3) as one:
         node, *others = one.nodes
         exchanger = node.exchanger
-        exchanger.peer.steps = 2 * INTERVAL
+        exchanger.peer.position.steps = 2 * INTERVAL
         exchanger.peer.drift.left_out(others[0].peer_id)
         assert not exchanger.has_drifted, "one alone may be wrong, or lie"
         exchanger.peer.drift.left_out(others[1].peer_id)
@@ -472,7 +472,7 @@ async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies
         assert "whose state was copied of late: it is copied again in 10 s" in (exchanger.resting or "")
         node.step(INTERVAL)
         assert (await node.ended()).outcome == "applied", "exchanges go on"
-        exchanger.peer.swarm_step = 0
+        exchanger.peer.position.swarm_step = 0
         now = began + 10.0
         assert exchanger.has_drifted and exchanger.resting is None
         exchanger.peer.drift.rest.copied(took=0.1, now=now)
@@ -483,13 +483,13 @@ async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies
 async def test_who_has_no_trainer_yet_refuses_everybody():
     async with swarm(2) as one:
         caller, callee = one.nodes
-        with_trainer = callee.exchanger.peer.ready
-        callee.exchanger.peer.ready = None
+        with_trainer = callee.exchanger.peer.position.ready
+        callee.exchanger.peer.position.ready = None
         callee.exchanger.exchanging = False
         assert callee.exchanger.hindrance is None
         caller.step(INTERVAL)
         await refused_for_good(caller, callee, Refusal.NOT_TRAINING)
-        callee.exchanger.peer.ready = with_trainer
+        callee.exchanger.peer.position.ready = with_trainer
 
 
 async def test_an_exchange_that_ends_after_its_trainer_keeps_to_that_ones_memory():

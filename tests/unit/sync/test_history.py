@@ -15,7 +15,7 @@ from lowcomm_node.trainer.messages import Captured
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.base import Accepted, Refused
 from lowcomm_protocol.exchange.events import Outcome
-from lowcomm_protocol.exchange.peer import Underway
+from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 from virtual import OFFER
 
@@ -43,7 +43,7 @@ def make_driver(
     """An exchange in which these take part, those refuse, and links have sent and received so many bytes."""
     kind, driver = (kinds.PAIR, PairDriver) if len(partners) < 2 else (kinds.GROUP, GroupDriver)
     machine = kind.machine("me", [*refuse, *partners], len(partners) + 1)
-    one = Underway(1, machine, OFFER, called=False, place="", began=began)
+    one = Underway(1, kind, machine, OFFER, began)
     station = SimpleNamespace(peer=SimpleNamespace(me="me"), trainer=None, arena=None, slots=())
     made = driver(station, one)  # pyright: ignore[reportArgumentType]
     machine.start()

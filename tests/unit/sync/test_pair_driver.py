@@ -32,7 +32,7 @@ async def test_a_pair_merges_once_with_both_contributions():
             assert node.exchanger.history.of(other.peer_id).completed == 1
             assert node.trainer.merges[0].tokens == {peer.peer_id: peer.trainer.tokens for peer in one.nodes}
             assert node.trainer.merges[0].swarm_step == other.trainer.steps
-            assert node.exchanger.peer.swarm_step == INTERVAL
+            assert node.exchanger.peer.position.swarm_step == INTERVAL
         merged_all(one.nodes)
         for node in one.nodes:
             await node.at_rest()

@@ -1,0 +1,100 @@
+"""How long exchanges may take here: the owner's deadlines, and what was measured of late. Pure."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+
+from lowcomm_protocol.exchange.events import Measured
+from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
+from lowcomm_protocol.exchange.needs import STEPS, Needs, Recent
+
+SLACK = 1.5
+"""Times as long as contents take at the allowed rates: other exchanges begin meanwhile."""
+FIRST_DEADLINE = 60.0
+"""Seconds for an exchange beyond what both ends need, until one has gone well that could tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """Deadlines, in seconds."""
+
+    longest: float = 300.0
+    """An exchange may take so long, as the owner says."""
+    first: float = FIRST_DEADLINE
+    hello: float = HELLO_DEADLINE
+    learns: bool = True
+    """Whether exchanges that went well shorten the deadline."""
+
+
+class Budget:
+    """What exchanges need and may take."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self.deadlines = deadlines
+        self.pace: deque[float] = deque(maxlen=STEPS)
+        """Seconds of the last inner steps."""
+        self.work = Recent()
+        """Seconds that the trainer took for an exchange."""
+        self.rates = Recent()
+        """Bytes a second at which contents came, the slowest of each exchange."""
+        self.durations: deque[float] = deque(maxlen=16)
+        """Seconds after which the last exchanges that were applied had all they needed."""
+        self._too_long: Needs | None = None
+        """Of the exchange that was not begun of late, as it would take too long."""
+
+    def measured(self, measured: Measured, now: float) -> None:
+        """Learn from an exchange, a failed one too: the next ones then get as long as it takes."""
+        if measured.work:
+            self.work.add(measured.work, now)
+        if measured.rate is not None:
+            self.rates.add(measured.rate, now)
+
+    @property
+    def step_seconds(self) -> float:
+        """How long a capture may wait for the end of a step; 0 while there was none."""
+        return max(self.pace, default=0.0)
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that an exchange may take: learned from the good ones, at most ``longest``."""
+        usual = self.deadlines.first
+        if self.durations and self.deadlines.learns:
+            usual = 10.0 + 4 * median(self.durations)
+        return min(self.deadlines.longest, usual)
+
+    def deadline_for(self, seconds: float) -> float:
+        """The same where a member needs so many seconds, as its offer tells."""
+        return min(self.deadlines.longest, self.deadline + seconds)
+
+    def excess(self, seconds: float) -> str | None:
+        """Why a peer that needs so many seconds can't take part; None if it can."""
+        if seconds <= self.deadlines.longest:
+            return None
+        return (
+            f"needs {seconds} s for its steps and contents, and --exchange-deadline allows "
+            f"{self.deadlines.longest:.0f} s here: raise it to exchange with such peers"
+        )
+
+    def needs(self, size: int, at_limits: float, streams: int, now: float) -> Needs:
+        """What an exchange of so many bytes needs; ``at_limits``: seconds at the owner's limits."""
+        allowed, rate = ceil(SLACK * at_limits), self.rates.usual(now)
+        return Needs(
+            limits=allowed,
+            step=self.step_seconds,
+            work=max(0.0, (self.work.usual(now) or 0.0) - self.step_seconds),
+            line=max(0.0, size / rate - allowed) if rate else 0.0,
+            streams=streams,
+        )
+
+    def allows(self, needs: Needs) -> bool:
+        """Whether to begin an exchange: one that takes too long could only fail."""
+        is_too_long = needs.least > self.deadlines.longest
+        self._too_long = needs if is_too_long else None
+        return not is_too_long
+
+    def hindrance(self, each: Iterable[Needs]) -> str | None:
+        """Why these exchanges, or one of late, can't begin within ``longest``; None if they can."""
+        needs = [*each, *([self._too_long] if self._too_long is not None else [])]
+        return max(needs, key=lambda one: one.least).hindrance(self.deadlines.longest)

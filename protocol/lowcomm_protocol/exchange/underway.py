@@ -1,0 +1,99 @@
+"""One exchange under way: its machine, its timers, and the story of what its machine was told."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+from lowcomm_protocol.exchange import story
+from lowcomm_protocol.exchange.base import Gathering
+from lowcomm_protocol.exchange.events import Called
+from lowcomm_protocol.exchange.kinds import Kind
+from lowcomm_protocol.plan.matching import Offer, keeps_momentum, must_realign, steps_ahead
+
+LONGEST_STORY = 512
+"""Events of an exchange that are remembered; one that goes well takes fewer than a hundred."""
+
+
+@dataclass
+class Underway:
+    """One exchange of this peer."""
+
+    number: int
+    kind: Kind
+    machine: Gathering
+    offer: Offer
+    """What we bring."""
+    began: float
+    call: Called | None = None
+    """The call of a peer that began it; None where our own schedule did."""
+    deadline: float = 0.0
+    """Seconds from its beginning on."""
+    calling: set[str] = field(default_factory=set[str])
+    """Peers that we called and that have not answered."""
+    members: tuple[str, ...] = ()
+    """Whose contributions are captured, ours included; sorted. Empty while that is not known."""
+    realign: bool = False
+    """Whether slow weights travel whole in fp32, because those of the members differ."""
+    keep_momentum: bool = False
+    ahead: int = 0
+    """How many inner steps longer than we the other members claim to have trained."""
+    decided: float | None = None
+    """When it was known that it is applied."""
+    come: set[str] = field(default_factory=set[str])
+    """Peers whose contributions have arrived whole."""
+    timers: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
+    """What its machine is told when, the next one first."""
+    told: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
+    """What its machine was told, and how many seconds after it began."""
+    _struck: Counter[type] = field(default_factory=Counter[type])
+    """Timers that have passed, by kind of event."""
+
+    @property
+    def fragment(self) -> int:
+        """Which fragment is exchanged."""
+        return self.offer.fragment
+
+    @property
+    def partners(self) -> tuple[str, ...]:
+        """The peers that take part with us so far, sorted."""
+        return self.machine.partners
+
+    def set_timers(self, hello: float, deadline: float) -> None:
+        """Count its seconds; again with more of them, where a member needs those."""
+        self.deadline = deadline
+        struck = Counter(self._struck)
+        self.timers = []
+        for after, event in sorted(self.kind.timetable(hello, deadline), key=itemgetter(0)):
+            if struck[type(event)]:
+                struck[type(event)] -= 1
+            else:  # what is due by now is told at the next tick
+                self.timers.append((self.began + after, event))
+
+    def next_event(self, now: float) -> Any | None:
+        """The event of the next timer, if its time has come; it is told once."""
+        if not self.timers or self.timers[0][0] > now:
+            return None
+        _, event = self.timers.pop(0)
+        self._struck[type(event)] += 1
+        return event
+
+    def remember(self, now: float, event: Any) -> None:
+        """Keep what its machine is told now."""
+        if len(self.told) < LONGEST_STORY:
+            self.told.append((now - self.began, event))
+
+    def begin_capture(self, members: tuple[str, ...], interval: int) -> None:
+        """Take in who the members are; what each of them brings is known, too."""
+        others = self.machine.offers(members)
+        self.members = members
+        # Everybody sees in the offers where slow weights should be equal and are not: somebody has
+        # applied more.
+        self.realign = must_realign(self.offer, others)
+        self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
+        self.ahead = steps_ahead(self.offer, others, interval)
+
+    def story(self) -> dict[str, Any]:
+        """How it began and what its machine was told, as JSON, for ``story.replay``."""
+        expected = [self.call.peer] if self.call else []
+        return story.tell(self.kind.name, self.machine, expected, self.told)
