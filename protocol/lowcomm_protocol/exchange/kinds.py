@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowcomm_protocol.exchange.base import DeadlinePassed, Gathering, GatheringClosed
-from lowcomm_protocol.exchange.group.machine import AgreeingClosed, ConfirmingClosed, GroupExchange, ReduceClosed
-from lowcomm_protocol.exchange.pair.machine import Exchange
+from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.spec.settings import SyncSettings
 
 HELLO_DEADLINE = 10.0
@@ -40,6 +40,8 @@ class Kind:
     """How many times the bytes of the fragment go out, at most."""
     all_call: bool
     """Whether a peer that is called calls its own candidates, too."""
+    events: tuple[type, ...] = ()
+    """Its events beside those of every kind (``base.py``): stories name them."""
 
 
 def timetable(hello: float, deadline: float) -> Timetable:
@@ -61,9 +63,9 @@ def _group_timetable(hello: float, deadline: float) -> Timetable:
     looks = int((deadline - gathering) / patience)
     return [
         (gathering, GatheringClosed()),
-        *((gathering + look * patience, AgreeingClosed()) for look in range(1, looks)),
-        (reducing, ReduceClosed()),
-        (deadline + hello / 2, ConfirmingClosed()),
+        *((gathering + look * patience, groups.AgreeingClosed()) for look in range(1, looks)),
+        (reducing, groups.ReduceClosed()),
+        (deadline + hello / 2, groups.ConfirmingClosed()),
         *timetable(hello, deadline),
     ]
 
@@ -71,18 +73,31 @@ def _group_timetable(hello: float, deadline: float) -> Timetable:
 PAIR = Kind(
     name="pair",
     fits=lambda sync: sync.group == 2,
-    machine=lambda me, candidates, group: Exchange(me=me, candidates=candidates),
+    machine=lambda me, candidates, group: pairs.Exchange(me=me, candidates=candidates),
     timetable=_pair_timetable,
     contents=1,
     all_call=False,
+    events=(pairs.Verified, pairs.Confirmed),
 )
 GROUP = Kind(
     name="group",
     fits=lambda sync: sync.group > 2,
-    machine=lambda me, candidates, group: GroupExchange(me=me, candidates=candidates, group=group),
+    machine=lambda me, candidates, group: groups.GroupExchange(me=me, candidates=candidates, group=group),
     timetable=_group_timetable,
     contents=2,
     all_call=True,
+    events=(
+        groups.RollCame,
+        groups.MembersCame,
+        groups.AgreeingClosed,
+        groups.ShardVerified,
+        groups.ReduceClosed,
+        groups.Reduced,
+        groups.MeanVerified,
+        groups.HeldCame,
+        groups.ConfirmingClosed,
+        groups.CommitCame,
+    ),
 )
 _KINDS = [PAIR, GROUP]
 

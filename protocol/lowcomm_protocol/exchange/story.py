@@ -5,14 +5,12 @@ A story is read only by whoever looks into a defect, never from the network.
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, get_args
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.base import Effect, Gathering
-from lowcomm_protocol.exchange.group import machine as group
-from lowcomm_protocol.exchange.kinds import kind_named
-from lowcomm_protocol.exchange.pair import machine as pair
+from lowcomm_protocol.exchange.kinds import Kind, kind_named
 from lowcomm_protocol.plan.matching import Offer, Refusal
 
 VERSION = 1
@@ -30,26 +28,19 @@ def to_json(event: Any) -> Any:
     return event
 
 
-def from_json(told: Any) -> Any:
-    """The counterpart of ``to_json``. Raises KeyError where a name is unknown."""
+def from_json(told: Any, kind: Kind) -> Any:
+    """An event of a kind, from what ``to_json`` made of it. Raises KeyError for a name that it lacks."""
     if isinstance(told, list):
-        return tuple(from_json(one) for one in told)  # pyright: ignore[reportUnknownVariableType]
+        return tuple(from_json(one, kind) for one in told)  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(told, dict):
         return told
     if "hex" in told:
         return bytes.fromhex(told["hex"])  # pyright: ignore[reportUnknownArgumentType]
-    values = {name: from_json(value) for name, value in told.items() if name != "is"}  # pyright: ignore[reportUnknownVariableType]
+    values = {name: from_json(value, kind) for name, value in told.items() if name != "is"}  # pyright: ignore[reportUnknownVariableType]
     if "reason" in values and told["is"] == "Refused":
         values["reason"] = Refusal(values["reason"])
-    return _NAMED[told["is"]](**values)
-
-
-_NAMED: dict[str, type] = {
-    name: value
-    for module in (base, pair, group)
-    for name, value in vars(module).items()
-    if isinstance(value, type) and is_dataclass(value)
-} | {"Offer": Offer}
+    named = {one.__name__: one for one in (*get_args(base.Event), Offer, *kind.events)}
+    return named[told["is"]](**values)
 
 
 def tell(kind: str, machine: Gathering, expected: Sequence[str], told: Sequence[tuple[float, Any]]) -> dict[str, Any]:
@@ -70,13 +61,14 @@ def tell(kind: str, machine: Gathering, expected: Sequence[str], told: Sequence[
 
 def replay(story: dict[str, Any]) -> list[tuple[float, list[Effect]]]:
     """What a machine decides that is told the same: seconds and effects of each event, those of its start first."""
-    machine = kind_named(story["kind"]).machine(story["me"], story["candidates"], story["group"])
+    kind = kind_named(story["kind"])
+    machine = kind.machine(story["me"], story["candidates"], story["group"])
     for peer in story["expected"]:
         machine.expect(peer)
-    effects = [(0.0, machine.start())] if not story["expected"] or kind_named(story["kind"]).all_call else []
+    effects = [(0.0, machine.start())] if not story["expected"] or kind.all_call else []
     for seconds, told in story["told"]:
         try:
-            effects.append((seconds, machine.handle(from_json(told))))
+            effects.append((seconds, machine.handle(from_json(told, kind))))
         except ProtocolViolation:
             effects.append((seconds, []))  # what follows was told as well
     return effects
