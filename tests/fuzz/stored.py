@@ -138,8 +138,12 @@ def control_body() -> Made:
         def rounds(self, limit: int) -> list[dict[str, Any]]:
             return []
 
+        def story(self, last: int) -> dict[str, Any]:
+            assert type(last) is int
+            return {}
+
     api = server.ControlServer(Node(), settings.home / "control.json")  # type: ignore[arg-type]
-    handlers = [api._limits, api._stop, api._generate, api._doctor, api._ping, api._rounds, api._pause]
+    handlers = [api._limits, api._stop, api._generate, api._doctor, api._ping, api._rounds, api._story, api._pause]
     headers = {"authorization": f"Bearer {api._token}"}
 
     def run(data: bytes) -> None:

@@ -90,6 +90,10 @@ def _notes(peer: PeerStatus) -> list[str]:
 
 def rounds(
     limit: Annotated[int, typer.Option(help="How many, at most.", min=1, max=200)] = 20,
+    story: Annotated[
+        int | None,
+        typer.Option(help="Instead, tell in JSON how the N-th last exchange went, for a report.", metavar="N", min=1),
+    ] = None,
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,
@@ -97,6 +101,9 @@ def rounds(
 ) -> None:
     """List the last exchanges, the newest last."""
     with ControlClient(find_home(home)) as client:
+        if story is not None:
+            show(client.story(story), True, "")
+            return
         found = client.rounds(limit)
     show(found, json_, rounds_table(found, _width()) if found else "no exchange yet")
 

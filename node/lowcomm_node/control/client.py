@@ -113,6 +113,10 @@ class ControlClient:
         """The last ``limit`` exchanges, newest last."""
         return read(list[ExchangeEnded], self._call("GET", "/v1/rounds", params={"limit": limit}))
 
+    def story(self, last: int = 1) -> dict[str, Any]:
+        """How the ``last``-th exchange from the end went, as ``exchange/story.py`` tells it."""
+        return self._call("GET", "/v1/story", params={"last": last})
+
     def events(self) -> Iterator[Notice]:
         """Events as they happen, until the daemon ends."""
         timeout = httpx.Timeout(TIMEOUT, read=None)

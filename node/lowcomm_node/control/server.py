@@ -1,6 +1,7 @@
 """The server of the control API: HTTP on loopback, with a token from a file of the owner.
 
 GET  /v1/status, /v1/peers, /v1/rounds?limit=N        GET  /v1/events     one JSON object a line, as things happen
+GET  /v1/story?last=N: of the N-th last exchange
 POST /v1/doctor  {"peers"}                            POST /v1/ping       {"peer"}
 GET  /v1/limits                                       POST /v1/limits     {"max_up", "max_down", "max_peers"}: what changes
 POST /v1/finish                                       POST /v1/stop       {"now": bool}
@@ -44,6 +45,7 @@ class Controlled(Protocol):
     def status(self) -> Status: ...
     def peers(self) -> list[PeerStatus]: ...
     def rounds(self, limit: int) -> list[ExchangeEnded]: ...
+    def story(self, last: int) -> dict[str, Any]: ...
     def subscribe(self) -> asyncio.Queue[Notice]: ...
     def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None: ...
     def request_finish(self) -> None: ...
@@ -110,6 +112,7 @@ class ControlServer:
                 Route("/v1/status", self._guarded(self._status)),
                 Route("/v1/peers", self._guarded(self._peers)),
                 Route("/v1/rounds", self._guarded(self._rounds)),
+                Route("/v1/story", self._guarded(self._story)),
                 Route("/v1/events", self._guarded(self._events)),
                 Route("/v1/limits", self._guarded(self._limits), methods=["GET", "POST"]),
                 Route("/v1/finish", self._guarded(self._finish), methods=["POST"]),
@@ -142,6 +145,9 @@ class ControlServer:
 
     async def _rounds(self, request: Request) -> Response:
         return _told(self._node.rounds(max(1, int(request.query_params.get("limit", "20")))))
+
+    async def _story(self, request: Request) -> Response:
+        return _told(self._node.story(int(request.query_params.get("last", "1"))))
 
     async def _events(self, request: Request) -> Response:
         queue = self._node.subscribe()

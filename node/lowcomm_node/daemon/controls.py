@@ -44,6 +44,13 @@ class Controls:
         exchanger = self._view().exchanger
         return list(exchanger.history.rounds)[-limit:] if exchanger else []
 
+    def story(self, last: int) -> dict[str, Any]:
+        """How the ``last``-th exchange from the end went. Raises NodeError."""
+        exchanger = self._view().exchanger
+        if exchanger is None:
+            raise NodeError("The node does not exchange yet: try again when it trains.")
+        return exchanger.history.story(last)
+
     def subscribe(self) -> asyncio.Queue[Notice]:
         """Events from now on; a queue that is full loses the oldest."""
         return self._view().board.subscribe()

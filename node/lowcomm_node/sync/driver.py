@@ -6,6 +6,7 @@ Nothing is decided here. ``pair_driver.py`` and ``group_driver.py`` carry out wh
 """
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -250,7 +251,8 @@ class ExchangeDriver(ABC):
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:  # a defect of ours: it costs this exchange, not the node
-            log.error("exchange.defect", fragment=self.fragment, error=repr(error), exc_info=error)
+            story = json.dumps(self.one.story.to_json())
+            log.error("exchange.defect", fragment=self.fragment, error=repr(error), story=story, exc_info=error)
             self.tell(base.GaveUp(reason=f"a defect: {error!r}; please report it with the log"))
 
     async def _try(self, effect: Any) -> None:

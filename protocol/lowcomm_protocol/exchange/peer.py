@@ -282,7 +282,7 @@ class Peer:
         """Tell an exchange what happened. A peer that does what it must not is lost to it."""
         if one.machine.over:
             return
-        one.remember(self._now, event)
+        one.story.add(self._now - one.began, event)
         try:
             effects = one.machine.handle(event)
         except ProtocolViolation as error:
@@ -297,6 +297,7 @@ class Peer:
             match effect:
                 case base.Dial(peer=peer):
                     one.calling.add(peer)
+                    one.story.called.append(peer)
                 case base.Capture(members=members):
                     self._prepare(one, members)
                 case base.Abandon(peer=peer, reason=reason):

@@ -3,17 +3,18 @@
 A story is read only by whoever looks into a defect, never from the network.
 """
 
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, get_args
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange.base import Effect, Gathering
+from lowcomm_protocol.exchange.base import Effect
 from lowcomm_protocol.exchange.kinds import Kind, kind_named
 from lowcomm_protocol.plan.matching import Offer, Refusal
 
 VERSION = 1
+LONGEST = 512
+"""Events of an exchange that are remembered; one that goes well takes fewer than a hundred."""
 
 
 def to_json(event: Any) -> Any:
@@ -43,26 +44,35 @@ def from_json(told: Any, kind: Kind) -> Any:
     return named[told["is"]](**values)
 
 
-def tell(kind: str, machine: Gathering, expected: Sequence[str], told: Sequence[tuple[float, Any]]) -> dict[str, Any]:
-    """The story of an exchange.
+@dataclass
+class Story:
+    """How an exchange began, and what its machine was told."""
 
-    ``expected``: peers that had called before it began; ``told``: seconds and events, in order.
-    """
-    return {
-        "version": VERSION,
-        "kind": kind,
-        "me": machine.me,
-        "candidates": list(machine.candidates),
-        "group": machine.group,
-        "expected": list(expected),
-        "told": [[round(seconds, 6), to_json(event)] for seconds, event in told],
-    }
+    kind: str
+    me: str
+    group: int
+    expected: tuple[str, ...]
+    """Peers that had called before it began."""
+    called: list[str] = field(default_factory=list[str])
+    """Peers that it called, in this order."""
+    told: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
+    """Seconds since it began, and events."""
+
+    def add(self, seconds: float, event: Any) -> None:
+        """Its machine is told an event."""
+        if len(self.told) < LONGEST:
+            self.told.append((seconds, event))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        told = [[round(seconds, 6), to_json(event)] for seconds, event in self.told]
+        return {"version": VERSION} | vars(self) | {"told": told}
 
 
 def replay(story: dict[str, Any]) -> list[tuple[float, list[Effect]]]:
     """What a machine decides that is told the same: seconds and effects of each event, those of its start first."""
     kind = kind_named(story["kind"])
-    machine = kind.machine(story["me"], story["candidates"], story["group"])
+    machine = kind.machine(story["me"], story["called"], story["group"])
     for peer in story["expected"]:
         machine.expect(peer)
     effects = [(0.0, machine.start())] if not story["expected"] or kind.all_call else []

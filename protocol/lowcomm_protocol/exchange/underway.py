@@ -5,14 +5,11 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from lowcomm_protocol.exchange import story
 from lowcomm_protocol.exchange.base import Gathering
 from lowcomm_protocol.exchange.events import Called
 from lowcomm_protocol.exchange.kinds import Kind
+from lowcomm_protocol.exchange.story import Story
 from lowcomm_protocol.plan.matching import Offer, keeps_momentum, must_realign, steps_ahead
-
-LONGEST_STORY = 512
-"""Events of an exchange that are remembered; one that goes well takes fewer than a hundred."""
 
 
 @dataclass
@@ -44,10 +41,13 @@ class Underway:
     """Peers whose contributions have arrived whole."""
     timers: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
     """What its machine is told when, the next one first."""
-    told: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
-    """What its machine was told, and how many seconds after it began."""
+    story: Story = field(init=False)
     _struck: Counter[type] = field(default_factory=Counter[type])
     """Timers that have passed, by kind of event."""
+
+    def __post_init__(self) -> None:
+        expected = (self.call.peer,) if self.call else ()
+        self.story = Story(self.kind.name, self.machine.me, self.machine.group, expected)
 
     @property
     def fragment(self) -> int:
@@ -78,11 +78,6 @@ class Underway:
         self._struck[type(event)] += 1
         return event
 
-    def remember(self, now: float, event: Any) -> None:
-        """Keep what its machine is told now."""
-        if len(self.told) < LONGEST_STORY:
-            self.told.append((now - self.began, event))
-
     def begin_capture(self, members: tuple[str, ...], interval: int) -> None:
         """Take in who the members are; what each of them brings is known, too."""
         others = self.machine.offers(members)
@@ -92,8 +87,3 @@ class Underway:
         self.realign = must_realign(self.offer, others)
         self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
         self.ahead = steps_ahead(self.offer, others, interval)
-
-    def story(self) -> dict[str, Any]:
-        """How it began and what its machine was told, as JSON, for ``story.replay``."""
-        expected = [self.call.peer] if self.call else []
-        return story.tell(self.kind.name, self.machine, expected, self.told)

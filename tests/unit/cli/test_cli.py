@@ -238,6 +238,7 @@ def test_the_traceback_is_shown_on_request_and_the_exit_code_stays(flag: str, cl
         "pause 30m",
         "resume",
         "rounds --limit 3 --json",
+        "rounds --story 1",
     ],
 )
 def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli) -> None:
@@ -246,7 +247,7 @@ def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli)
     assert "lowcomm-node join --peers ADDR" in ended.err
 
 
-@pytest.mark.parametrize("command", ["sttus", "status --hoem x", "rounds --limit x", "demo --nodes 0", "wait --step"])
+@pytest.mark.parametrize("command", ["sttus", "status --hoem x", "rounds --story 0", "demo --nodes 0", "wait --step"])
 def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: Cli) -> None:
     assert cli(*command.split()).code == 2
 

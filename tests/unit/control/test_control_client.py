@@ -47,6 +47,11 @@ class StandIn:
     def rounds(self, limit: int) -> list[ExchangeEnded]:
         return [make_exchange(round=number) for number in range(limit)]
 
+    def story(self, last: int) -> dict[str, Any]:
+        if last > 2:
+            raise NodeError("There is no such story: choose 1 to 2.")
+        return {"kind": "pair", "told": [[0.5, last]]}
+
     def limits(self) -> Limits:
         return Limits(max_peers=64)
 
@@ -165,6 +170,9 @@ def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) ->
         assert client.status() == STATUS
         assert client.peers() == [PEER]
         assert client.rounds(3) == [make_exchange(round=number) for number in range(3)]
+        assert client.story(2) == {"kind": "pair", "told": [[0.5, 2]]}
+        with pytest.raises(NodeError, match="choose 1 to 2"):
+            client.story(3)
         assert client.generate("def ", 7, 0.25, 9) == "DEF "
     assert node.calls == [("def ", 7, 0.25, 9)]
 

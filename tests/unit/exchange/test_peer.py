@@ -77,7 +77,7 @@ def begun(deadlines: Deadlines) -> tuple[Peer, Underway]:
 
 
 def told(one: Underway) -> list[str]:
-    return [type(event).__name__ for _, event in one.told]
+    return [type(event).__name__ for _, event in one.story.told]
 
 
 GATHERING, DEADLINE = base.GatheringClosed.__name__, base.DeadlinePassed.__name__
@@ -176,7 +176,7 @@ def test_the_story_of_an_exchange_is_decided_again_the_same(monkeypatch, dataset
 
     class Telling(RecordedPeer):
         def _finish(self, one: Underway, *rest: object) -> None:
-            stories.append((one.story(), one.machine.stage, one.machine.reason))
+            stories.append((one.story.to_json(), one.machine.stage, one.machine.reason))
             super()._finish(one, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(simulated, "Peer", Telling)

@@ -144,7 +144,7 @@ def test_a_kind_of_exchange(dataset):
         alone = simulate(spec.model_copy(update={"sync": spec.sync.model_copy(update={"group": 1})}), dataset, 3)
         result = simulate(spec, dataset, [Member(), Member(), Member(speed=0.9)])
         for one in told:
-            decided = [effect for _, effects in story.replay(one.story()) for effect in effects]
+            decided = [effect for _, effects in story.replay(one.story.to_json()) for effect in effects]
             assert isinstance(decided[-1], base.Apply), "its story is told and replayed as that of any kind"
     assert result.applied == len(told) > 4
     assert result.spread < alone.spread / 3, "it brings peers together"
