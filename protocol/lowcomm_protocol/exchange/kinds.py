@@ -1,7 +1,7 @@
 """The kinds of exchange, as a table: the first that fits the settings of a run carries out its exchanges.
 
-A new kind is a machine (a `base.Gathering`), an entry here, and a driver in ``sync`` and ``simulation``
-of the node.
+A new kind is a machine (a `base.Gathering`), an entry here, a driver in ``sync`` of the node, and what
+it carries in ``simulation/contents.py``.
 """
 
 from collections.abc import Callable, Generator, Sequence
