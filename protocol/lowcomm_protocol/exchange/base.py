@@ -147,6 +147,7 @@ class Member:
     reason: str = ""
 
 
+_OVER = (Stage.APPLIED, Stage.ENDED)
 _OUT = frozenset({REFUSED, LOST})
 _NO_PART = _OUT | {OFFERED}
 _TERMINAL = _OUT | {DONE}
@@ -187,7 +188,7 @@ class Gathering(ABC):
     @property
     def over(self) -> bool:
         """Whether the exchange has been applied or has ended."""
-        return self.stage in (Stage.APPLIED, Stage.ENDED)
+        return self.stage in _OVER
 
     @property
     def refusals(self) -> dict[str, str]:

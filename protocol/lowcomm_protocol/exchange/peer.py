@@ -135,6 +135,18 @@ class Peer:
             if fragment not in self.running:
                 self._begin(fragment)
 
+    @property
+    def next_due(self) -> int | None:
+        """The swarm step from which on an exchange is due; None while none can be.
+
+        No step before it begins one: a driver may pass over those.
+        """
+        if not self.open or self.kind is None:
+            return None
+        schedule = self.position.schedule
+        waiting = [fragment for fragment in range(len(schedule)) if fragment not in self.running]
+        return min((schedule.due_from(fragment) for fragment in waiting), default=None)
+
     def _begin(self, fragment: int) -> None:
         if self.drift.must_copy(self._now):
             self._effects.append(events.Drifted())
@@ -162,7 +174,8 @@ class Peer:
         return next((one for one in self.running.values() if one.number == number), None)
 
     def _candidates(self, offer: Offer) -> Sequence[str]:
-        trusted = [peer for peer in self._around.partners() if self.trusts(peer)]
+        left_out = set(self.trust.left_out(self.position.steps))  # few, of what may be thousands
+        trusted = [peer for peer in self._around.partners() if peer not in left_out]
         sync, seed = self.spec.sync, self.spec.run.seed
         return candidates(seed, offer.fragment, offer.round, self.me, trusted, sync.group, sync.pairing)
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -114,6 +115,7 @@ def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> F
     return FragmentPlan(fragments, pattern, _digest(fragments, pattern))
 
 
+@lru_cache(maxsize=1024)  # asked at every inner step, and fractions are slow
 def offset(index: int, count: int, interval: int) -> int:
     """Step at which fragment ``index`` of ``count`` is first due: ``round(interval * (index + 1) /
     count) % interval``.

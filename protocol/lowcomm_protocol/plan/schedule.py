@@ -43,9 +43,13 @@ class SyncSchedule:
 
         None at swarm step 0, as nothing is learned yet.
         """
-        synced = [max(self._progress[p].synced, self.round_of(p, 0)) for p in range(len(self))]
-        late = [p for p in range(len(self)) if self.round_of(p, swarm_step) > synced[p]]
+        late = [p for p in range(len(self)) if self.due_from(p) <= swarm_step]
         return sorted(late, key=lambda p: self._progress[p].merged_steps)
+
+    def due_from(self, fragment: int) -> int:
+        """The first swarm step at which a fragment is due."""
+        synced = max(self._progress[fragment].synced, self.round_of(fragment, 0))
+        return offset(fragment, len(self), self.interval) + (synced + 1) * self.interval
 
     def round_of(self, fragment: int, swarm_step: int) -> int:
         """Which sync of this fragment a swarm step belongs to."""
