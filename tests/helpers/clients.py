@@ -139,7 +139,7 @@ class Worker:
         clients = self._crowd.clients
         doors: dict[str, int] = {}
         for client in clients:
-            for peer_id, answers in client.peers().items():
+            for peer_id, answers in client.doors().items():
                 doors[peer_id] = doors.get(peer_id, 0) + answers
         looks = [took for client in clients for took in client.looks]
         for client in clients:

@@ -24,6 +24,7 @@ from lowcomm_node.sync import driver as driver_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.link import CHUNK_BYTES
+from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.testing.scripted_trainer import REALIGN_SIZE, SIZE, ScriptedTrainer, contribution, set_event
 from lowcomm_node.testing.wire import DEADLINE, new_certificate, record, soon
 from lowcomm_node.trainer.arena import slots_each
@@ -137,7 +138,7 @@ class Node(Peer):
         super().__init__(identity, spec)
         self.roster = Roster(self.peer_id, spec.run_id)
         self.trainer = ScriptedTrainer(self.peer_id, slots, size, spec.sync.codec, numel)
-        self.news: list[dict[str, Any]] = []
+        self.news: list[ExchangeEnded] = []
         self.told_bytes: Counter[str | None] = Counter()
         """Bytes of all frames that it has sent, by kind."""
         self.waiting_to_say: Counter[str | None] = Counter()
@@ -203,7 +204,7 @@ class Node(Peer):
         """How often exchanges have ended in which way."""
         return dict(self.exchanger.history.outcomes)
 
-    async def ended(self, count: int = 1) -> dict[str, Any]:
+    async def ended(self, count: int = 1) -> ExchangeEnded:
         """The entry of the ``count``-th exchange, once it is over."""
         rounds = self.exchanger.history.rounds
         await eventually(lambda: len(rounds) >= count, f"{count} exchanges have ended")

@@ -7,6 +7,7 @@ from laboratory import Host
 
 from helpers.processes import TINY, Node, Process
 from helpers.waiting import until
+from lowcomm_node.status.wire import to_json
 
 START = 400.0
 """Seconds until a process answers: what it imports takes long where many do so at once."""
@@ -48,7 +49,7 @@ class Resident(Node):
 
     def rounds(self) -> list[dict[str, Any]]:
         """Its last exchanges."""
-        return self.ask(lambda client: client.rounds(1000))
+        return to_json(self.ask(lambda client: client.rounds(1000)))
 
     def route(self) -> str | None:
         """The first word of its route to the only other peer."""

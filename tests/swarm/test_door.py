@@ -117,7 +117,7 @@ async def kill_and_come_back(swarm: Swarm, dht: Dht, count: int) -> None:
         assert await again.address() == address, "the same identity at the same place"
 
         async def all_are_connected() -> bool:
-            return all([await client.connected_at(door) and client.peers()[door] for client in clients])
+            return all([await client.connected_at(door) and client.doors()[door] for client in clients])
 
         await until_async(all_are_connected, 120, "all are back, by themselves")
         assert await names_the_run(dht, address)

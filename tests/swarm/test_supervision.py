@@ -67,9 +67,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
     before = (b.status() or {})["trainer"]["steps"]
     b.until(lambda s: s["trainer"]["steps"] > before + 50, "the other trains on")
     (last,) = b.ask(lambda client: client.rounds(1))
-    assert (last["reason"], last["left_out"]) == ("no partner: nobody else is training", {}), (
-        "nobody asks who is paused"
-    )
+    assert (last.reason, last.left_out) == ("no partner: nobody else is training", {}), "nobody asks who is paused"
 
     # One that starts outside its hours is in the swarm, paused, and takes nothing.
     hour = (datetime.now().astimezone().hour + 12) % 24

@@ -35,7 +35,7 @@ from lowcomm_node.libp2p.relay import RelayLimits, reserve
 from lowcomm_node.transport.guard import eviction as crowd
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_node.transport.tls import make_certificate
-from lowcomm_node.transport.tunnel import tunnels as tunnel
+from lowcomm_node.transport.tunnel.callee import MAX_TUNNELS_PER_PEER
 from lowcomm_node.transport.tunnel.frames import ANSWER, SESSION, Signal, numbered, opening
 from lowcomm_node.transport.tunnel.tunnels import Tunnels, protocol_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -119,7 +119,7 @@ async def test_contents_go_both_ways_at_once_and_the_caller_is_known(net: Net, t
     await swap(ada, bob, 64, 2**20)
     assert set(bob.callers) == {ada.peer_id}
     told = ada.channels.describe(bob.peer_id)
-    assert told["route"] == "punched"
+    assert told.route == "punched"
     assert ("quic" in (bob.tunnels.callee.caller_at(ada.peer_id) or "")) == (transport == QUIC)
     await swap(bob, ada, 4, 2**20)
     assert bob.channels.describe(ada.peer_id).route == "punched"
@@ -221,7 +221,7 @@ async def test_raw_bytes_up_to_the_last_arrive_and_so_does_the_end_though_the_se
             return not callee._pumps and not caller._pumps
 
         await until_async(all_gone, 10, "both ends know that all is done")
-        assert len(callee._finished) == 20
+        assert len(callee.callee._finished) == 20
     finally:
         collecting.cancel()
         await dialer.close()
@@ -491,7 +491,7 @@ asyncio.run(live())
 async def test_a_caller_that_is_killed_leaves_nothing_at_the_callee(
     net: Net, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel, "KEEP", 2.0)
+    monkeypatch.setattr("lowcomm_node.transport.tunnel.callee.KEEP", 2.0)
     bob = await net.end(listen=[transport])
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CALLER, json.dumps(sys.path), str(tmp_path / "caller"), json.dumps(where(bob))),
@@ -519,7 +519,7 @@ async def test_a_flood_of_streams_is_bounded_and_others_get_through(net: Net) ->
     flood = await asyncio.gather(*(eve.open_stream(bob.peer_id, protocol_of(RUN), 20) for _ in range(100)))
 
     answers = await soon(asyncio.gather(*(begin(stream.socket) for stream in flood)))
-    assert 0 < answers.count(numbered(Signal.READY, 0)) <= tunnel.MAX_TUNNELS_PER_PEER, answers
+    assert 0 < answers.count(numbered(Signal.READY, 0)) <= MAX_TUNNELS_PER_PEER, answers
     await swap(ada, bob, 4, 2**20)
     for stream in flood:
         stream.socket.close()

@@ -11,7 +11,6 @@ from grpc import aio
 from helpers.tunnelling import EVE, End, chunk, pair, piece, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.sync import driver
 from lowcomm_node.sync.driver import answer_in_time
 from lowcomm_node.transport import call, ping
 from lowcomm_node.transport import server as server_module
@@ -154,15 +153,13 @@ async def test_the_connection_of_one_peer_is_ended_and_no_other(family):
         assert callers[1].recv(1) == b"x"
 
 
-async def test_a_caller_that_does_not_take_our_answer_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(driver, "HELLO_DEADLINE", 0.1)
-
+async def test_a_caller_that_does_not_take_our_answer_is_not_waited_for():
     class Full:
         async def send(self, frame: pb.Frame) -> None:
             await asyncio.Event().wait()
 
     with pytest.raises(LinkLost, match="did not take our answer"):
-        await soon(answer_in_time(Full(), pb.Frame()), 5)
+        await soon(answer_in_time(Full(), pb.Frame(), 0.1), 5)
 
 
 async def test_a_caller_that_does_not_take_a_refusal_of_its_pings_is_not_waited_for(monkeypatch):
