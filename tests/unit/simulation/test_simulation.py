@@ -30,8 +30,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import Snapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.exchange import kinds
-from lowcomm_protocol.exchange import peer as machine
+from lowcomm_protocol.exchange import kinds, underway
 from lowcomm_protocol.exchange.robust import PLAUSIBLE
 from lowcomm_protocol.plan.matching import Offer, must_realign
 from lowcomm_protocol.spec.run import RunSpec
@@ -366,7 +365,7 @@ def at_realignments(monkeypatch) -> list[list[bytes]]:
             digests.append([offer.slow_digest for offer in offers])
         return must
 
-    monkeypatch.setattr(machine, "must_realign", looked_at)
+    monkeypatch.setattr(underway, "must_realign", looked_at)
     return digests
 
 
