@@ -1,14 +1,14 @@
-"""Virtual peers (``virtual.py``) to which faults happen by plan: on the way of their messages, or to their processes."""
+"""Virtual peers (``helpers/virtual.py``) to which faults happen by plan: on the way of their messages, or to their processes."""
 
 from collections.abc import Callable
-from operator import itemgetter
 
 from faults import Boundary, Fault, Injector, Kind, Plan
 
+from helpers.virtual import CALM, DEADLINE, LAST_WORDS, Part, Swarm, VirtualPeer, Weather, check
 from lowcomm_node.simulation.network import Stream
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
-from virtual import CALM, Peer, Swarm, Weather, check
+from lowcomm_protocol.exchange.underway import Underway
 
 PAIR_FRAMES = ("hello", "accept", "content", "confirm")
 GROUP_FRAMES = ("hello", "accept", "roll", "members", "shard", "mean", "held", "commit")
@@ -46,15 +46,17 @@ class ChaoticSwarm(Swarm):
         return [fault for injector in self.injectors.values() for fault in injector.fired]
 
     @property
-    def victims(self) -> list[Peer]:
+    def victims(self) -> list[VirtualPeer]:
         """The peers that faults are planned for."""
         return [self.peers[name] for name in self.injectors]
 
     # messages
 
-    def send(self, stream: Stream, sender: str, kind: str, payload: object = None, seconds: float = 0.0) -> None:
+    def send(
+        self, stream: Stream, sender: str, kind: str, payload: object = None, size: int = 0, late: float = 0.0
+    ) -> None:
         def pass_on(later: float = 0.0) -> None:
-            super(ChaoticSwarm, self).send(stream, sender, kind, payload, seconds + later)
+            super(ChaoticSwarm, self).send(stream, sender, kind, payload, size, late + later)
 
         if (stream, sender) in self._stalled:
             return
@@ -78,7 +80,7 @@ class ChaoticSwarm(Swarm):
                 self._stalled.add((stream, sender))
             case Kind.TRUNCATE | Kind.CORRUPT:
                 # What is too short or does not match its digest costs the stream when it is read; nothing after it is.
-                super().send(stream, sender, "closed", seconds=seconds)
+                super().send(stream, sender, "closed", late=late)
                 self._stalled.add((stream, sender))
                 self.at(stream.arrived[stream.other(sender)], lambda: self.break_(stream))
             case _:
@@ -90,8 +92,8 @@ class ChaoticSwarm(Swarm):
 
     # processes
 
-    def _watch(self, peer: Peer) -> None:
-        after, receive, do = peer.after, peer.receive, peer.do
+    def _watch(self, peer: VirtualPeer) -> None:
+        after, receive, new_exchange = peer.after, peer.receive, peer.new_exchange
 
         def when_awake(action: Callable[[], None]) -> None:
             awake = self._awake.get(peer.name, 0.0)
@@ -100,55 +102,59 @@ class ChaoticSwarm(Swarm):
             else:
                 action()
 
-        def carried_out(effect: base.Effect) -> None:
-            request = _REQUESTS.get(type(effect))
-            fault = self._due(peer.name, Boundary.PIPE, request) if request is not None else None
-            if fault is None:
-                do(effect)
-            elif self._happens_to_process(fault, peer):
-                if not peer.dead:
-                    do(effect)
-            else:
-                self._happens_to_trainer(fault, peer, effect, do)
+        def watched(one: Underway) -> Part:
+            part = new_exchange(one)
+            carry_out = part.carry_out
+            part.carry_out = lambda effect: self._carry_out(part, effect, carry_out)
+            return part
 
         peer.after = lambda seconds, action: after(seconds, lambda: when_awake(action))
         peer.receive = lambda stream, kind, payload: when_awake(lambda: receive(stream, kind, payload))
-        peer.do = carried_out
+        peer.new_exchange = watched
 
-    def _happens_to_process(self, fault: Fault, peer: Peer) -> bool:
+    def _carry_out(self, part: Part, effect: base.Effect, carry_out: Callable[[base.Effect], None]) -> None:
+        request = _REQUESTS.get(type(effect))
+        fault = self._due(part.peer.name, Boundary.PIPE, request) if request is not None else None
+        if fault is None:
+            carry_out(effect)
+        elif self._happens_to_process(fault, part.peer):
+            if not part.peer.dead:
+                carry_out(effect)
+        else:
+            self._happens_to_trainer(fault, part, effect, carry_out)
+
+    def _happens_to_process(self, fault: Fault, peer: VirtualPeer) -> bool:
         """Let it happen, if it is nothing that happens to a message or a trainer."""
         match fault.kind:
             case Kind.KILL:  # the kernel closes its streams; what was on its way may be gone
                 peer.die(noticed=True)
                 self.hurt.add(peer.name)
             case Kind.EXIT:
-                for stream in [*peer.links.values(), *peer.calls.values()]:
+                for stream in peer.streams:
                     self.close(stream, peer.name)
-                peer.dead = True
+                peer.over = True
                 self.hurt.add(peer.name)
             case Kind.STOP:
                 self._awake[peer.name] = self.now + fault.seconds
                 peer.began += fault.seconds  # its own clocks stood still as well
-            case Kind.CLOCK_STEP:
-                for _, event in sorted(peer.TIMERS, key=itemgetter(0)):
-                    peer.after(0.0, lambda event=event: peer.handle(event) if peer.exchange is not None else None)
+            case Kind.CLOCK_STEP:  # beyond all deadlines
+                peer.set_clock(DEADLINE + LAST_WORDS)
             case _:
                 return False
         return True
 
     def _happens_to_trainer(
-        self, fault: Fault, peer: Peer, effect: base.Effect, do: Callable[[base.Effect], None]
+        self, fault: Fault, part: Part, effect: base.Effect, carry_out: Callable[[base.Effect], None]
     ) -> None:
         merging = isinstance(effect, base.Apply)
-        if merging and fault.kind is not Kind.DELAY:
-            self.hurt.add(peer.name)  # the exchange is applied, and this trainer has not done it
-            do(effect)
+        if merging:
+            if fault.kind is not Kind.DELAY:
+                self.hurt.add(part.peer.name)  # the exchange is applied, and this trainer has not done it
+            carry_out(effect)
         elif fault.kind is Kind.OUT_OF_MEMORY:
-            peer.after(0.0, lambda: peer.handle(base.GaveUp(reason="the trainer ran out of memory")))
-        elif fault.kind is Kind.DELAY and not merging:
-            peer.after(fault.seconds, lambda: do(effect))
+            part.peer.after(0.0, lambda: part.tell(base.GaveUp(reason="the trainer ran out of memory")))
         elif fault.kind is Kind.DELAY:
-            do(effect)
+            part.peer.after(fault.seconds, lambda: None if part.decided else carry_out(effect))
 
 
 def check_chaos(swarm: ChaoticSwarm) -> None:
@@ -156,5 +162,5 @@ def check_chaos(swarm: ChaoticSwarm) -> None:
     if any(fault.kind in CHAOTIC for fault in swarm.fired):
         swarm.violations.clear()
     for name in swarm.hurt:
-        swarm.peers[name].dead = True
+        swarm.peers[name].over = True
     check(swarm)

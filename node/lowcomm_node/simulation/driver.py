@@ -53,11 +53,16 @@ class PeerDriver(ABC):
         """Do something later, if the peer is still there."""
         self.network.after(seconds, lambda: None if self.over else action())
 
+    @property
+    def now(self) -> float:
+        """Seconds of its clock."""
+        return self.network.now
+
     # events in, effects out
 
     def stimulate(self, event: events.Event) -> None:
         """Tell the machine what happened, and carry out what it decides."""
-        for effect in self.machine.handle(self.network.now, event):
+        for effect in self.machine.handle(self.now, event):
             if self.over:
                 return
             self._carry_out(effect)
@@ -67,7 +72,7 @@ class PeerDriver(ABC):
         due = self.machine.next_timer
         if due is not None and (self._timer is None or due < self._timer):
             self._timer = due
-            self.after(due - self.network.now, self._on_timer)
+            self.after(due - self.now, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

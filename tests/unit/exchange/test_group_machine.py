@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.virtual import CALM, OFFER, STORM, Swarm, VirtualPeer, Weather, check, naming, stories
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.base import Stage
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.machine import GroupExchange, clique
 from lowcomm_protocol.plan.matching import Refusal
-from virtual import CALM, OFFER, STORM, GroupPeer, Swarm, Weather, check, naming, stories
 
 # Swarms of honest peers
 
 
-def group_peers(swarm: Swarm) -> list[GroupPeer]:
-    return [peer for peer in swarm.peers.values() if isinstance(peer, GroupPeer)]
+def group_peers(swarm: Swarm) -> list[VirtualPeer]:
+    return list(swarm.peers.values())
 
 
 @pytest.mark.parametrize(("group", "size"), [(3, 6), (4, 4), (8, 2), (8, 3), (8, 5), (8, 8), (8, 16)])
@@ -189,7 +189,7 @@ def test_a_stalled_contribution_is_left_out_of_one_mean_and_nobody_is_lost_for_i
 
         def drag(peer: str, kind: str, payload: object = None, send=send, slow=slow) -> None:
             if (peer, kind) == ("peer002", "shard"):
-                slow.swarm.send(slow.links[peer], slow.name, kind, payload, seconds=50.0)
+                slow.swarm.send(slow.links[peer], slow.name, kind, payload, late=50.0)
             else:
                 send(peer, kind, payload)
 

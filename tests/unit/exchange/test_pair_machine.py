@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.virtual import CALM, OFFER, STORM, Swarm, Weather, stories
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.base import Stage
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.pair.machine import Exchange, members_digest
 from lowcomm_protocol.plan.matching import Refusal
-from virtual import CALM, OFFER, STORM, Swarm, Weather, stories
 
 STORIES = 1000
 """Schedules of one test; all tests here run about 3,000 in a few seconds."""

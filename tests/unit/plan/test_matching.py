@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.virtual import OFFER
 from lowcomm_protocol.plan import matching
 from lowcomm_protocol.plan import pairing as pairs
 from lowcomm_protocol.plan.matching import (
@@ -24,7 +25,6 @@ from lowcomm_protocol.plan.matching import (
 from lowcomm_protocol.plan.pairing import KEPT, order
 from lowcomm_protocol.spec.names import PAIRINGS
 from lowcomm_protocol.spec.presets import PRESETS
-from virtual import OFFER
 
 READY = Readiness(training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4)
 

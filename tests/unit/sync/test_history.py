@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.virtual import OFFER
 from lowcomm_node.sync import history as history_module
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.group_driver import GroupDriver
@@ -17,7 +18,6 @@ from lowcomm_protocol.exchange.base import Accepted, Refused
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
-from virtual import OFFER
 
 
 class Clock:

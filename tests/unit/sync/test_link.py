@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.virtual import OFFER
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.sync import frames, offers
@@ -22,7 +23,6 @@ from lowcomm_node.transport.stream import explain
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider
-from virtual import OFFER
 
 WHOLE = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 
