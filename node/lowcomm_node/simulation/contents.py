@@ -161,7 +161,7 @@ class PairContents(Contents):
             case pairs.SendConfirm(peer=other, members=members):
                 self.say(other, "confirm", members)
             case _:
-                raise NotImplementedError(effect)
+                raise AssertionError(f"nobody carries out {effect}")  # a new effect needs a case here
 
     def code(self) -> None:
         """See Contents."""
@@ -231,7 +231,7 @@ class GroupContents(Contents):
             case groups.SendCommit(peer=other, shards=shards, heard=heard):
                 self.say(other, "commit", (shards, heard))
             case _:
-                raise NotImplementedError(effect)
+                raise AssertionError(f"nobody carries out {effect}")  # a new effect needs a case here
 
     def code(self) -> None:
         """See Contents."""

@@ -181,7 +181,7 @@ class Exchanger:
             case events.Drifted():
                 self.drifted.set()
             case _:
-                raise NotImplementedError(effect)
+                raise AssertionError(f"nobody carries out {effect}")  # a new effect needs a case here
 
     def _begin(self, number: int) -> None:
         one = self.peer.exchange(number)
@@ -289,8 +289,10 @@ class Exchanger:
         self._called += 1
         call = self._called
         self._calls[call] = stream
-        self.stimulate(events.Called(call=call, peer=peer, offer=theirs, place=stream.place))
-        del self._calls[call]
+        try:
+            self.stimulate(events.Called(call=call, peer=peer, offer=theirs, place=stream.place))
+        finally:
+            del self._calls[call]
         refusal = self._refused.pop(call, None)
         if refusal is not None:
             await answer_in_time(stream, offers.refuse(refusal), self.peer.budget.deadlines.hello)
